@@ -1,0 +1,30 @@
+"""Backends: one file per agent framework, behind one small contract, found by name."""
+
+from __future__ import annotations
+
+from adapters._contract import (
+    AGENT_HEADER,
+    AgentError,
+    Answer,
+    Backend,
+    BackendError,
+    Endpoint,
+    EndpointError,
+    Question,
+    ToolError,
+)
+from adapters._registry import get, names
+
+__all__ = [
+    "AGENT_HEADER",
+    "AgentError",
+    "Answer",
+    "Backend",
+    "BackendError",
+    "Endpoint",
+    "EndpointError",
+    "Question",
+    "ToolError",
+    "get",
+    "names",
+]

@@ -1,0 +1,13 @@
+"""The backends that ship with the project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tools.plugins import hookimpl
+
+
+@hookimpl
+def register_backends(register: Callable[[str, str], None]) -> None:
+    """LangGraph; each further framework is one line here and one file beside."""
+    register("langgraph", "adapters.langgraph:LangGraphBackend")

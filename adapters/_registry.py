@@ -1,0 +1,14 @@
+"""The backend registry: names to backend classes, whose keyword arguments are the backend's options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adapters._contract import Backend
+from tools.plugins import Registry
+
+__all__ = ["get", "names"]
+
+_registry: Registry[Callable[..., Backend]] = Registry("backend", hook="register_backends", builtin="adapters._builtin")
+get = _registry.get
+names = _registry.names

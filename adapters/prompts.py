@@ -1,0 +1,56 @@
+"""The words of the text-to-SQL agent, shared by the backends and by whatever teaches a starter policy.
+
+Everything that does not change between the turns of a rollout stands in the system message, so that one cached prefix
+serves every turn: with several rollouts a question, and several turns a rollout, most prompt tokens are then paid once.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["check_message", "extract_sql", "fence", "is_correct", "rewrite_message", "system_message", "write_message"]
+
+CORRECT, INCORRECT = "CORRECT", "INCORRECT"
+
+_FENCE = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_VERDICT = re.compile(r"\b(?:IN)?CORRECT\b")
+
+
+def system_message(table_info: str) -> str:
+    """The system message of every turn."""
+    return (
+        "You answer questions about a SQLite database. Write one query in a ```sql block; "
+        "use only these tables:\n" + table_info
+    )
+
+
+def write_message(question: str) -> str:
+    """The first turn."""
+    return f"Question: {question}\nWrite the query."
+
+
+def check_message(question: str, sql: str, result: str) -> str:
+    """Ask whether a query that was run answers the question."""
+    return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nIs the query {CORRECT} or {INCORRECT}?"
+
+
+def rewrite_message(question: str, sql: str, result: str, feedback: str) -> str:
+    """Ask for another query, with what the check said."""
+    return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nCheck: {feedback}\nWrite a better query."
+
+
+def fence(sql: str) -> str:
+    """``sql`` as a fenced block."""
+    return f"```sql\n{sql}\n```"
+
+
+def extract_sql(reply: str) -> str:
+    """The last fenced block of a reply, or the whole reply where there is none."""
+    blocks = _FENCE.findall(reply)
+    return (blocks[-1] if blocks else reply).strip()
+
+
+def is_correct(reply: str) -> bool:
+    """Whether a check's last verdict is CORRECT; a reply without a verdict is not content."""
+    verdicts = _VERDICT.findall(reply)
+    return bool(verdicts) and verdicts[-1] == CORRECT

@@ -1,0 +1,1 @@
+"""Tools that agents use: the one way SQL is run, the table info for prompts, and the MCP server over them."""

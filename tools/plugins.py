@@ -1,0 +1,87 @@
+"""The one plugin namespace: three pluggy hooks, each receiving a ``register`` callback.
+
+It lives in the lowest room so that every room above can own its registry without importing a neighbour.
+A plugin is any module with functions marked ``@hookimpl``; a third party's package names its module in the
+entry-point group ``lightning_rod``. The built-in backends, rewards and domains register through the same hooks.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import pluggy
+
+__all__ = ["NAMESPACE", "Registry", "UnknownNameError", "hookimpl"]
+
+NAMESPACE = "lightning_rod"
+T = TypeVar("T")
+
+hookimpl = pluggy.HookimplMarker(NAMESPACE)
+_hookspec = pluggy.HookspecMarker(NAMESPACE)
+
+
+class _Hooks:
+    @_hookspec
+    def register_backends(self, register: Callable[[str, Any], None]) -> None:
+        """Register agent frameworks: ``register(name, backend)``."""
+
+    @_hookspec
+    def register_rewards(self, register: Callable[[str, Any], None]) -> None:
+        """Register reward functions: ``register(name, reward)``."""
+
+    @_hookspec
+    def register_domains(self, register: Callable[[str, Any], None]) -> None:
+        """Register domains: ``register(name, domain)``."""
+
+
+class UnknownNameError(LookupError):
+    """A name that no plugin registered; the message lists those that are known."""
+
+
+class Registry(Generic[T]):
+    """Names to objects, filled through one hook on first use.
+
+    ``builtin`` is the module of this project that registers the room's own names. A registered value is the object
+    itself, or a ``"module:attribute"`` string that is imported when the name is first asked for, so that listing
+    names never imports a heavy framework.
+    """
+
+    def __init__(self, kind: str, hook: str, builtin: str) -> None:
+        self._kind, self._hook, self._builtin = kind, hook, builtin
+        self._entries: dict[str, Any] | None = None
+
+    def names(self) -> list[str]:
+        """The registered names, sorted."""
+        return sorted(self._loaded())
+
+    def get(self, name: str) -> T:
+        """The object registered under ``name``. Raises :class:`UnknownNameError` with the known names."""
+        entries = self._loaded()
+        if name not in entries:
+            raise UnknownNameError(f"unknown {self._kind} {name!r}; known: {', '.join(sorted(entries))}")
+        entry = entries[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entries[name] = entry = getattr(importlib.import_module(module), attribute)
+        return entry  # type: ignore[no-any-return]
+
+    def _loaded(self) -> dict[str, Any]:
+        if self._entries is None:
+            manager = pluggy.PluginManager(NAMESPACE)
+            manager.add_hookspecs(_Hooks)
+            manager.register(importlib.import_module(self._builtin), self._builtin)
+            manager.load_setuptools_entrypoints(NAMESPACE)
+            entries: dict[str, Any] = {}
+            getattr(manager.hook, self._hook)(register=self._add_to(entries))
+            self._entries = entries
+        return self._entries
+
+    def _add_to(self, entries: dict[str, Any]) -> Callable[[str, Any], None]:
+        def register(name: str, value: Any) -> None:
+            if name in entries:
+                raise ValueError(f"{self._kind} {name!r} is registered twice: {entries[name]!r} and {value!r}")
+            entries[name] = value
+
+        return register

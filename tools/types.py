@@ -1,0 +1,20 @@
+"""Types that every room shares: what an agent's trace is made of."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+__all__ = ["Step"]
+
+
+class Step(TypedDict):
+    """One thing the agent did: an LLM turn or a tool run, in order."""
+
+    agent: str
+    """The node or agent that acted: ``write_query``."""
+    kind: str
+    """``llm`` or ``tool``."""
+    input: str
+    output: str
+    ok: bool
+    """False when the tool reported an error to the agent."""

@@ -1,0 +1,1 @@
+"""Training: rollouts, the embedded trainer, and the command line."""

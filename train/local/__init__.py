@@ -1,0 +1,1 @@
+"""The embedded trainer: a tiny policy, its server, and GRPO, on a CPU."""
