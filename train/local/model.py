@@ -1,0 +1,102 @@
+"""The policy: a small Llama-shaped decoder that transformers and vLLM load as it stands.
+
+``model_type`` is ``llama`` on purpose: beside ``qwen2`` or ``qwen3``, ``AutoTokenizer`` builds that family's own
+tokenizer from our vocabulary and silently drops our normalizer and decoder, and every prompt then has other ids.
+
+On Linux, freed tensors are kept in the heap (``mallopt``): with matrices this small, page faults on every allocation
+cost more than the arithmetic. Importing this module is enough.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+__all__ = ["count_parameters", "load_policy", "new_policy", "save_policy"]
+
+
+def _keep_freed_memory() -> None:
+    """Never mmap single blocks, never trim, grow the heap by 256 MB at a time (glibc only)."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (AttributeError, OSError):
+        return
+    for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
+        mallopt(option, value)
+
+
+_keep_freed_memory()
+logging.disable_progress_bar()  # a bar for one shard of four megabytes
+
+
+def new_policy(  # noqa: PLR0913
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    width: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    intermediate: int = 352,
+    context: int = 2048,
+    seed: int = 0,
+) -> LlamaForCausalLM:
+    """A decoder with random weights for the ids of ``tokenizer``; the defaults make about 1.1 M parameters, float32."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=intermediate,
+        max_position_embeddings=context,
+        initializer_range=0.6 / math.sqrt(width),
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_implementation="sdpa",
+        dtype=torch.float32,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:  # the residual stream keeps its scale over depth (GPT-2, section 2.3)
+        for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+            weight.data.mul_(1 / math.sqrt(2 * layers))
+    return model.eval()
+
+
+def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """The model (float32, evaluation mode, on the CPU) and the tokenizer of a checkpoint folder.
+
+    Raises :class:`FileNotFoundError` where ``path`` is not a checkpoint folder: nothing is ever fetched from a hub.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"no checkpoint in {folder}: config.json is missing; give a folder saved by transformers"
+        )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return model.eval(), tokenizer
+
+
+def save_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, path: str | Path) -> None:
+    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, made if it is not there."""
+    model.save_pretrained(path)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(path)
+    # The class that transformers 4 and 5 both know; 5 would write one that 4 cannot load.
+    config = Path(path) / "tokenizer_config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """Trainable numbers in ``model``; tied weights count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
