@@ -1,0 +1,155 @@
+"""Open connections that can only read: one per database and thread, kept while the file stays the same.
+
+The engine itself refuses to write, three times over, and nobody looks at the text of a query:
+
+- ``mode=ro`` opens the file read-only. Alone it is not enough: ATTACH creates files, VACUUM INTO copies the database.
+- An authorizer that allows SELECT, READ, FUNCTION (less a few) and RECURSIVE, and refuses everything else at prepare
+  time: all of PRAGMA too, since ``query_only`` and its like can be switched off by the query itself.
+- A progress handler with a deadline. The authorizer checks the deadline too: a nest of CTEs can spend minutes in the
+  planner, where no progress handler runs.
+
+Opening a file costs ten times a small query, so connections are reused; the authorizer and the handler are set once,
+because changing an authorizer makes SQLite prepare every cached statement again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from urllib.parse import quote
+
+__all__ = ["MAX_SQL_LENGTH", "MAX_VALUE_LENGTH", "Connection", "connection", "open_readonly", "signature"]
+
+MAX_SQL_LENGTH = 100_000
+"""Bytes of one query's text."""
+MAX_VALUE_LENGTH = 1_000_000
+"""Bytes of one TEXT or BLOB value, stored or built. It bounds what a single SQLite opcode can cost, too."""
+
+_HEAP_LIMIT = 512 * 1024 * 1024
+_CONNECTIONS_PER_THREAD = 32
+_LOCK_WAIT_S = 1.0
+_OPCODES_PER_CHECK = 1000
+
+_ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+# Those that a build of SQLite or its shell may have: they load code, touch files, or write to the error log.
+_DENIED_FUNCTIONS = frozenset(
+    {"edit", "eval", "fts3_tokenizer", "icu_load_collation", "load_extension", "readfile", "sqlite_log", "writefile"}
+)
+_ACTIONS = {
+    getattr(sqlite3, f"SQLITE_{name}"): name.replace("_", " ")
+    for name in (
+        "ALTER_TABLE ANALYZE ATTACH CREATE_INDEX CREATE_TABLE CREATE_TEMP_INDEX CREATE_TEMP_TABLE CREATE_TEMP_TRIGGER "
+        "CREATE_TEMP_VIEW CREATE_TRIGGER CREATE_VIEW CREATE_VTABLE DELETE DETACH DROP_INDEX DROP_TABLE DROP_TEMP_INDEX "
+        "DROP_TEMP_TABLE DROP_TEMP_TRIGGER DROP_TEMP_VIEW DROP_TRIGGER DROP_VIEW DROP_VTABLE INSERT PRAGMA REINDEX "
+        "SAVEPOINT TRANSACTION UPDATE"
+    ).split()
+}
+
+# What may be read badly must still be read: the bytes that are no UTF-8 are dropped, as Spider's evaluator drops them.
+_text = functools.partial(str, encoding="utf-8", errors="ignore")
+
+
+def signature(path: str) -> tuple[int, int, int, int]:
+    """What changes when the file does. Raises OSError when there is none."""
+    stat = os.stat(path)
+    return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _is_wal(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(20)[18:20] == b"\x02\x02"
+
+
+def open_readonly(path: str) -> sqlite3.Connection:
+    """A bare read-only connection, for statements of our own. Raises sqlite3.Error and OSError."""
+    uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
+    # Even a read-only connection to a database in WAL mode creates -wal and -shm files beside it. Where no log waits
+    # to be read there is nothing but the file, and SQLite can be told that it is all there is.
+    if _is_wal(path) and not os.path.exists(f"{path}-wal"):
+        uri += "&immutable=1"
+    # Not bound to its thread so that the garbage of a finished thread can be closed by another.
+    raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
+    raw.text_factory = _text
+    return raw
+
+
+class Connection:
+    """A guarded connection and the state of the query that runs on it."""
+
+    def __init__(self, path: str) -> None:
+        self.signature = signature(path)
+        self.deadline = float("inf")
+        self.cancelled: threading.Event | None = None
+        self.stopped = False
+        self.refused = ""
+        """What the authorizer refused in this query, in words; empty when nothing was."""
+        self.raw = open_readonly(path)
+        # A heap limit holds for SQLite in the whole process, and only ever goes down. It is what bounds a query with
+        # many long values at once, and all that bounds one value on Python 3.10, which has no setlimit.
+        self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
+        self.raw.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()  # a broken file says so here, not later
+        if hasattr(self.raw, "setlimit"):
+            self.raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_LENGTH)
+            self.raw.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_SQL_LENGTH)
+            self.raw.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 1000)
+            self.raw.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            self.raw.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
+        self.raw.set_progress_handler(self._expired, _OPCODES_PER_CHECK)
+        self.raw.set_authorizer(self._authorize)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, sqlite3.Error):
+            self.raw.close()
+
+    def _expired(self) -> bool:
+        if time.perf_counter() > self.deadline or (self.cancelled is not None and self.cancelled.is_set()):
+            self.stopped = True
+        return self.stopped
+
+    def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        if self._expired():
+            return sqlite3.SQLITE_DENY
+        if action not in _ALLOWED:
+            self.refused = _ACTIONS.get(action, f"action {action}")
+        elif action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED_FUNCTIONS:
+            self.refused = f"function {second}"
+        else:
+            return sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY
+
+
+_open = threading.local()
+
+
+def connection(path: str) -> Connection:
+    """This thread's connection to ``path``, opened anew if the file is another than before.
+
+    Raises OSError or sqlite3.Error when there is no readable database.
+    """
+    try:
+        mine: OrderedDict[str, Connection] = _open.connections
+    except AttributeError:
+        mine = _open.connections = OrderedDict()
+    found = mine.get(path)
+    if found is not None and found.signature == signature(path):
+        mine.move_to_end(path)
+        return found
+    mine.pop(path, None)
+    found = mine[path] = Connection(path)
+    if len(mine) > _CONNECTIONS_PER_THREAD:
+        mine.popitem(last=False)
+    return found
+
+
+def _forget() -> None:
+    global _open  # noqa: PLW0603
+    _open = threading.local()
+
+
+# SQLite forbids carrying a connection into a forked process.
+os.register_at_fork(after_in_child=_forget)

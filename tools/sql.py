@@ -1,0 +1,171 @@
+"""The one way SQL is run: one statement, that can only read, inside limits that hold.
+
+What an agent writes is untrusted and often wrong, and a policy in training finds every hole. So the engine refuses
+what is not reading (see :mod:`tools._sqlite`), and a mistake comes back as a sentence the agent can act on.
+
+Errors, one for each party that has to do something::
+
+    QueryError
+    ├── SqlError            the SQL is wrong; the agent can repair it
+    ├── NotAllowedError     the SQL does something other than read; the agent can write another
+    ├── QueryTimeoutError   stopped by its deadline or by its caller; the agent can write a cheaper one
+    └── DatabaseError       the file is missing, damaged or locked; not the agent's fault
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools import _sqlite
+
+__all__ = [
+    "DatabaseError",
+    "NotAllowedError",
+    "QueryError",
+    "QueryResult",
+    "QueryTimeoutError",
+    "SqlError",
+    "render",
+    "run_query",
+]
+
+
+class QueryError(Exception):
+    """A query that gave no result; the message is fit for an agent to read."""
+
+
+class SqlError(QueryError):
+    """The SQL is wrong: a syntax error, an unknown name, a value too big."""
+
+
+class NotAllowedError(QueryError):
+    """The SQL does something other than read, or is more than one statement."""
+
+
+class QueryTimeoutError(QueryError):
+    """The query ran past its deadline, or its caller cancelled it."""
+
+
+class DatabaseError(QueryError):
+    """The database cannot be read: the infrastructure failed, not the agent."""
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """The rows of a query: values are None, int, float, str or bytes."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    truncated: bool
+    """True when there were more rows than ``max_rows`` or ``max_bytes`` let in."""
+    elapsed_s: float
+
+
+def run_query(  # noqa: PLR0913
+    database: str | Path,
+    sql: str,
+    *,
+    timeout_s: float = 5.0,
+    max_rows: int = 10_000,
+    max_bytes: int = 8_000_000,
+    cancelled: threading.Event | None = None,
+) -> QueryResult:
+    """Run one reading statement on the SQLite file ``database`` and return its first rows.
+
+    ``max_bytes`` counts the characters of text, the bytes of blobs and eight for any other value. ``cancelled`` may be
+    set by another thread: the query then stops within a millisecond or so, with :class:`QueryTimeoutError`.
+    Raises a :class:`QueryError`, and leaves no file changed or created whatever the statement says.
+    """
+    started = time.perf_counter()
+    path = os.fspath(database)
+    try:
+        conn = _sqlite.connection(path)
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseError(_broken(path, error)) from error
+    conn.deadline, conn.cancelled, conn.stopped, conn.refused = started + timeout_s, cancelled, False, ""
+    if len(sql) > _sqlite.MAX_SQL_LENGTH:
+        raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
+    cursor = conn.raw.cursor()
+    try:
+        cursor.execute(sql)
+        if cursor.description is None:
+            raise NotAllowedError("nothing to read: write one SELECT statement")
+        rows, truncated = _fetch(cursor, max_rows, max_bytes)
+        columns = [column[0] for column in cursor.description]
+    except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
+        raise _translate(conn, sql, error, timeout_s) from error
+    finally:
+        cursor.close()
+        conn.deadline = float("inf")
+    return QueryResult(columns, rows, truncated, time.perf_counter() - started)
+
+
+def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
+    rows: list[tuple[Any, ...]] = []
+    left = max_bytes
+    for row in cursor:
+        for value in row:
+            kind = value.__class__
+            left -= len(value) if kind is str or kind is bytes else 8
+        if left < 0 or len(rows) == max_rows:
+            return rows, True
+        rows.append(row)
+    return rows, False
+
+
+def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False) -> str:
+    """The rows as an agent reads them: ``[('a', 1), ('b', 2)]``, at most about ``max_chars`` characters.
+
+    Whole rows are left out first, and the note says how many: ``[('a', 1), ... 41 more rows]``. With ``columns`` the
+    column names come first, on a line of their own.
+    """
+    header = f"({', '.join(result.columns)})\n" if columns else ""
+    parts: list[str] = []
+    used = len(header) + 2
+    for row in result.rows:
+        text = repr(row)
+        if used + len(text) > max_chars:
+            if not parts:
+                parts.append(text[: max(max_chars - used, 0)] + "...")
+            break
+        parts.append(text)
+        used += len(text) + 2
+    hidden = len(result.rows) - len(parts)
+    if result.truncated:
+        parts.append(f"... more than {hidden} more rows")
+    elif hidden:
+        parts.append(f"... {hidden} more row{'s' if hidden > 1 else ''}")
+    return f"{header}[{', '.join(parts)}]"
+
+
+def _broken(path: str, error: Exception) -> str:
+    if not os.path.exists(path):
+        return f"no database at {path}"
+    return f"the database {path} cannot be read: {error}"
+
+
+_INFRASTRUCTURE = ("malformed", "not a database", "unable to open", "disk i/o", "is locked", "database is full")
+
+
+def _translate(conn: _sqlite.Connection, sql: str, error: Exception, timeout_s: float) -> QueryError:
+    message = str(error)
+    if conn.stopped:
+        cancelled = conn.cancelled is not None and conn.cancelled.is_set()
+        return QueryTimeoutError(
+            "the query was cancelled" if cancelled else f"the query ran longer than {timeout_s:g} s"
+        )
+    if conn.refused or "readonly database" in message:
+        return NotAllowedError(f"not allowed: {conn.refused or 'writing'}. Only one reading SELECT statement is")
+    if "one statement at a time" in message:
+        return NotAllowedError("only one statement at a time: write a single SELECT")
+    if isinstance(error, MemoryError):
+        return SqlError("the query needs too much memory")
+    if any(sign in message.lower() for sign in _INFRASTRUCTURE):
+        return DatabaseError(f"the database cannot be read: {message}")
+    return SqlError(message)
