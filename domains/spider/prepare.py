@@ -1,0 +1,220 @@
+"""``python -m domains.spider.prepare``: a Spider folder or zip, checked once and written as parquet.
+
+Everything is written into a folder beside ``--out`` and put in its place by renaming, so a broken source or a full disk
+leaves ``--out`` as it was. Databases are copied, because a prepared folder should outlive its source; only a folder
+that ``prepare`` wrote itself is ever replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import typer
+
+from domains._contract import DataError, Task
+from domains.spider import loader
+
+__all__ = ["app", "prepare"]
+
+WRITTEN_BY = "domains.spider.prepare"
+SAMPLE = 500
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    source: Annotated[Path, typer.Option(help="A Spider folder, or the zip it comes in.")],
+    out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it.")],
+) -> None:
+    """Check every gold query of a Spider download and write it as parquet files beside copies of its databases."""
+    try:
+        report = prepare(source, out)
+    except DataError as error:
+        _fail(str(error))
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _fail(f"writing {out} failed: {error.strerror or error}{where}; what was there before is unchanged.")
+    typer.echo(_summary(report, out))
+
+
+def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
+    """Write ``out`` from ``source`` and return its report. Raises :class:`DataError`, or OSError when writing fails.
+
+    ``out`` gets ``train_spider.parquet``, ``test_dev.parquet``, ``test_dev_500.parquet``, ``database/`` and
+    ``report.json``. A gold is slow after ``timeout_s`` seconds.
+    """
+    if not source.exists():
+        raise DataError(f"--source {source} does not exist; name a Spider folder or its zip.")
+    out = out.resolve()
+    _check_target(source.resolve(), out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
+        staging = Path(name)
+        folder = _root(source if source.is_dir() else _extract(source, staging / "source"))
+        train_files, validation_files = loader.find_files(folder)
+        train, validation = loader.read_tasks(train_files, folder), loader.read_tasks(validation_files, folder)
+        every = [*train, *validation]
+        _check_space(out.parent, {Path(task["db_path"]) for task in every})
+        problems = loader.check_golds(every, timeout_s=timeout_s)
+        report = _write(staging / "new", source.name, train=train, validation=validation, problems=problems)
+        _swap(staging / "new", out, staging / "previous")
+    return report
+
+
+def _write(
+    target: Path,
+    source: str,
+    *,
+    train: list[Task],
+    validation: list[Task],
+    problems: dict[str, loader.GoldProblem],
+) -> dict[str, Any]:
+    databases = {task["db_id"]: task["db_path"] for task in [*train, *validation]}
+    for db_id, path in databases.items():
+        (target / "database" / db_id).mkdir(parents=True)
+        shutil.copyfile(path, target / _database_path(db_id))
+    kept, judged, left_out = loader.split(train, validation, problems)
+    sample = _sample(judged)
+    _write_parquet(kept, target / "train_spider.parquet")
+    _write_parquet(judged, target / "test_dev.parquet")
+    _write_parquet(sample, target / "test_dev_500.parquet")
+    report = {
+        "written_by": WRITTEN_BY,
+        "source": source,
+        "tasks": {"train_spider": len(kept), "test_dev": len(judged), "test_dev_500": len(sample)},
+        "hardness": {"train_spider": _levels(kept), "test_dev": _levels(judged)},
+        "databases": len(databases),
+        "left_out_of_training": left_out,
+        "golds": [
+            {"id": task["id"], "split": part, "db_id": task["db_id"], **problems[task["id"]]._asdict()}
+            for part, tasks in (("train", train), ("validation", validation))
+            for task in tasks
+            if task["id"] in problems
+        ],
+    }
+    (target / loader.REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def _write_parquet(tasks: list[Task], file: Path) -> None:
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    base = ["id", "db_id", "question", "query", "db_path", "hardness"]
+    more = sorted({key for task in tasks for key, value in task.items() if isinstance(value, str)} - set(base))
+    rows = [{**task, "db_path": _database_path(task["db_id"])} for task in tasks]
+    columns = {key: pa.array([row.get(key) for row in rows], pa.string()) for key in (*base, *more)}
+    pq.write_table(pa.table(columns), file)
+
+
+def _database_path(db_id: str) -> str:
+    return f"database/{db_id}/{db_id}.sqlite"
+
+
+def _sample(tasks: list[Task]) -> list[Task]:
+    """``SAMPLE`` tasks, the same ones whatever the order and the Python version: those whose ids hash lowest."""
+    by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
+    chosen = {task["id"] for task in by_hash[:SAMPLE]}
+    return [task for task in tasks if task["id"] in chosen]
+
+
+def _levels(tasks: list[Task]) -> dict[str, int]:
+    return dict(Counter(task["hardness"] for task in tasks))
+
+
+def _root(folder: Path) -> Path:
+    """``folder``, or the one folder inside that holds the data, as the published zip has it."""
+    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    for candidate in candidates:
+        try:
+            loader.find_files(candidate)
+        except DataError:
+            continue
+        return candidate
+    return folder
+
+
+def _extract(archive: Path, target: Path) -> Path:
+    """Unpack what is read from ``archive``, and nothing outside ``target``."""
+    try:
+        with zipfile.ZipFile(archive) as file:
+            members = [member for member in file.infolist() if _is_wanted(archive, PurePosixPath(member.filename))]
+            size = sum(member.file_size for member in members)
+            if size > shutil.disk_usage(target.parent).free:
+                raise DataError(
+                    f"{archive} unpacks to {size / 1e6:.0f} MB and {target.parent.parent} has less; free some."
+                )
+            file.extractall(target, members)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise DataError(f"{archive} is not a readable zip ({error}); download it again.") from error
+    target.mkdir(exist_ok=True)
+    return target
+
+
+def _is_wanted(archive: Path, member: PurePosixPath) -> bool:
+    if member.is_absolute() or ".." in member.parts or "\\" in str(member):
+        raise DataError(f"{archive} holds {str(member)!r}, which would be written outside its folder; do not trust it.")
+    return member.name in loader.FILES or (member.suffix == ".sqlite" and "__MACOSX" not in member.parts)
+
+
+def _check_target(source: Path, out: Path) -> None:
+    if out == source or out in source.parents:
+        raise DataError(f"--out {out} holds the source {source}; choose another folder.")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        ours = json.loads((out / loader.REPORT).read_bytes()).get("written_by") == WRITTEN_BY
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        raise DataError(f"--out {out} exists and was not written by this command; choose another, or empty it.")
+
+
+def _check_space(folder: Path, databases: Iterable[Path]) -> None:
+    needed = sum(path.stat().st_size for path in databases)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"the databases take {needed / 1e6:.0f} MB and {folder} has {free / 1e6:.0f} MB free; free some."
+        )
+
+
+def _swap(new: Path, out: Path, previous: Path) -> None:
+    """Put ``new`` in the place of ``out``, moving what is there to ``previous``."""
+    if out.exists():
+        out.rename(previous)
+    try:
+        new.rename(out)
+    except OSError:
+        if previous.exists():
+            previous.rename(out)
+        raise
+
+
+def _summary(report: dict[str, Any], out: Path) -> str:
+    tasks = ", ".join(f"{count:,} in {name}.parquet" for name, count in report["tasks"].items())
+    left_out = ", ".join(f"{count:,} ({why})" for why, count in report["left_out_of_training"].items()) or "none"
+    return (
+        f"{out}: {tasks}; {report['databases']:,} databases\n"
+        f"left out of training: {left_out}\n"
+        f"golds that fail, are slow or return no rows: {len(report['golds']):,}, listed in {out / loader.REPORT}"
+    )
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
