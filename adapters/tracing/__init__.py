@@ -1,0 +1,32 @@
+"""From an agent's LLM calls to training data: proxy → spans → calls → triplets → trajectories.
+
+The proxy is in :mod:`adapters.tracing.proxy`: it needs aiohttp, which reading spans does not.
+"""
+
+from __future__ import annotations
+
+from adapters.tracing.calls import Call, from_span, to_span
+from adapters.tracing.triplets import (
+    Trajectory,
+    Triplet,
+    all_calls_from_spans,
+    calls_from_spans,
+    reward_from_spans,
+    select,
+    trajectories,
+    triplets,
+)
+
+__all__ = [
+    "Call",
+    "Trajectory",
+    "Triplet",
+    "all_calls_from_spans",
+    "calls_from_spans",
+    "from_span",
+    "reward_from_spans",
+    "select",
+    "to_span",
+    "trajectories",
+    "triplets",
+]

@@ -1,0 +1,32 @@
+"""The names of what a call's span carries, in one place.
+
+The GenAI semantic conventions of OpenTelemetry are used wherever they have a name, so that any trace viewer shows the
+spans sensibly. What they have no name for, which is exactly what training needs, is under ``lightning_rod.``.
+"""
+
+from __future__ import annotations
+
+SPAN_NAME = "chat"
+
+OPERATION = "gen_ai.operation.name"
+REQUEST_MODEL = "gen_ai.request.model"
+AGENT = "gen_ai.agent.name"
+TOOLS = "gen_ai.tool.definitions"
+INPUT_MESSAGES = "gen_ai.input.messages"
+OUTPUT_MESSAGES = "gen_ai.output.messages"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+STATUS = "http.response.status_code"
+ERROR = "error.message"
+
+PROMPT_IDS = "lightning_rod.prompt_token_ids"
+"""Base64 of little-endian uint32. On every call's span, empty where it failed: it tells ours apart."""
+RESPONSE_IDS = "lightning_rod.response_token_ids"
+"""Base64 of little-endian uint32: the tokens that the server sampled."""
+LOGPROBS = "lightning_rod.response_logprobs"
+"""Base64 of little-endian float32, one for each response token."""
+WEIGHTS_VERSION = "lightning_rod.weights_version"
+
+REWARD_PREFIX = "agentlightning.reward."
+"""Agent Lightning's own: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""

@@ -1,0 +1,292 @@
+"""The LLM proxy: between any agent and the policy, it records every call and changes none.
+
+The rollout and attempt are in the URL, so an agent in any language is traced by giving it a base URL. Replies are
+passed on byte for byte, streams chunk by chunk, errors with their status; reading a reply and storing it happen
+afterwards (:mod:`adapters.tracing.writer`), so tracing costs an agent one more hop on the same machine and nothing else.
+
+One process, one event loop: start it where the store lives. A request for more than one choice (``n``) is refused,
+because a conversation can only go on from one of them and the others would be samples that nobody judged.
+
+ProxyError
+└── PortInUseError    the port that was asked for is taken
+SpansNotStoredError   (writer) the store refused calls, or did not take them before the proxy stopped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote, unquote
+
+import aiohttp
+from aiohttp import web
+
+from adapters._contract import AGENT_HEADER
+from adapters.tracing.wire import Exchange, error_body, traced_request
+from adapters.tracing.writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
+
+__all__ = ["LLMProxy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
+
+_ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
+_MAX_REQUEST_BYTES = 64 << 20
+_BACKLOG = 1024
+_CONNECT_S = 10.0
+# Servers close idle connections after 5 s (uvicorn's default, and so vLLM's): let go of them first.
+_KEEPALIVE_S = 3.0
+_CLIENT_GONE = 499
+_PASSED_ON = ("Authorization",)
+_PASSED_BACK = ("Content-Type", "Retry-After", "X-Request-Id")
+_DONE = b"\ndata: [DONE]"
+
+
+class ProxyError(Exception):
+    """The proxy could not do what it was asked to."""
+
+
+class PortInUseError(ProxyError):
+    """Something else listens on the port."""
+
+
+class LLMProxy:
+    """Trace every chat completion of every rollout into a Lightning store.
+
+    ``upstreams`` are OpenAI base URLs ending in ``/v1``; the list may be replaced while calls are running. A rollout
+    keeps to one of them, so its growing prompt stays in that server's prefix cache. ``model``, where given, replaces
+    the name that the agent asks for. ``timeout_s`` is how long a server may stay silent.
+    """
+
+    def __init__(
+        self,
+        *,
+        upstreams: Sequence[str],
+        store: SpanStore,
+        model: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        timeout_s: float = 600.0,
+        drain_timeout_s: float = 30.0,
+    ) -> None:
+        if isinstance(upstreams, str):
+            raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
+        self.upstreams: Sequence[str] = list(upstreams)
+        self.model = model
+        self.host, self.port = host, port
+        self._store = store
+        self._timeout_s, self._drain_timeout_s = timeout_s, drain_timeout_s
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession
+        self._writer: SpanWriter
+
+    async def __aenter__(self) -> LLMProxy:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen. Raises :class:`PortInUseError`; ``port`` is the real one afterwards."""
+        if self._runner is not None:
+            raise ProxyError(f"the proxy is already running on port {self.port}")
+        import agentlightning.types  # noqa: F401  (seconds of import: now, not in the first call)
+
+        app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+        for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):  # Agent Lightning's own resources leave out the /v1
+            app.router.add_post(f"{prefix}/chat/completions", self._chat)
+            app.router.add_get(f"{prefix}/models", self._models)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_route("*", "/{path:.*}", _untraced)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=self._drain_timeout_s)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()
+        except OSError as error:
+            await runner.cleanup()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise PortInUseError(
+                f"port {self.port} on {self.host} is in use: stop what listens there, or take any free port with port=0"
+            ) from error
+        self.port = runner.addresses[0][1]
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._timeout_s),
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+        )
+        self._writer = SpanWriter(self._store)
+        self._runner = runner
+
+    async def stop(self) -> None:
+        """Take no more calls, wait for those that are running, write every one, and close.
+
+        Calls still running after ``drain_timeout_s`` are cut off and recorded as failed. Raises
+        :class:`SpansNotStoredError` where the store does not take the calls within the same time.
+        """
+        if self._runner is None:
+            return
+        runner, self._runner = self._runner, None
+        try:
+            await runner.cleanup()
+            await self._writer.close(timeout_s=self._drain_timeout_s)
+        finally:
+            await self._session.close()
+
+    def base_url(self, rollout_id: str, attempt_id: str) -> str:
+        """The base URL that an attempt's agent is given; any OpenAI client takes it."""
+        rollout, attempt = quote(rollout_id, safe=""), quote(attempt_id, safe="")
+        return f"http://{self.host}:{self.port}/rollout/{rollout}/attempt/{attempt}/v1"
+
+    async def flush(self, rollout_id: str | None = None) -> None:
+        """Wait until every call that was answered so far (of one rollout) is in the store.
+
+        Raises :class:`SpansNotStoredError` where the store refused one for good.
+        """
+        await self._writer.flush(rollout_id)
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        exchange = Exchange(
+            rollout_id=request.match_info["rollout_id"],
+            attempt_id=request.match_info["attempt_id"],
+            agent=_agent(request.headers),
+            started=time.time(),
+        )
+        ticket = self._writer.admit(exchange.rollout_id, exchange.attempt_id)
+        try:
+            return await self._forward(request, exchange, ticket)
+        except _Refused as refused:
+            exchange.status, exchange.error = refused.status, str(refused)
+            return refused.response()
+        except BaseException as error:  # a cancelled handler, or a fault of ours: the call is recorded all the same
+            if not exchange.ended:
+                gone = isinstance(error, (asyncio.CancelledError, ConnectionResetError))
+                exchange.status = _CLIENT_GONE if gone else 500
+                exchange.error = (
+                    "the client left before the reply was complete" if gone else f"the proxy failed: {error!r}"
+                )
+            raise
+        finally:
+            self._finish(exchange, ticket)
+
+    async def _forward(self, request: web.Request, exchange: Exchange, ticket: Ticket) -> web.StreamResponse:
+        exchange.request = payload = _json_object(await request.read())
+        if payload.get("n") not in (None, 1):
+            raise _Refused(400, f"n is {payload['n']!r}, but one call is one sample here: send n=1, several times")
+        url = self._upstream(exchange.rollout_id)
+        sent = json.dumps(traced_request(payload, model=self.model)).encode()
+        try:
+            async with await self._post(f"{url}/chat/completions", sent, request.headers) as reply:
+                exchange.status = reply.status
+                if reply.content_type == "text/event-stream":
+                    exchange.streamed = True
+                    return await self._relay(request, reply, exchange, ticket)
+                exchange.body = await reply.read()
+                return web.Response(status=reply.status, body=exchange.body, headers=_headers_back(reply))
+        except asyncio.TimeoutError as error:
+            raise _Refused(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise _Refused(
+                502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
+            ) from error
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        passed_on = {name: headers[name] for name in _PASSED_ON if name in headers}
+        try:
+            return await self._session.post(url, data=body, headers=passed_on)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            # A kept connection that the server had just closed. Nothing was sampled, so asking again is safe.
+            return await self._session.post(url, data=body, headers=passed_on)
+
+    async def _relay(
+        self, request: web.Request, reply: aiohttp.ClientResponse, exchange: Exchange, ticket: Ticket
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=reply.status, headers=_headers_back(reply))
+        await response.prepare(request)
+        received = bytearray()
+        try:
+            async for chunk in reply.content.iter_any():
+                received += chunk
+                if _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]:
+                    # Recorded before the client can know that the reply is complete, so that a flush never misses it.
+                    exchange.body = bytes(received)
+                    self._finish(exchange, ticket)
+                await response.write(chunk)
+        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
+            if isinstance(error, aiohttp.ClientConnectionResetError):  # writing to a client that left
+                raise
+            exchange.error = f"the policy server broke off its stream: {error!r}"
+            event = json.dumps(error_body(exchange.error, kind="upstream_error", status=502))
+            await response.write(f"data: {event}\n\n".encode())
+        exchange.body = bytes(received)
+        await response.write_eof()
+        return response
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        url = self._upstream(request.match_info.get("rollout_id", ""))
+        try:
+            async with self._session.get(f"{url}/models") as reply:
+                return web.Response(status=reply.status, body=await reply.read(), headers=_headers_back(reply))
+        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
+            return _Refused(502, f"the policy server at {url} did not answer: {error!r}").response()
+
+    def _upstream(self, rollout_id: str) -> str:
+        if not self.upstreams:
+            raise _Refused(503, "no policy server is set: give the proxy's upstreams at least one base URL")
+        return self.upstreams[zlib.crc32(rollout_id.encode()) % len(self.upstreams)].rstrip("/")
+
+    def _finish(self, exchange: Exchange, ticket: Ticket) -> None:
+        if not exchange.ended:
+            exchange.ended = time.time()
+            self._writer.finish(ticket, exchange)
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def response(self) -> web.Response:
+        kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
+        return web.json_response(error_body(str(self), kind=kind, status=self.status), status=self.status)
+
+
+async def _untraced(request: web.Request) -> web.StreamResponse:
+    return _Refused(
+        404,
+        f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
+        f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its chat/completions (not responses, not completions)",
+    ).response()
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        payload = json.loads(body)
+    except ValueError as error:
+        raise _Refused(400, f"the request is not JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise _Refused(400, f"the request is a JSON {type(payload).__name__}, not an object")
+    return payload
+
+
+def _agent(headers: Mapping[str, str]) -> str:
+    """The calling agent or node: our header, else the ``agent`` entry of W3C baggage, else empty."""
+    if AGENT_HEADER in headers:
+        return headers[AGENT_HEADER]
+    for entry in headers.get("baggage", "").split(","):
+        key, _, value = entry.partition(";")[0].partition("=")
+        if key.strip() == "agent":
+            return unquote(value.strip())
+    return ""
+
+
+def _headers_back(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: reply.headers[name] for name in _PASSED_BACK if name in reply.headers}

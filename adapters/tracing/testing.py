@@ -1,0 +1,227 @@
+"""A policy that follows a script, over real HTTP: for the tests of agents, backends and trainers.
+
+It speaks the part of the protocol that training depends on (token ids, logprobs, streams, tool calls, errors, silence),
+so what is tested against it is tested against the wire and not against a stand-in for a client. Its "tokenizer" is
+UTF-8 bytes with one marker a role, so the prompt of a next turn begins with the last prompt and reply, as it does with
+a real chat template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+__all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render"]
+
+END = 256
+"""The token that ends a turn, in prompts and in replies."""
+_ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
+_ERROR = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the server answers. Ids left None come from the text; ``status`` of 400 and above is an error reply."""
+
+    text: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    """OpenAI tool calls: ``{"id": …, "type": "function", "function": {"name": …, "arguments": …}}``."""
+    prompt_ids: Sequence[int] | None = None
+    token_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    finish_reason: str | None = None
+    weights_version: int | None = None
+    status: int = 200
+    delay_s: float = 0.0
+    """Silence before the reply; in a stream, before its last chunk."""
+    breaks_off: bool = False
+    """In a stream: the connection is closed before the last chunk."""
+
+
+Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
+
+
+def encode(text: str) -> list[int]:
+    """The ids of ``text``: its UTF-8 bytes."""
+    return list(text.encode("utf-8", "replace"))
+
+
+def render(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The prompt's ids: each message as marker, text and :data:`END`, then the assistant's marker."""
+    ids: list[int] = []
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        content = (message.get("content") or "") + "".join(_call_text(call) for call in calls)
+        ids += [_ROLES[message["role"]], *encode(content), END]
+    return [*ids, _ROLES["assistant"]]
+
+
+@dataclass
+class ScriptedPolicyServer:
+    """``async with ScriptedPolicyServer(replies=["SELECT 1"]) as server: … server.base_url``.
+
+    ``replies`` are given in order of the requests, or made by a function of the request. A request past the end of the
+    script gets status 500 and a message that says so. ``requests`` keeps every request's body.
+    """
+
+    replies: Script
+    model: str = "scripted"
+    base_url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: int = 0
+    """Requests whose client went away before the reply was complete."""
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> ScriptedPolicyServer:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen on a free local port; ``base_url`` is set."""
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    async def stop(self) -> None:
+        """Close; replies still to come are cut off."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.requests.append(body)
+        reply = self._next(body)
+        try:
+            if body.get("stream") and reply.status < _ERROR:
+                return await self._stream(request, body, reply)
+            await asyncio.sleep(reply.delay_s)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.cancelled += 1
+            raise
+        if reply.status >= _ERROR:
+            error = {"message": reply.text, "type": "scripted_error", "param": None, "code": reply.status}
+            return web.json_response({"error": error}, status=reply.status)
+        return web.json_response(self._completion(body, reply))
+
+    def _next(self, body: dict[str, Any]) -> Reply:
+        if callable(self.replies):
+            reply = self.replies(body)
+        elif len(self.requests) <= len(self.replies):
+            reply = self.replies[len(self.requests) - 1]
+        else:
+            reply = Reply(status=500, text=f"the script has {len(self.replies)} replies; this is one request more")
+        return Reply(text=reply) if isinstance(reply, str) else reply
+
+    def _completion(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
+        prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+        if reply.tool_calls:
+            message["tool_calls"] = list(reply.tool_calls)
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": _finish_reason(reply)}
+        if body.get("logprobs"):
+            choice["logprobs"] = _logprobs(reply, 0, len(token_ids))
+        completion = {
+            **self._head("chat.completion", reply),
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": len(prompt_ids),
+                "completion_tokens": len(token_ids),
+                "total_tokens": len(prompt_ids) + len(token_ids),
+            },
+        }
+        if body.get("return_token_ids"):
+            choice["token_ids"] = token_ids
+            completion["prompt_token_ids"] = prompt_ids
+        return completion
+
+    async def _stream(self, request: web.Request, body: dict[str, Any], reply: Reply) -> web.StreamResponse:
+        """As vLLM does: the prompt's ids in a first, empty chunk, then one chunk a token, then ``[DONE]``."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        head = self._head("chat.completion.chunk", reply)
+        ids = body.get("return_token_ids")
+        first = {"prompt_token_ids": _prompt_ids(body, reply)} if ids else {}
+        choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        await _send(response, {**head, "choices": [choice], **first})
+        token_ids = _token_ids(reply)
+        deltas = _deltas(reply, len(token_ids))
+        for index, (token, delta) in enumerate(zip(token_ids, deltas, strict=True)):
+            last = index == len(token_ids) - 1
+            if last:
+                await asyncio.sleep(reply.delay_s)
+                if reply.breaks_off and request.transport is not None:
+                    request.transport.abort()
+            choice = {"index": 0, "delta": delta, "finish_reason": _finish_reason(reply) if last else None}
+            if body.get("logprobs"):
+                choice["logprobs"] = _logprobs(reply, index, index + 1)
+            if ids:
+                choice["token_ids"] = [token]
+            await _send(response, {**head, "choices": [choice]})
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _head(self, kind: str, reply: Reply) -> dict[str, Any]:
+        head: dict[str, Any] = {"id": f"chatcmpl-{len(self.requests)}", "object": kind, "created": 0}
+        head["model"] = self.model
+        if reply.weights_version is not None:
+            head["weights_version"] = reply.weights_version
+        return head
+
+
+def _prompt_ids(body: dict[str, Any], reply: Reply) -> list[int]:
+    return render(body["messages"]) if reply.prompt_ids is None else list(reply.prompt_ids)
+
+
+def _token_ids(reply: Reply) -> list[int]:
+    if reply.token_ids is not None:
+        return list(reply.token_ids)
+    return [*encode(reply.text + "".join(map(_call_text, reply.tool_calls))), END]
+
+
+def _logprobs(reply: Reply, start: int, end: int) -> dict[str, Any]:
+    values = [-0.5] * end if reply.logprobs is None else list(reply.logprobs)
+    return {"content": [{"token": "", "logprob": value, "top_logprobs": []} for value in values[start:end]]}
+
+
+def _finish_reason(reply: Reply) -> str:
+    return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    return json.dumps(call["function"], sort_keys=True)
+
+
+def _deltas(reply: Reply, count: int) -> list[dict[str, Any]]:
+    """One delta a token: each character with its last byte, tool calls with the last token."""
+    deltas: list[dict[str, Any]] = [{} for _ in range(count)]
+    position = -1
+    for character in reply.text:
+        position = min(position + len(encode(character)), count - 1)
+        deltas[position]["content"] = deltas[position].get("content", "") + character
+    if reply.tool_calls:
+        deltas[-1]["tool_calls"] = [{"index": index, **call} for index, call in enumerate(reply.tool_calls)]
+    return deltas
+
+
+async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")

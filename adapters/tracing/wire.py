@@ -1,0 +1,171 @@
+"""What goes over the wire: OpenAI chat completions, with the token ids that vLLM adds when asked to.
+
+Whole replies have ``prompt_token_ids`` at the top and ``token_ids`` in the choice. Streams have ``prompt_token_ids`` in
+the first chunk and each chunk's ``token_ids`` beside its ``delta``. This is read after the agent has its reply, so
+nothing here costs the agent time, and nothing here may raise: a reply that cannot be read is a failed call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from adapters.tracing.calls import Call, to_json
+
+__all__ = ["Exchange", "error_body", "read_exchange", "traced_request"]
+
+_STATUS_OK = 200
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request and its reply, as raw as the proxy handled them."""
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    started: float
+    ended: float = 0.0
+    request: Mapping[str, Any] = field(default_factory=dict)
+    status: int = _STATUS_OK
+    body: bytes = b""
+    streamed: bool = False
+    error: str = ""
+
+
+def traced_request(request: Mapping[str, Any], *, model: str | None) -> dict[str, Any]:
+    """The request that is sent on: as the agent made it, and asking for token ids and their logprobs."""
+    sent = {**request, "return_token_ids": True, "logprobs": True}
+    if model is not None:
+        sent["model"] = model
+    if sent.get("top_logprobs", 0) is None:  # vLLM streams no logprobs at all where this is null
+        del sent["top_logprobs"]
+    return sent
+
+
+def error_body(message: str, *, kind: str, status: int) -> dict[str, Any]:
+    """An error as OpenAI's API words it, so that every client raises it as its own error type."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
+    """The call that took place. Never raises: what cannot be read becomes the call's error."""
+    request = exchange.request
+    reply: dict[str, Any] = {}
+    error = exchange.error
+    if not error and exchange.status != _STATUS_OK:
+        error = _error_message(exchange.body)
+    if not error:
+        try:
+            reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
+        except (ValueError, LookupError, TypeError, AttributeError) as caught:
+            error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
+    version = reply.pop("weights_version", None)
+    return Call(
+        rollout_id=exchange.rollout_id,
+        attempt_id=exchange.attempt_id,
+        sequence=sequence,
+        agent=exchange.agent,
+        model=str(request.get("model") or ""),
+        started=exchange.started,
+        ended=exchange.ended,
+        status=exchange.status,
+        error=error or reply.pop("error", ""),
+        messages_json=to_json(request.get("messages") or []),
+        tools_json=to_json(request["tools"]) if request.get("tools") else "",
+        weights_version=version if isinstance(version, int) else None,
+        **reply,
+    )
+
+
+def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:
+    choice = reply["choices"][0]
+    return {
+        "prompt_ids": _ids(reply.get("prompt_token_ids")),
+        "response_ids": _ids(choice.get("token_ids")),
+        "logprobs": _logprobs(choice),
+        "finish_reason": str(choice.get("finish_reason") or ""),
+        "weights_version": reply.get("weights_version"),
+        "reply_json": to_json(choice["message"]),
+    }
+
+
+def _read_stream(body: bytes) -> dict[str, Any]:
+    prompt_ids: list[int] = []
+    response_ids: list[int] = []
+    logprobs: list[float] = []
+    finish_reason, version = "", None
+    message: dict[str, Any] = {"role": "assistant"}
+    for event in _events(body):
+        if "error" in event:
+            return {"error": _error_message(json.dumps(event).encode())}
+        prompt_ids = prompt_ids or _ids(event.get("prompt_token_ids"))
+        version = event.get("weights_version", version)
+        for choice in event.get("choices") or ():  # a usage chunk has none
+            response_ids += _ids(choice.get("token_ids"))
+            logprobs += _logprobs(choice)
+            finish_reason = choice.get("finish_reason") or finish_reason
+            _add_delta(message, choice.get("delta") or {})
+    if not finish_reason:
+        return {"error": "the stream ended before the reply was complete"}
+    return {
+        "prompt_ids": prompt_ids,
+        "response_ids": response_ids,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "weights_version": version,
+        "reply_json": to_json(message),
+    }
+
+
+def _events(body: bytes) -> Iterator[dict[str, Any]]:
+    for line in body.splitlines():
+        if line.startswith(b"data:"):
+            data = line[len(b"data:") :].strip()
+            if data == b"[DONE]":
+                return
+            yield json.loads(data)
+
+
+def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for part in value or ():
+                _add_tool_call(message.setdefault("tool_calls", []), part)
+        elif isinstance(value, str) and key != "role":
+            message[key] = message.get(key, "") + value
+
+
+def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
+    index = part.get("index") or 0
+    while len(calls) <= index:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], part.get("function") or {}
+    call["id"] = call["id"] or part.get("id") or ""
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _ids(value: Any) -> list[int]:
+    ids = value or []
+    if not all(isinstance(token, int) and 0 <= token < 1 << 32 for token in ids):
+        raise ValueError("token ids are not all unsigned 32-bit integers")
+    return list(ids)
+
+
+def _logprobs(choice: Mapping[str, Any]) -> list[float]:
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    return [float(token["logprob"]) for token in content]
+
+
+def _error_message(body: bytes) -> str:
+    """The message in an error body: OpenAI's shape, an older server's flat one, or the text as it is."""
+    try:
+        parsed = json.loads(body)
+        error = parsed.get("error", parsed)
+        message = error["message"] if isinstance(error, dict) else error
+        return str(message)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return body[:2000].decode("utf-8", "replace") or "the server sent no message"

@@ -1,0 +1,300 @@
+"""The proxy changes nothing that an agent sees, and loses nothing that it sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+from agentlightning import InMemoryLightningStore
+from agentlightning.types import AttemptedRollout
+
+from adapters import AGENT_HEADER
+from adapters.tracing import Call, all_calls_from_spans
+from adapters.tracing.proxy import LLMProxy, PortInUseError, SpansNotStoredError
+from adapters.tracing.testing import END, Reply, ScriptedPolicyServer, encode, render
+
+HELLO = [{"role": "user", "content": "héllo"}]
+TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": '{"sql": "SELECT 1"}'}}
+
+
+class Bench:
+    """A store with one rollout, and a proxy before a scripted policy."""
+
+    def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any, rollout: AttemptedRollout) -> None:
+        self.server, self.proxy, self.store = server, proxy, store
+        self.rollout_id, self.attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+        self.url = proxy.base_url(self.rollout_id, self.attempt_id)
+        self.client = openai.AsyncOpenAI(base_url=self.url, api_key="none", max_retries=0)
+
+    async def ask(self, messages: Sequence[Any] = HELLO, **options: Any) -> Any:
+        return await self.client.chat.completions.create(model="any", messages=list(messages), **options)
+
+    async def calls(self) -> list[Call]:
+        await self.proxy.flush(self.rollout_id)
+        return await stored(self.store, self.rollout_id)
+
+
+async def stored(store: Any, rollout_id: str) -> list[Call]:
+    return all_calls_from_spans(await store.query_spans(rollout_id))
+
+
+class SlowStore(InMemoryLightningStore):
+    """Takes its time, and fails the first ``failures`` writes."""
+
+    failures = 0
+
+    async def add_many_spans(self, spans: Any) -> Any:
+        await asyncio.sleep(0.2)
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the store is away")
+        return await super().add_many_spans(spans)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Any]:
+    """Makes benches, and closes them."""
+    closing: list[Any] = []
+
+    async def make(replies: Any, *, store: Any = None, **options: Any) -> Bench:
+        store = store or InMemoryLightningStore()
+        server = ScriptedPolicyServer(replies=replies)
+        await server.start()
+        proxy = LLMProxy(upstreams=[server.base_url], store=store, **options)
+        await proxy.start()
+        made = Bench(server, proxy, store, await store.start_rollout(input={}))
+        closing.extend([made.client.close, proxy.stop, server.stop])
+        return made
+
+    yield make
+    for close in closing:
+        await close()
+
+
+async def test_a_call_becomes_one_span_with_what_the_server_sampled(bench: Any) -> None:
+    b = await bench([Reply(text="hi", logprobs=[-0.25, -0.5, -1.0], weights_version=7)])
+    reply = await b.ask(extra_headers={AGENT_HEADER: "write_query"}, temperature=0.5)
+    assert reply.choices[0].message.content == "hi"
+    (call,) = await b.calls()
+    assert (call.prompt_ids, call.response_ids) == (render(HELLO), [*encode("hi"), END])
+    assert (call.logprobs, call.finish_reason, call.weights_version) == ([-0.25, -0.5, -1.0], "stop", 7)
+    assert (call.agent, call.messages, call.reply["content"], call.problem) == ("write_query", HELLO, "hi", "")
+    assert call.started <= call.ended
+    assert b.server.requests[0]["temperature"] == 0.5
+
+
+async def test_a_stream_is_passed_on_as_a_stream_and_recorded_whole(bench: Any) -> None:
+    b = await bench([Reply(text="schön", delay_s=0.3)])
+    texts, before_the_end = "", None
+    async for chunk in await b.ask(stream=True):
+        texts += chunk.choices[0].delta.content or ""
+        if chunk.choices[0].finish_reason is None:
+            before_the_end = texts
+    assert texts == before_the_end == "schön"
+    (call,) = await b.calls()
+    assert (call.prompt_ids, call.response_ids) == (render(HELLO), [*encode("schön"), END])
+    assert len(call.logprobs) == len(call.response_ids)
+    assert (call.reply, call.finish_reason) == ({"role": "assistant", "content": "schön"}, "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_calls_come_through(bench: Any, stream: bool) -> None:
+    b = await bench([Reply(tool_calls=[TOOL_CALL])])
+    tools = [{"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}]
+    answer = await b.ask(tools=tools, stream=stream)
+    if stream:
+        deltas = [chunk.choices[0].delta.tool_calls async for chunk in answer]
+        (tool_call,) = [delta[0] for delta in deltas if delta]
+    else:
+        tool_call = answer.choices[0].message.tool_calls[0]
+    assert tool_call.function.arguments == '{"sql": "SELECT 1"}'
+    (call,) = await b.calls()
+    assert call.reply["tool_calls"] == [TOOL_CALL]
+    assert (call.tools, call.finish_reason, call.problem) == (tools, "tool_calls", "")
+
+
+async def test_the_agents_name_comes_from_the_header_else_from_baggage(bench: Any) -> None:
+    b = await bench(["a", "b", "c"])
+    await b.ask(extra_headers={AGENT_HEADER: "one", "baggage": "agent=two"})
+    await b.ask(extra_headers={"baggage": "user=x, agent=rewrite%20it;ttl=3"})
+    await b.ask()
+    assert [call.agent for call in await b.calls()] == ["one", "rewrite it", ""]
+
+
+async def test_calls_are_numbered_as_they_arrive_not_as_they_end(bench: Any) -> None:
+    b = await bench(lambda body: Reply(text="x", delay_s=0.3 if "slow" in body["messages"][0]["content"] else 0.0))
+    slow = asyncio.create_task(b.ask([{"role": "user", "content": "slow"}]))
+    await asyncio.sleep(0.1)
+    await b.ask([{"role": "user", "content": "quick"}])
+    await slow
+    assert [call.messages[0]["content"] for call in await b.calls()] == ["slow", "quick"]
+
+
+async def test_a_reward_emitted_after_a_reply_comes_after_its_call(bench: Any) -> None:
+    b = await bench(["x"])
+    await b.ask()
+    later = await b.store.get_next_span_sequence_id(b.rollout_id, b.attempt_id)
+    (call,) = await b.calls()
+    assert call.sequence < later
+
+
+async def test_an_upstream_error_is_passed_on_as_it_is_and_recorded(bench: Any) -> None:
+    b = await bench([Reply(status=400, text="This model's maximum context length is 8 tokens")])
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 8") as caught:
+        await b.ask()
+    assert caught.value.body["type"] == "scripted_error"
+    (call,) = await b.calls()
+    assert (call.status, call.error) == (400, "This model's maximum context length is 8 tokens")
+    assert "failed with status 400" in call.problem
+
+
+async def test_a_policy_server_that_is_gone_is_a_502_and_recorded(bench: Any) -> None:
+    b = await bench(["x"])
+    await b.server.stop()
+    with pytest.raises(openai.InternalServerError, match="did not answer") as caught:
+        await b.ask()
+    assert caught.value.status_code == 502
+    assert [call.status for call in await b.calls()] == [502]
+
+
+async def test_a_policy_server_that_is_silent_is_a_504_and_recorded(bench: Any) -> None:
+    b = await bench([Reply(text="x", delay_s=5.0)], timeout_s=0.2)
+    with pytest.raises(openai.InternalServerError, match="silent for 0.2 s") as caught:
+        await b.ask()
+    assert caught.value.status_code == 504
+    assert [call.status for call in await b.calls()] == [504]
+
+
+async def test_a_stream_that_breaks_off_is_an_error_to_the_agent_and_recorded(bench: Any) -> None:
+    b = await bench([Reply(text="hello", breaks_off=True)])
+    with pytest.raises(openai.APIError, match="broke off"):
+        _ = [chunk async for chunk in await b.ask(stream=True)]
+    (call,) = await b.calls()
+    assert "broke off" in call.problem
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_the_upstream_call(bench: Any, stream: bool) -> None:
+    b = await bench([Reply(text="hello", delay_s=30.0)])
+
+    async def consume() -> None:
+        answer = await b.ask(stream=stream)
+        _ = [chunk async for chunk in answer]
+
+    task = asyncio.create_task(consume())
+    await asyncio.sleep(0.3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait_for(_until(lambda: b.server.cancelled == 1), 5.0)
+    (call,) = await _calls_when_there(b)
+    assert (call.status, call.problem) == (499, "failed with status 499: the client left before the reply was complete")
+
+
+async def test_more_than_one_choice_is_refused_in_words(bench: Any) -> None:
+    b = await bench(["x"])
+    with pytest.raises(openai.BadRequestError, match="n is 2"):
+        await b.ask(n=2)
+    assert b.server.requests == []
+    assert [call.status for call in await b.calls()] == [400]
+
+
+@pytest.mark.parametrize(("body", "said"), [(b"{", "not JSON"), (b"[1]", "a JSON list, not an object")])
+async def test_a_request_that_is_no_json_object_is_refused(bench: Any, body: bytes, said: str) -> None:
+    b = await bench([])
+    async with aiohttp.ClientSession() as session, session.post(f"{b.url}/chat/completions", data=body) as reply:
+        assert reply.status == 400
+        assert said in (await reply.json())["error"]["message"]
+
+
+async def test_a_call_outside_a_rollout_is_refused_with_what_to_do(bench: Any) -> None:
+    b = await bench(["x"])
+    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{b.proxy.port}/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="use the base URL of a rollout"):
+        await client.chat.completions.create(model="any", messages=HELLO)
+    assert [model.id async for model in client.models.list()] == ["scripted"]
+    await client.close()
+
+
+async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: Any) -> None:
+    b = await bench(["old"])
+    b.proxy.model = "policy-v2"
+    async with ScriptedPolicyServer(replies=["new"]) as other:
+        b.proxy.upstreams = [other.base_url]
+        assert (await b.ask()).choices[0].message.content == "new"
+        assert other.requests[0]["model"] == "policy-v2"
+
+
+async def test_a_port_in_use_is_one_clear_sentence(bench: Any) -> None:
+    b = await bench([])
+    with pytest.raises(PortInUseError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
+        await LLMProxy(upstreams=[b.server.base_url], store=b.store, port=b.proxy.port).start()
+
+
+async def test_many_calls_at_once_all_arrive(bench: Any) -> None:
+    b = await bench(lambda body: Reply(text=body["messages"][0]["content"], delay_s=0.2))
+    await asyncio.gather(*(b.ask([{"role": "user", "content": str(i)}]) for i in range(256)))
+    calls = await b.calls()
+    assert sorted(int(call.reply["content"]) for call in calls) == list(range(256))
+    assert len({call.sequence for call in calls}) == 256
+
+
+async def test_a_slow_store_does_not_hold_up_a_reply_and_a_failing_one_loses_nothing(bench: Any) -> None:
+    b = await bench(["x"] * 5, store=SlowStore())
+    b.store.failures = 3
+    for _ in range(5):
+        await b.ask()
+    assert len(await stored(b.store, b.rollout_id)) < 5
+    assert len(await b.calls()) == 5
+
+
+async def test_stopping_waits_for_calls_in_flight_and_for_a_slow_store(bench: Any) -> None:
+    b = await bench(lambda body: Reply(text="late", delay_s=0.5), store=SlowStore())
+    b.store.failures = 1
+    asking = [asyncio.create_task(b.ask(stream=i % 2 == 0)) for i in range(8)]
+    await asyncio.wait_for(_until(lambda: len(b.server.requests) == 8), 5.0)
+    await b.proxy.stop()
+    calls = await stored(b.store, b.rollout_id)
+    assert [call.reply["content"] for call in calls] == ["late"] * 8
+    await asyncio.gather(*asking)
+
+
+async def test_stopping_cuts_off_what_takes_too_long_and_records_it(bench: Any) -> None:
+    b = await bench([Reply(text="x", delay_s=60.0)], drain_timeout_s=0.2)
+    asking = asyncio.create_task(b.ask())
+    await asyncio.wait_for(_until(lambda: len(b.server.requests) == 1), 5.0)
+    await b.proxy.stop()
+    assert [call.status for call in await stored(b.store, b.rollout_id)] == [499]
+    with pytest.raises(openai.APIError):
+        await asking
+
+
+async def test_a_store_that_stays_away_is_an_error_that_counts_what_is_missing(bench: Any) -> None:
+    b = await bench(["x", "x"], store=SlowStore(), drain_timeout_s=0.5)
+    b.store.failures = 1000
+    await b.ask()
+    await b.ask()
+    with pytest.raises(SpansNotStoredError, match=r"2 calls are not in the store after 0\.5 s.*the store is away"):
+        await b.proxy.stop()
+
+
+async def test_a_rollout_that_the_store_does_not_know_is_said_and_holds_up_no_other(bench: Any) -> None:
+    b = await bench(["x", "y"])
+    async with openai.AsyncOpenAI(base_url=b.proxy.base_url("nobody", "none"), api_key="none") as stranger:
+        await stranger.chat.completions.create(model="any", messages=HELLO)
+        await b.ask()
+        assert len(await b.calls()) == 1
+
+
+async def _until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def _calls_when_there(b: Bench) -> list[Call]:
+    while not (calls := await b.calls()):
+        await asyncio.sleep(0.01)
+    return calls
