@@ -10,6 +10,7 @@ from adapters._contract import (
     BackendError,
     Endpoint,
     EndpointError,
+    PromptTooLongError,
     Question,
     ToolError,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "BackendError",
     "Endpoint",
     "EndpointError",
+    "PromptTooLongError",
     "Question",
     "ToolError",
     "get",

@@ -21,6 +21,7 @@ __all__ = [
     "BackendError",
     "Endpoint",
     "EndpointError",
+    "PromptTooLongError",
     "Question",
     "ToolError",
 ]
@@ -73,7 +74,8 @@ class BackendError(Exception):
     BackendError
     ├── AgentError      the agent's own code or framework
     ├── ToolError       a tool that broke (not one that reported bad input to the model)
-    └── EndpointError   the LLM call: refused, timed out, over-long prompt
+    └── EndpointError   the LLM call: refused, timed out, not reachable
+        └── PromptTooLongError   the prompt does not fit the model; trying again cannot help
     """
 
     kind = "backend"
@@ -99,6 +101,12 @@ class EndpointError(BackendError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class PromptTooLongError(EndpointError):
+    """The prompt is longer than the model's context."""
+
+    kind = "over_long"
 
 
 @runtime_checkable

@@ -1,0 +1,40 @@
+# Everything runs in .venv, which the first target that needs it makes. Only Python is needed beforehand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: train test lint bench clean
+
+train: $(VENV)/.train
+	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# pip before 26 cannot resolve the set ("Cannot install httpx and httpx2"). torch goes first and by itself, so that a
+# machine's own build of it (a CPU wheel, say) is taken where there is one.
+$(VENV)/.pip:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=26"
+	@touch $@
+
+$(VENV)/.train: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet "torch>=2.8,<2.14"
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,103 @@
+"""One rollout, as agentlightning's runner sees it: ask the backend, score the answer, report both as spans.
+
+The gold stops here: the backend is given a :class:`adapters.Question`, the reward is given the whole task. What goes
+wrong is written down as a typed failure span before the attempt ends, so that the trainer knows what happened on
+whatever machine it happened. A failure that another attempt may mend is raised (the store then retries the rollout);
+one that cannot change (an over-long prompt) only reports itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import agentlightning as agl
+from agentlightning.types import SpanCoreFields, TraceStatus
+
+import adapters
+import rewards
+from domains import Domain
+
+__all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "POLICY_RESOURCE", "RolloutAgent"]
+
+POLICY_RESOURCE = "policy"
+"""The name of the store's resource that says where the proxy is."""
+
+ANSWER_SPAN = "lightning_rod.answer"
+"""Attributes ``lightning_rod.text`` and ``lightning_rod.trace`` (JSON list of :class:`tools.types.Step`)."""
+
+FAILURE_SPAN = "lightning_rod.failure"
+"""Attributes ``lightning_rod.kind`` (a failure type) and ``lightning_rod.message``."""
+
+
+class RolloutAgent(agl.LitAgent[dict[str, Any]]):
+    """Runs one backend on the tasks of one domain, scored by one reward."""
+
+    def __init__(
+        self, *, backend: adapters.Backend, domain: Domain, reward: rewards.Reward, timeout_s: float = 120.0
+    ) -> None:
+        super().__init__()
+        self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
+
+    async def rollout_async(
+        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.AttemptedRollout
+    ) -> list[SpanCoreFields]:
+        """Answer and score one task; the spans that the runner then stores."""
+        started = time.time()
+        try:
+            answer = await asyncio.wait_for(self._ask(task, resources, rollout), self.timeout_s)
+            score = await self.reward(task, answer.text, answer.trace)
+        except adapters.PromptTooLongError as error:
+            return [_failure(error.kind, str(error), started)]
+        except adapters.BackendError as error:
+            await self._report(rollout, _failure(error.kind, str(error), started))
+            raise
+        except asyncio.TimeoutError:
+            await self._report(rollout, _failure("timeout", f"no answer within {self.timeout_s:g} s", started))
+            raise
+        except rewards.RewardError as error:
+            await self._report(rollout, _failure("reward", str(error), started))
+            raise
+        parts = {"total": rewards.total(score), **score} if isinstance(score, dict) else float(score)
+        reward = agl.emit_reward(parts, primary_key="total" if isinstance(score, dict) else None, propagate=False)
+        trace = json.dumps(answer.trace, ensure_ascii=False)
+        return [
+            _span(ANSWER_SPAN, {"lightning_rod.text": answer.text, "lightning_rod.trace": trace}, started),
+            reward,
+        ]
+
+    async def _ask(
+        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.AttemptedRollout
+    ) -> adapters.Answer:
+        policy = resources[POLICY_RESOURCE]
+        assert isinstance(policy, agl.ProxyLLM)
+        sampling = (rollout.metadata or {}).get("sampling", {})
+        endpoint = adapters.Endpoint(
+            base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+            model=policy.model,
+            api_key=policy.api_key or "none",
+            sampling={**policy.sampling_parameters, **sampling},
+        )
+        question = adapters.Question(id=task["id"], text=task["question"], database=self.domain.database(task))
+        return await self.backend.run(question, endpoint)
+
+    async def _report(self, rollout: agl.AttemptedRollout, fields: SpanCoreFields) -> None:
+        # Raising hands nothing back to the runner, so a failure that is raised is stored here first.
+        store = self.get_runner().get_store()
+        rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+        sequence = await store.get_next_span_sequence_id(rollout_id, attempt_id)
+        await store.add_span(
+            agl.Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence)
+        )
+
+
+def _failure(kind: str, message: str, started: float) -> SpanCoreFields:
+    return _span(FAILURE_SPAN, {"lightning_rod.kind": kind, "lightning_rod.message": message[:2000]}, started)
+
+
+def _span(name: str, attributes: dict[str, Any], started: float) -> SpanCoreFields:
+    return SpanCoreFields(
+        name=name, attributes=attributes, status=TraceStatus(status_code="OK"), start_time=started, end_time=time.time()
+    )

@@ -1,0 +1,124 @@
+"""A run's settings: one flat record, presets that are plain dictionaries over it, and nothing hidden.
+
+The resolved record is written into the run directory, so a run can be resumed, repeated and compared from it alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+__all__ = ["PRESETS", "ConfigError", "RunConfig", "resolve"]
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown or out of range; the message names it, its value and what it may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Every setting of ``python -m train.run``."""
+
+    backend: str = "langgraph"
+    domain: str = "spider"
+    reward: str | None = None
+    """Name of the reward; the domain's own by default."""
+    config: str = "fast"
+    model: str = "starter"
+    """``starter`` (the checkpoint that ships with the project) or a folder in Hugging Face's format."""
+    device: str = "cpu"
+    data_dir: str | None = None
+    output_dir: str = "runs"
+    seed: int = 0
+
+    steps: int = 64
+    tasks_per_step: int = 12
+    group_size: int = 8
+    """Rollouts per task and step: the group that a reward is compared with."""
+    n_runners: int = 96
+    agent_match: str | None = None
+    """Regular expression over agent names; only the calls of matching agents are trained. All by default."""
+    max_turns: int = 2
+    """Queries the agent may write for one question: the first and its rewrites."""
+    table_info_truncate: int = 4000
+    """Characters of the schema that the agent reads; cut on whole tables."""
+    sample_values: int = 0
+    """Example values per column in the schema; the starter policy has never seen any."""
+    keys: bool = False
+    """Whether the schema shows primary and foreign keys; the starter policy has never seen any."""
+    execution_truncate: int = 72
+    """Characters of a query's result that the agent reads."""
+    max_tokens: int = 64
+    """Tokens that one reply may have."""
+    max_model_len: int = 1024
+    """Tokens that prompt and reply may have together."""
+
+    temperature: float = 1.0
+    val_temperature: float = 0.0
+    val_tasks: int = 240
+    """Validation questions before and after training (0 is all of them)."""
+    val_every: int = 16
+    """Steps between the shorter validations on the way (0 is never)."""
+    val_every_tasks: int = 64
+
+    learning_rate: float = 3e-4
+    minibatches: int = 2
+    clip_low: float = 0.2
+    clip_high: float = 0.3
+
+    rollout_timeout_s: float = 60.0
+    step_deadline_s: float = 300.0
+    retries: int = 1
+    checkpoint_every: int = 1
+    """Steps between checkpoints; what ``--resume`` may lose."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tasks_per_step", "n_runners", "max_turns", "max_tokens", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.group_size < 2:
+            raise ConfigError(
+                f"group_size is {self.group_size}; a rollout needs at least one other to be compared with"
+            )
+        for name in ("temperature", "learning_rate"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.val_temperature < 0:
+            raise ConfigError(f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain values."""
+        return asdict(self)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The starter policy on a laptop: minutes on two cores.
+    "fast": {},
+    # Any Hugging Face causal language model, on one GPU or a patient CPU.
+    "hf": {
+        "learning_rate": 1e-6,
+        "minibatches": 1,
+        "steps": 200,
+        "max_turns": 3,
+        "sample_values": 3,
+        "keys": True,
+        "execution_truncate": 2048,
+        "max_tokens": 512,
+        "max_model_len": 4096,
+        "checkpoint_every": 10,
+        "rollout_timeout_s": 300.0,
+        "step_deadline_s": 1800.0,
+    },
+}
+"""What each ``--config`` changes of :class:`RunConfig`'s defaults."""
+
+
+def resolve(preset: str, **given: Any) -> RunConfig:
+    """The defaults, then the preset, then what was given (``None`` is not given). Raises :class:`ConfigError`."""
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(PRESETS))}")
+    chosen = {**PRESETS[preset], **{name: value for name, value in given.items() if value is not None}}
+    known = {field.name for field in fields(RunConfig)}
+    if unknown := sorted(set(chosen) - known):
+        raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    return replace(RunConfig(), config=preset, **chosen)

@@ -1,0 +1,190 @@
+"""GRPO, top to bottom: advantages over a group's rollouts, one clipped token loss, Adam.
+
+A rollout is scored once and may hold several LLM calls. Its reward is compared with the other rollouts of its group
+(Shao et al. 2024, "DeepSeekMath", section 4.1), and every token that the policy sampled in it gets that one advantage:
+a rollout of five calls weighs no more in its group's mean than a rollout of one. The loss is PPO's clipped objective
+with a higher upper bound (Yu et al. 2025, "DAPO", "clip-higher"), the dual clip of Ye et al. 2020 (arXiv:1912.09729) for
+negative advantages, and the mean over tokens. There is no KL term.
+
+On the same tensors :func:`group_advantages` equals verl 0.9's ``compute_grpo_outcome_advantage`` and
+:func:`clipped_policy_loss` its ``compute_policy_loss_vanilla`` (``verl/trainer/ppo/core_algos.py``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from adapters.tracing import Trajectory
+from train.local.packing import answer_logits, pack
+
+__all__ = ["GRPO", "GRPOConfig", "Rollout", "clipped_policy_loss", "group_advantages"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig:
+    """Every hyperparameter, and why it has its value."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size. A 1 M parameter policy wants a hundred times what a 1 B one does."""
+    warmup_steps: int = 5
+    """Steps over which the learning rate rises, while Adam's second moments are still noise."""
+    clip_low: float = 0.2
+    """The ratio may fall to ``1 - clip_low`` before its gradient stops."""
+    clip_high: float = 0.3
+    """The ratio may rise to ``1 + clip_high``: more than it may fall, so that rare good tokens can grow."""
+    clip_dual: float = 3.0
+    """For negative advantages the loss per token is bounded by this many times the advantage."""
+    minibatches: int = 2
+    """Optimizer steps per batch of rollouts; clipping only matters from the second on."""
+    max_grad_norm: float = 1.0
+    """The gradient's norm is cut to this."""
+    temperature: float = 1.0
+    """The rollouts' sampling temperature: the ratio is between probabilities at the same temperature."""
+    branches_per_row: int = 8
+    """Trajectories packed behind one shared prefix; attention grows with the square of the row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One scored rollout: what it sampled, its reward, and the group that it is compared with."""
+
+    group: str
+    reward: float
+    trajectories: Sequence[Trajectory]
+
+
+def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: float = 1e-6) -> torch.Tensor:
+    """``(reward - mean) / (std + epsilon)`` within each group.
+
+    ``rewards``: float [R], one a rollout; ``groups``: R names. Returns float [R]. The standard deviation is the unbiased
+    one; a group of one rollout has nothing to be compared with and is centred on 0 with a deviation of 1, as in verl.
+    """
+    advantages = torch.empty_like(rewards)
+    members: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    for indices in members.values():
+        scores = rewards[indices]
+        mean = scores.mean() if len(indices) > 1 else torch.zeros(())
+        std = scores.std() if len(indices) > 1 else torch.ones(())
+        advantages[indices] = (scores - mean) / (std + epsilon)
+    return advantages
+
+
+def clipped_policy_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.3,
+    clip_dual: float = 3.0,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The clipped policy loss, averaged over the tokens that ``mask`` selects.
+
+    All four tensors have one shape (any); ``mask`` is bool or 0/1. Returns the scalar loss and the metrics
+    ``clip_fraction``, ``kl`` (the estimate ``mean(old - new)``), ``ratio_max`` and ``ratio_min``.
+    """
+    mask = mask.to(logprobs.dtype)
+    count = mask.sum().clamp(min=1)
+    log_ratio = (logprobs - old_logprobs).clamp(-20, 20)
+    ratio = log_ratio.exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = torch.maximum(unclipped, clipped)
+    losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * clip_dual), losses)
+    loss = (losses * mask).sum() / count
+    with torch.no_grad():
+        picked = mask.bool()
+        metrics = {
+            "clip_fraction": float(((clipped > unclipped).to(mask.dtype) * mask).sum() / count),
+            "kl": float((-log_ratio * mask).sum() / count),
+            "ratio_max": float(ratio[picked].max()) if picked.any() else 1.0,
+            "ratio_min": float(ratio[picked].min()) if picked.any() else 1.0,
+        }
+    return loss, metrics
+
+
+class GRPO:
+    """The optimizer's state and one method, :meth:`update`."""
+
+    def __init__(self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0) -> None:
+        self.model, self.config = model, config
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
+        self.updates = 0
+        self._random = random.Random(seed)
+
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """One step on a batch of scored rollouts; changes the model in place and returns the step's metrics.
+
+        Groups whose rewards are all equal have an advantage of 0 everywhere and are left out, as are rollouts without a
+        sampled token. With nothing left the model stays as it is (``groups_used`` is 0).
+        """
+        config = self.config
+        advantages = group_advantages(torch.tensor([r.reward for r in rollouts]), [r.group for r in rollouts])
+        batch: dict[str, list[tuple[Trajectory, float]]] = {}
+        for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
+            batch.setdefault(rollout.group, []).extend((trajectory, advantage) for trajectory in rollout.trajectories)
+        groups = [group for group in batch.values() if any(advantage != 0.0 for _, advantage in group)]
+        metrics: dict[str, float] = {"groups_used": len(groups), "groups": len(batch)}
+        if not groups:
+            return metrics
+        rate = config.learning_rate * min(1.0, (self.updates + 1) / max(1, config.warmup_steps))
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = rate
+        self._random.shuffle(groups)
+        self.model.train()
+        for start in range(min(config.minibatches, len(groups))):
+            # Whole groups go into one minibatch: a group's advantages cancel out only together.
+            self._minibatch([item for group in groups[start :: config.minibatches] for item in group], metrics, start)
+        self.model.eval()
+        self.updates += 1
+        metrics["learning_rate"] = rate
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`load_state` needs to go on exactly here."""
+        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a :meth:`state`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = state["updates"]
+        version, internal, gauss = state["random"]
+        self._random.setstate((version, tuple(internal), gauss))
+
+    def _minibatch(self, items: list[tuple[Trajectory, float]], metrics: dict[str, float], index: int) -> None:
+        config = self.config
+        rows, order = _rows(items, config.branches_per_row)
+        packed = pack(rows, device=next(self.model.parameters()).device)
+        logits = answer_logits(self.model, packed) / config.temperature
+        logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
+        flat = [items[i] for i in order]
+        old = torch.tensor([p for t, _ in flat for p, sampled in zip(t.logprobs, t.loss_mask, strict=True) if sampled])
+        advantage = torch.tensor([a for t, a in flat for sampled in t.loss_mask if sampled])
+        old, advantage = old.to(logprobs.device), advantage.to(logprobs.device)
+        loss, measured = clipped_policy_loss(
+            logprobs,
+            old,
+            advantage,
+            torch.ones_like(old),
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            clip_dual=config.clip_dual,
+        )
+        self.optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+        self.optimizer.step()
+        if index == 0:
+            # Before the first update the policy is still the one that sampled: any distance is a mismatch between the
+            # server and the trainer, not learning.
+            metrics["logprob_mismatch"] = float((logprobs.detach() - old).abs().max())
+        metrics |= {**measured, "loss": float(loss), "grad_norm": float(norm)}
+        metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + len(old)

@@ -1,0 +1,119 @@
+"""Everything that a rollout needs, in one process: policy server, proxy, store and runners on one event loop.
+
+The loop runs in its own thread, so the trainer can be read as plain sequential code: it hands over a batch of jobs, waits,
+and updates the model while the loop is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import agentlightning as agl
+
+import adapters
+import rewards
+from adapters.tracing.proxy import LLMProxy
+from domains import Domain
+from train.agent import RolloutAgent
+from train.clock import StepClock, timed_event_loop
+from train.local.engine import Engine
+from train.local.server import PolicyServer
+from train.rollouts import Job, Outcome, RolloutCollector
+from train.runners import RunnerPool
+
+__all__ = ["LocalStack"]
+
+T = TypeVar("T")
+MODEL_NAME = "policy"
+_SPAN_BYTES = 256 << 20  # the store's spans are read once, right after their rollout; older ones may go
+
+
+class LocalStack:
+    """A context manager around the running servers; :meth:`run` is its one job."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        backend: adapters.Backend,
+        domain: Domain,
+        reward: rewards.Reward,
+        clock: StepClock,
+        n_runners: int,
+        retries: int = 1,
+        rollout_timeout_s: float = 120.0,
+    ) -> None:
+        self.engine, self._clock = engine, clock
+        self._n_runners, self._retries, self._timeout_s = n_runners, retries, rollout_timeout_s
+
+        async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
+            with clock.busy("reward"):
+                return await reward(task, answer, trace)
+
+        self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=rollout_timeout_s)
+        self._loop = timed_event_loop(clock)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+
+    def __enter__(self) -> LocalStack:
+        self._thread.start()
+        try:
+            self._call(self._start())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self.engine.close()
+
+    def run(
+        self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[Outcome]:
+        """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends."""
+        return self._call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
+
+    async def _start(self) -> None:
+        self._running: list[Any] = []
+        store = agl.InMemoryLightningStore(
+            eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2
+        )
+        server = PolicyServer(self.engine, model_name=MODEL_NAME)
+        await self._run(server)
+        proxy = LLMProxy(upstreams=[f"{server.url}/v1"], store=store, model=MODEL_NAME)
+        await self._run(proxy)
+        runners = RunnerPool(store=store, agent=self.agent, n_runners=self._n_runners)
+        await self._run(runners)
+        self._collector = RolloutCollector(
+            store=store,
+            proxy=proxy,
+            model=MODEL_NAME,
+            retries=self._retries,
+            rollout_timeout_s=self._timeout_s,
+            wake=runners.wake,
+        )
+
+    async def _run(self, part: Any) -> None:
+        await part.start()
+        self._running.append(part)
+
+    async def _stop(self) -> None:
+        for part in reversed(self._running):
+            await part.stop()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise

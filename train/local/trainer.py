@@ -1,0 +1,300 @@
+"""The training loop on one machine: sample, score, update, write down, again.
+
+Each step leaves the run directory complete before the next begins, so that a kill loses at most the step it hit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import adapters
+import rewards
+from adapters.tracing import select, trajectories
+from domains import Domain, Task, TaskData
+from train.clock import StepClock
+from train.config import RunConfig
+from train.local.engine import Engine
+from train.local.grpo import GRPO, GRPOConfig, Rollout
+from train.local.model import load_policy, save_policy
+from train.local.stack import LocalStack
+from train.rollouts import Job, Outcome
+from train.rundir import RunDir
+from train.validation import choose_tasks, summarize, validation_jobs
+
+__all__ = ["STARTER", "LocalTrainer", "Watcher"]
+
+STARTER = Path(__file__).with_name("starter")
+"""The checkpoint that ships with the project."""
+
+
+class Watcher(Protocol):
+    """What the trainer tells its display."""
+
+    def phase(self, text: str, total: int) -> None:
+        """A batch of ``total`` rollouts begins."""
+
+    def tick(self) -> None:
+        """One of them ended."""
+
+    def step(self, line: dict[str, Any]) -> None:
+        """A line of ``metrics.jsonl`` was written."""
+
+
+class LocalTrainer:
+    """One run: everything that is built once, and the loop over steps."""
+
+    def __init__(self, config: RunConfig, *, data: TaskData, domain: Domain, run: RunDir, watcher: Watcher) -> None:
+        self.config, self.data, self.domain, self.run, self.watcher = config, data, domain, run, watcher
+        self.started = time.monotonic()
+        self.clock = StepClock()
+        self.first_step = run.rewind()
+        checkpoints = run.checkpoints()
+        source = checkpoints[-1] if checkpoints else STARTER if config.model == "starter" else Path(config.model)
+        self.model, self.tokenizer = load_policy(source)
+        self.model.to(config.device)
+        self.grpo = GRPO(
+            self.model,
+            GRPOConfig(
+                learning_rate=config.learning_rate,
+                minibatches=config.minibatches,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                temperature=config.temperature,
+            ),
+            seed=config.seed,
+        )
+        if checkpoints:
+            state = torch.load(checkpoints[-1] / "trainer.pt", map_location=config.device, weights_only=True)
+            self.grpo.load_state(state)
+        # A run that is resumed gets its earlier wall time back from its last line.
+        self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
+        backend = adapters.get(config.backend)(
+            max_turns=config.max_turns,
+            table_info_chars=config.table_info_truncate,
+            sample_values=config.sample_values,
+            keys=config.keys,
+            result_chars=config.execution_truncate,
+        )
+        engine = Engine(self.model, self.tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=self.clock)
+        engine.update_weights(self.first_step)
+        self.stack = LocalStack(
+            engine=engine,
+            backend=backend,
+            domain=domain,
+            reward=rewards.get(config.reward or domain.default_reward),
+            clock=self.clock,
+            n_runners=config.n_runners,
+            retries=config.retries,
+            rollout_timeout_s=config.rollout_timeout_s,
+        )
+
+    def train(self) -> dict[str, Any]:
+        """Run the remaining steps and write ``summary.json``; returns the summary."""
+        config = self.config
+        with self.stack:
+            if not any(line["step"] == 0 for line in self.run.metrics()):
+                self._log({"step": 0, **self._validate(0, config.val_tasks, sampled=True)})
+            for step in range(self.first_step + 1, config.steps + 1):
+                self._step(step)
+        return self.summarize()
+
+    def dev(self, count: int = 10) -> list[Outcome]:
+        """No training: ``count`` tasks, their outcomes with every call."""
+        tasks = choose_tasks(self.data.validation, count)
+        sampling = {"temperature": self.config.val_temperature, "max_tokens": self.config.max_tokens}
+        with self.stack:
+            self.watcher.phase("tasks", len(tasks))
+            jobs = [Job(task=task, group=str(task["id"]), mode="val", sampling=sampling) for task in tasks]
+            return self.stack.run(jobs, deadline_s=self.config.step_deadline_s, on_end=self.watcher.tick)
+
+    def _step(self, step: int) -> None:
+        config = self.config
+        self.clock.lap()
+        before = self.stack.engine.stats()
+        self.watcher.phase(f"step {step}", config.tasks_per_step * config.group_size)
+        outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
+        after = self.stack.engine.stats()
+        with self.clock.busy("update"):
+            rollouts = [
+                Rollout(
+                    group=o.job.group, reward=o.reward, trajectories=trajectories(select(o.calls, config.agent_match))
+                )
+                for o in outcomes
+                if o.reward is not None
+            ]
+            metrics = self.grpo.update(rollouts)
+            self.stack.engine.update_weights(step)
+        last = step == config.steps
+        scored = [o.reward for o in outcomes if o.reward is not None]
+        generated = after.generated_tokens - before.generated_tokens
+        line: dict[str, Any] = {
+            "step": step,
+            "reward": round(sum(scored) / len(scored), 4) if scored else None,
+            "rollouts": len(outcomes),
+            "failures": dict(Counter(o.status for o in outcomes if not o.succeeded)),
+            "retried": sum(o.attempts > 1 for o in outcomes),
+            "calls": sum(len(o.calls) for o in outcomes),
+            "tokens_generated": generated,
+            **{name: round(value, 6) for name, value in metrics.items()},
+        }
+        seconds = self.clock.lap()
+        line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
+        line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
+        self.run.write_rollouts(step, [_row(step, o) for o in outcomes])
+        if last:
+            line |= self._validate(step, config.val_tasks, sampled=True)
+        elif config.val_every and step % config.val_every == 0:
+            line |= self._validate(step, config.val_every_tasks, sampled=False)
+        self._log(line)
+        if last or step % config.checkpoint_every == 0:
+            self._checkpoint(step)
+
+    def _jobs(self, step: int) -> list[Job]:
+        config = self.config
+        jobs = []
+        for task in self._tasks(step):
+            for sample in range(config.group_size):
+                key = f"{config.seed}/{step}/{task['id']}/{sample}".encode()
+                seed = int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big")
+                sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": seed}
+                jobs.append(Job(task=task, group=str(task["id"]), mode="train", sampling=sampling))
+        return jobs
+
+    def _tasks(self, step: int) -> list[Task]:
+        """The step's tasks: shuffled epochs laid end to end, the same for a run that was resumed."""
+        tasks, size = self.data.train, min(self.config.tasks_per_step, len(self.data.train))
+        per_epoch = len(tasks) // size
+        epoch, position = divmod(step - 1, per_epoch)
+        order = list(range(len(tasks)))
+        random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
+        return [tasks[i] for i in order[position * size : (position + 1) * size]]
+
+    def _validate(self, step: int, count: int, *, sampled: bool) -> dict[str, Any]:
+        """Accuracy at ``val_temperature``, and at the training temperature where ``sampled``."""
+        config, tasks = self.config, choose_tasks(self.data.validation, count)
+        results: dict[str, Any] = {}
+        temperatures = {"validation": config.val_temperature}
+        if sampled:
+            temperatures["validation_sampled"] = config.temperature
+        for name, temperature in temperatures.items():
+            self.watcher.phase(f"validation at temperature {temperature:g}", len(tasks))
+            jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
+            deadline_s = config.step_deadline_s * max(1.0, len(jobs) / config.n_runners)
+            outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
+            self.run.write_rollouts(step, [_row(step, o) for o in outcomes], kind=f"val-{temperature:g}")
+            results[name] = summarize(outcomes)
+        return results
+
+    def _log(self, line: dict[str, Any]) -> None:
+        line["wall_s"] = round(self.earlier_s + time.monotonic() - self.started, 2)
+        self.run.append_metrics(line)
+        self.watcher.step(line)
+
+    def _checkpoint(self, step: int) -> None:
+        with self.run.new_checkpoint(step) as folder:
+            save_policy(self.model, self.tokenizer, folder)
+            torch.save(self.grpo.state(), folder / "trainer.pt")
+
+    def summarize(self) -> dict[str, Any]:
+        """What the run came to so far, written as ``summary.json``."""
+        lines = self.run.metrics()
+        steps = [line for line in lines if line["step"] > 0]
+        failures: Counter[str] = Counter()
+        for line in steps:
+            failures.update(line["failures"])
+        config = self.config
+        summary: dict[str, Any] = {
+            "backend": config.backend,
+            "domain": config.domain,
+            "data": self.data.source,
+            "model": config.model,
+            "seed": config.seed,
+            "steps": steps[-1]["step"] if steps else 0,
+            "wall_s": lines[-1]["wall_s"] if lines else 0.0,
+            "peak_memory_mb": _peak_memory_mb(),
+            "rollouts": sum(line["rollouts"] for line in steps),
+            "failures": dict(failures),
+            "validation": _before_after(lines, "validation"),
+            "validation_sampled": _before_after(lines, "validation_sampled"),
+            "waiting_share": _share(steps, "waiting"),
+        }
+        if config.model == "starter":
+            summary["note"] = (
+                "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
+                "room. The bundled validation databases are new to it but generated; on real Spider it scores near zero."
+            )
+        self.run.write_json("summary.json", summary)
+        return summary
+
+
+def _before_after(lines: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The first and the last full validation, as far as there are any."""
+    measured = [line[name] for line in lines if name in line]
+    if not measured:
+        return {}
+    before, after = measured[0], measured[-1]
+    if after["n"] < before["n"]:  # the last one was one of the shorter ones: the run was stopped
+        after = None
+    result: dict[str, Any] = {"before": before["accuracy"], "n": before["n"], "before_interval": before["interval"]}
+    if after is not None and after is not before:
+        result |= {"after": after["accuracy"], "after_interval": after["interval"]}
+    for key in ("by_hardness", "by_subject_split"):
+        if key in before:
+            result[f"before_{key}"] = before[key]
+            if "after" in result:
+                result[f"after_{key}"] = after[key]
+    return result
+
+
+def _share(steps: Sequence[dict[str, Any]], part: str) -> float:
+    total = sum(sum(line["seconds"].values()) for line in steps)
+    return round(sum(line["seconds"][part] for line in steps) / total, 4) if total else 0.0
+
+
+def _peak_memory_mb() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
+
+
+def _row(step: int, outcome: Outcome) -> dict[str, Any]:
+    """A rollout as a row of ``rollouts.parquet``."""
+    task = outcome.job.task
+    return {
+        "step": step,
+        "mode": outcome.job.mode,
+        "temperature": float(outcome.job.sampling.get("temperature", 1.0)),
+        "rollout_id": outcome.rollout_id,
+        "task_id": str(task["id"]),
+        "group": outcome.job.group,
+        "status": outcome.status,
+        "message": outcome.message,
+        "reward": outcome.reward,
+        "parts": json.dumps(outcome.parts),
+        "attempts": outcome.attempts,
+        "seconds": round(outcome.seconds, 4),
+        "task": json.dumps(dict(task), ensure_ascii=False, default=str),
+        "answer": outcome.answer,
+        "trace": json.dumps(list(outcome.trace), ensure_ascii=False),
+        "calls": [
+            {
+                "agent": call.agent,
+                "prompt_ids": call.prompt_ids,
+                "response_ids": call.response_ids,
+                "logprobs": call.logprobs,
+                "finish_reason": call.finish_reason,
+                "weights_version": call.weights_version,
+            }
+            for call in outcome.calls
+        ],
+    }

@@ -1,0 +1,173 @@
+"""Rollouts as the trainer sees them: enqueue a batch, wait for it, collect typed outcomes.
+
+A batch always comes back whole and in time. What did not end by the deadline is cancelled in the store and comes back as
+a ``timeout``; what failed comes back with the type of its failure. Only a rollout with a reward has a number: leaving the
+others out of their group is the trainer's business, turning them into a 0 is nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import agentlightning as agl
+
+from adapters.tracing import Call, calls_from_spans, reward_from_spans
+from adapters.tracing.proxy import LLMProxy
+from domains import Task
+from tools.types import Step
+from train.agent import ANSWER_SPAN, FAILURE_SPAN, POLICY_RESOURCE
+
+__all__ = ["Job", "Outcome", "RolloutCollector"]
+
+Mode = Literal["train", "val"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One rollout to be run. Jobs with one ``group`` are samples of one task and are compared with each other."""
+
+    task: Task
+    group: str
+    mode: Mode
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a rollout: a reward, or the type of its failure."""
+
+    job: Job
+    rollout_id: str
+    status: str
+    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, lost."""
+    reward: float | None
+    parts: Mapping[str, float]
+    message: str
+    answer: str
+    trace: Sequence[Step]
+    calls: Sequence[Call]
+    attempts: int
+    seconds: float
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is a reward."""
+        return self.reward is not None
+
+
+class RolloutCollector:
+    """Sends batches of jobs through a store and brings their outcomes back.
+
+    ``retries`` is how often a failed attempt is given to a runner again; ``wake`` tells runners in this process that
+    the queue has work.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: agl.LightningStore,
+        proxy: LLMProxy,
+        model: str,
+        retries: int = 1,
+        rollout_timeout_s: float = 120.0,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store, self._proxy, self._model, self._wake = store, proxy, model, wake
+        self._config = agl.RolloutConfig(
+            timeout_seconds=2 * rollout_timeout_s,
+            max_attempts=1 + retries,
+            retry_condition=["failed", "timeout", "unresponsive"],
+        )
+        self._resources_id: str | None = None
+
+    async def run(
+        self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[Outcome]:
+        """Run the jobs and return their outcomes in the same order, at most ``deadline_s`` seconds later."""
+        resources_id = await self._announce()
+        requests = [
+            agl.EnqueueRolloutRequest(
+                input=dict(job.task),
+                mode=job.mode,
+                resources_id=resources_id,
+                config=self._config,
+                metadata={"group": job.group, "sampling": dict(job.sampling)},
+            )
+            for job in jobs
+        ]
+        rollouts = await self._store.enqueue_many_rollouts(requests)
+        self._wake()
+        ids = [rollout.rollout_id for rollout in rollouts]
+        await self._wait(ids, deadline_s, on_end)
+        await self._proxy.flush()
+        return [await self._collect(job, rollout_id) for job, rollout_id in zip(jobs, ids, strict=True)]
+
+    async def _announce(self) -> str:
+        """Tell runners, wherever they are, where the proxy is."""
+        if self._resources_id is None:
+            policy = agl.ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
+            self._resources_id = (await self._store.add_resources({POLICY_RESOURCE: policy})).resources_id
+        return self._resources_id
+
+    async def _wait(self, ids: Sequence[str], deadline_s: float, on_end: Callable[[], None]) -> None:
+        deadline = time.monotonic() + deadline_s
+
+        async def one(rollout_id: str) -> None:
+            left = max(0.0, deadline - time.monotonic())
+            if not await self._store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=left):
+                await self._store.update_rollout(rollout_id, status="cancelled")
+            on_end()
+
+        await asyncio.gather(*(one(rollout_id) for rollout_id in ids))
+
+    async def _collect(self, job: Job, rollout_id: str) -> Outcome:
+        attempt = await self._store.get_latest_attempt(rollout_id)
+        rollout = await self._store.get_rollout_by_id(rollout_id)
+        spans: Sequence[agl.Span] = []
+        if attempt is not None:
+            spans = list(await self._store.query_spans(rollout_id, attempt.attempt_id))
+        answer = _last(spans, ANSWER_SPAN)
+        failure = _last(spans, FAILURE_SPAN)
+        reward, parts = _reward(spans)
+        status, message = "succeeded", ""
+        if reward is None or rollout is None or rollout.status != "succeeded":
+            reward = None
+            if failure is not None:
+                status = str(failure.attributes["lightning_rod.kind"])
+                message = str(failure.attributes["lightning_rod.message"])
+            elif rollout is not None and rollout.status == "cancelled":
+                status, message = "timeout", "not finished by the step's deadline"
+            else:
+                status, message = "lost", "the runner reported neither a reward nor a failure"
+        started = rollout.start_time if rollout else time.time()
+        ended = (rollout.end_time if rollout else None) or time.time()
+        return Outcome(
+            job=job,
+            rollout_id=rollout_id,
+            status=status,
+            reward=reward,
+            parts=parts,
+            message=message,
+            answer=str(answer.attributes["lightning_rod.text"]) if answer else "",
+            trace=json.loads(str(answer.attributes["lightning_rod.trace"])) if answer else [],
+            calls=calls_from_spans(spans),
+            attempts=attempt.sequence_id if attempt else 0,
+            seconds=ended - started,
+        )
+
+
+def _last(spans: Sequence[agl.Span], name: str) -> agl.Span | None:
+    return next((span for span in reversed(spans) if span.name == name), None)
+
+
+def _reward(spans: Sequence[agl.Span]) -> tuple[float | None, dict[str, float]]:
+    """The rollout's reward and its parts."""
+    value = reward_from_spans(spans)
+    if isinstance(value, dict):
+        return value["total"], {name: part for name, part in value.items() if name != "total"}
+    return value, {}

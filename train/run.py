@@ -1,0 +1,277 @@
+"""``python -m train.run``: train the model behind an agent.
+
+Everything heavy is imported once the arguments are known to be right, so ``--help`` and a wrong name answer at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import adapters
+import domains
+import rewards
+from tools.plugins import UnknownNameError
+from train.config import PRESETS, ConfigError, RunConfig, resolve
+from train.rundir import RunDir, RunDirError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+_FIXED = ("backend", "domain", "model", "data_dir", "seed")
+"""What a resumed run cannot change: it would be another run."""
+
+
+class _Stop(Exception):
+    """Ends the program with one sentence."""
+
+    def __init__(self, message: str, code: int = 2) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@app.command()
+def main(
+    backend: Annotated[str | None, typer.Option(help="Agent framework. Default: langgraph")] = None,
+    domain: Annotated[str | None, typer.Option(help="What is asked. Default: spider")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="'starter' (ships with the project), or a folder in Hugging Face's format")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help=f"Preset: {', '.join(PRESETS)}. Default: fast")] = None,
+    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: the domain's own")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps")] = None,
+    ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
+    ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
+    dev: Annotated[
+        bool, typer.Option("--dev", help="No training: run ten tasks and print every call and triplet")
+    ] = False,
+    n_runners: Annotated[int | None, typer.Option(help="Rollouts that run at once")] = None,
+    agent_match: Annotated[
+        str | None,
+        typer.Option("--agent-match", "--active-agent", help="Train only agents whose name matches this regex"),
+    ] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Queries the agent may write for one question")] = None,
+    table_info_truncate: Annotated[int | None, typer.Option(help="Characters of the schema in the prompt")] = None,
+    execution_truncate: Annotated[int | None, typer.Option(help="Characters of a query's result in the prompt")] = None,
+    val_temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature in validation; 0 is greedy")
+    ] = None,
+    val_tasks: Annotated[
+        int | None, typer.Option(help="Validation questions before and after training; 0 is all of them")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(help="The domain's data. Default: what ships with the project")
+    ] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Where run folders are made. Default: runs")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the order of tasks. Default: 0")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with the run in this folder, e.g. runs/latest", metavar="RUN_DIR")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
+) -> None:
+    """Train the model behind an agent with GRPO, on this machine."""
+    if sum((ci_fast, ci, dev)) > 1:
+        raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
+    given: dict[str, Any] = {
+        "backend": backend,
+        "domain": domain,
+        "model": model,
+        "reward": reward,
+        "steps": 1 if ci_fast else 20 if ci else steps,
+        "n_runners": n_runners,
+        "agent_match": agent_match,
+        "max_turns": max_turns,
+        "table_info_truncate": table_info_truncate,
+        "execution_truncate": execution_truncate,
+        "val_temperature": val_temperature,
+        "val_tasks": 32 if ci_fast and val_tasks is None else val_tasks,
+        "data_dir": data_dir,
+        "output_dir": output_dir,
+        "device": device,
+        "seed": seed,
+    }
+    with _one_sentence(debug):
+        _run(config, given, resume=resume, dev=dev, debug=debug)
+
+
+def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: bool, debug: bool) -> None:
+    console = Console(highlight=False)
+    run = RunDir.open(resume) if resume else None
+    settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
+    adapters.get(settings.backend)
+    domain = domains.get(settings.domain)
+    rewards.get(settings.reward or domain.default_reward)
+    data = domain.load(settings.data_dir)
+    console.print(f"data: {data.source}")
+    for reason, count in data.left_out.items():
+        console.print(f"      left out of training: {count} ({reason})")
+    if not data.train or not data.validation:
+        empty = "training" if not data.train else "validation"
+        raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
+    _quiet(debug)
+    from train.display import Display
+    from train.local.trainer import LocalTrainer
+
+    if dev:
+        _dev(settings, data, domain, console)
+        return
+    if run is None:
+        run = RunDir.create(
+            settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
+        )
+    console.print(f"run:  {run.path}")
+    with Display(console, settings.steps) as display:
+        trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
+        try:
+            summary = trainer.train()
+        except KeyboardInterrupt:
+            display.__exit__(None, None, None)
+            trainer.summarize()
+            run.merge_rollouts()
+            raise _Stop(
+                f"stopped; what was learnt is kept. Go on with: python -m train.run --resume {_relative(run.path)}",
+                code=130,
+            ) from None
+    from train.curve import draw_curve
+
+    run.merge_rollouts()
+    draw_curve(run.metrics(), run.path / "curve.png")
+    _report(summary, run, console)
+
+
+def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:
+    """The run's own settings with what may be changed of them."""
+    stored = run.config()
+    for name in _FIXED:
+        if given[name] is not None and given[name] != stored[name]:
+            raise _Stop(
+                f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored[name]}; "
+                "leave it out, or start a new run"
+            )
+    if preset is not None and preset != stored["config"]:
+        raise _Stop(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
+    changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
+    preset = stored.pop("config")
+    return resolve(preset, **{**stored, **changed})
+
+
+def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, console: Console) -> None:
+    from tempfile import TemporaryDirectory
+
+    from adapters.tracing import select, triplets
+    from train.display import Display
+    from train.local.trainer import LocalTrainer
+
+    with TemporaryDirectory() as folder, Display(console, 0) as display:
+        trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
+        outcomes = trainer.dev()
+    for outcome in outcomes:
+        task = outcome.job.task
+        console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
+        console.print(f"question  {task['question']}", markup=False)
+        for call in outcome.calls:
+            console.print(
+                f"span {call.sequence}: {call.agent}, {call.ended - call.started:.3f} s, "
+                f"{call.finish_reason}, weights {call.weights_version}",
+                style="bold",
+                markup=False,
+            )
+            for message in [*call.messages, call.reply]:
+                console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
+        for triplet in triplets(select(outcome.calls, settings.agent_match), outcome.reward):
+            console.print(
+                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}\n"
+                f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
+                markup=False,
+            )
+        console.print(f"answer    {outcome.answer or outcome.message}", markup=False)
+    scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    console.rule()
+    console.print(
+        f"{len(outcomes)} rollouts, {sum(len(o.calls) for o in outcomes)} calls, "
+        f"mean reward {sum(scored) / max(1, len(scored)):.3f}"
+    )
+
+
+def _report(summary: dict[str, Any], run: RunDir, console: Console) -> None:
+    for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
+        result = summary[name]
+        if "after" in result:
+            gain = 100 * (result["after"] - result["before"])
+            console.print(
+                f"[bold]{label}[/bold]: {result['before']:.3f} before, {result['after']:.3f} after "
+                f"([bold]{gain:+.1f} points[/bold]) on {result['n']} questions over databases never trained on"
+            )
+            for split, before in result.get("before_by_subject_split", {}).items():
+                after = result["after_by_subject_split"].get(split, 0.0)
+                console.print(f"    {split} subjects: {before:.3f} before, {after:.3f} after")
+    console.print(
+        f"{summary['wall_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
+        f"everything is in {_relative(run.path)}"
+    )
+    if "note" in summary:
+        console.print(f"[dim]{summary['note']}[/dim]")
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _quiet(debug: bool) -> None:
+    """agentlightning and what it brings announce much; a run's own lines are what a user wants to read."""
+    # LiteLLM, which agentlightning imports, fetches a price list at import unless told not to.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, force=True)
+    if not debug:
+        warnings.filterwarnings("ignore")
+        os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
+        import agentlightning  # noqa: F401  (it sets its own loggers up while it is imported)
+
+        for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _one_sentence(debug: bool) -> Iterator[None]:
+    """What a user can mend ends in one sentence and a non-zero exit."""
+    try:
+        yield
+    except _Stop as stop:
+        message, code = str(stop), stop.code
+    except (ConfigError, UnknownNameError, domains.DataError, RunDirError) as error:
+        message, code = str(error), 2
+    except KeyboardInterrupt:
+        message, code = "stopped before the run began", 130
+    except OSError as error:
+        if debug or error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.ENOENT, None):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        hint = {errno.ENOSPC: "; make room and go on with --resume"}.get(error.errno or 0, "")
+        message, code = f"{error.strerror or error}{where}{hint}", 1
+    else:
+        return
+    typer.echo(f"error: {message}" if code != 130 else message, err=True)
+    sys.exit(code)
+
+
+def _terminate(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)  # stopped by a scheduler as by Ctrl-C: cleanly
+    app()

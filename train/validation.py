@@ -1,0 +1,73 @@
+"""Accuracy on held-out tasks, measured with the same agent, proxy and reward that training uses."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from domains import Task
+from train.rollouts import Job, Outcome
+
+__all__ = ["choose_tasks", "summarize", "validation_jobs"]
+
+_JUDGED_FAILURES = {"over_long", "agent"}
+"""Failures that are the agent's own: it had its chance and gave no answer. Others say nothing about the policy."""
+
+
+def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
+    """``count`` tasks (0 is all), spread evenly over the sequence, which is sorted by database: every run and seed
+    judges the same questions."""
+    if count <= 0 or count >= len(tasks):
+        return list(tasks)
+    return [tasks[int((i + 0.5) * len(tasks) / count)] for i in range(count)]
+
+
+def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int) -> list[Job]:
+    """One rollout a task, at ``temperature`` (0 is greedy)."""
+    return [
+        Job(
+            task=task,
+            group=str(task["id"]),
+            mode="val",
+            sampling={"temperature": temperature, "max_tokens": max_tokens, "seed": seed * 1_000_003 + index},
+        )
+        for index, task in enumerate(tasks)
+    ]
+
+
+def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Accuracy (the mean reward), overall and by hardness and subject, with its 95 % interval and the failures by type.
+
+    The interval is Wilson's (1927) for a proportion. Infrastructure failures are left out and counted.
+    """
+    judged = [(o, o.reward or 0.0) for o in outcomes if o.succeeded or o.status in _JUDGED_FAILURES]
+    by: dict[str, dict[str, list[float]]] = {"hardness": defaultdict(list), "subject_split": defaultdict(list)}
+    for outcome, score in judged:
+        for key, groups in by.items():
+            if outcome.job.task.get(key) is not None:
+                groups[str(outcome.job.task[key])].append(score)
+    scores = [score for _, score in judged]
+    return {
+        "accuracy": _mean(scores),
+        "interval": wilson(sum(scores), len(scores)),
+        "n": len(scores),
+        **{f"by_{key}": {name: _mean(groups[name]) for name in sorted(groups)} for key, groups in by.items() if groups},
+        "calls_per_rollout": _mean([float(len(o.calls)) for o, _ in judged]),
+        "failures": dict(Counter(o.status for o in outcomes if not o.succeeded)),
+    }
+
+
+def wilson(successes: float, n: int, z: float = 1.96) -> list[float]:
+    """The interval [low, high] of a proportion with ``successes`` out of ``n``; [0, 1] for none."""
+    if n == 0:
+        return [0.0, 1.0]
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return [round(max(0.0, centre - half), 4), round(min(1.0, centre + half), 4)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4) if values else 0.0
