@@ -56,9 +56,9 @@ def _level(*, basic: int, nested: int, others: int) -> str:
         return "hard" if nested == 1 and basic <= 1 and others == 0 else "extra"
     if basic <= 1 and others == 0:
         return "easy"
-    if (basic <= 1 and others <= 2) or (basic <= 2 and others < 2):  # noqa: PLR2004
+    if (basic <= 1 and others <= 2) or (basic <= 2 and others < 2):
         return "medium"
-    if (basic <= 2 and others > 2) or (basic == 3 and others <= 2):  # noqa: PLR2004
+    if (basic <= 2 and others > 2) or (basic == 3 and others <= 2):
         return "hard"
     return "extra"
 

@@ -113,8 +113,8 @@ def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[str, G
 
     A gold is slow after ``timeout_s`` seconds. Raises :class:`DataError` for a database that cannot be read.
     """
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import track  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import track
 
     console = Console(stderr=True)
     ordered = sorted(tasks, key=lambda task: str(task["db_path"]))  # one open connection serves a database's tasks
@@ -190,8 +190,8 @@ def _json(file: Path) -> Any:
 
 def _rows(file: Path) -> list[Any]:
     if file.suffix == ".parquet":
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
         try:
             return list(pq.read_table(file, use_threads=False).to_pylist())
@@ -256,4 +256,4 @@ def _is_sqlite(path: str) -> bool:
 
 def _some(names: Iterable[str]) -> str:
     names = sorted(names)
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")  # noqa: PLR2004
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -107,8 +107,8 @@ def _write(
 
 
 def _write_parquet(tasks: list[Task], file: Path) -> None:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     base = ["id", "db_id", "question", "query", "db_path", "hardness"]
     more = sorted({key for task in tasks for key, value in task.items() if isinstance(value, str)} - set(base))
