@@ -14,7 +14,7 @@ from domains.spider.hardness import LEVELS, hardness
 @pytest.mark.parametrize(
     ("level", "sql"),
     [
-        # The four examples of the Spider paper, figure 3. It shows the third as hard; its evaluator counts four clauses
+        # The examples of the Spider paper, one a level. It shows the third as hard; its evaluator counts four clauses
         # and joins, so extra.
         ("easy", "SELECT count(*) FROM cars_data WHERE cylinders > 4"),
         (

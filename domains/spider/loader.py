@@ -118,7 +118,7 @@ def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[str, G
 
     console = Console(stderr=True)
     ordered = sorted(tasks, key=lambda task: str(task["db_path"]))  # one open connection serves a database's tasks
-    bar = track(ordered, "Running the golds", console=console, transient=True, disable=not console.is_terminal)
+    bar = track(ordered, "Running the golds", console=console, transient=True) if console.is_terminal else ordered
     problems = ((task["id"], _check_gold(task["query"], task["db_path"], timeout_s)) for task in bar)
     return {name: problem for name, problem in problems if problem}
 
@@ -250,8 +250,11 @@ def _find_database(db_id: str, db_path: str, folder: Path) -> str | None:
 
 
 def _is_sqlite(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); make it readable.") from error
 
 
 def _some(names: Iterable[str]) -> str:

@@ -42,8 +42,8 @@ def main(
     except DataError as error:
         _fail(str(error))
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        _fail(f"writing {out} failed: {error.strerror or error}{where}; what was there before is unchanged.")
+        file = error.filename2 or error.filename  # of a copy, what was being written
+        _fail(f"writing {out} failed: {error.strerror or error} ({file}); what was there before is unchanged.")
     typer.echo(_summary(report, out))
 
 

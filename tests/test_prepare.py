@@ -1,0 +1,190 @@
+"""``prepare`` writes a folder that stands alone, or nothing at all."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from spider_folder import DEV, make_database, make_spider
+from typer.testing import CliRunner
+
+from domains import DataError
+from domains.spider import domain
+from domains.spider.loader import FAILS, NO_ROWS, SLOW
+from domains.spider.prepare import app, prepare
+
+
+def zipped(folder: Path, archive: Path, *, under: str = "spider_data") -> Path:
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.rglob("*")):
+            file.write(path, f"{under}/{path.relative_to(folder)}")
+    return archive
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refusal(source: Path, out: Path) -> str:
+    """The one sentence that the command line prints when it fails."""
+    result = CliRunner().invoke(app, ["--source", str(source), "--out", str(out)])
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_what_is_written_can_be_loaded_without_the_source(tmp_path: Path) -> None:
+    source = make_spider(tmp_path / "source")
+    prepare(source, tmp_path / "out")
+    source.rename(tmp_path / "gone")
+    data = domain.load(str(tmp_path / "out"))
+    assert [task["query"] for task in data.train] == ["SELECT count(*) FROM pet"]
+    assert [task["id"] for task in data.validation] == ["d0", "d1"]
+    assert data.validation[0]["db_path"] == str((tmp_path / "out/database/cars/cars.sqlite").resolve())
+
+
+def test_a_prepared_folder_can_be_moved(tmp_path: Path) -> None:
+    prepare(make_spider(tmp_path / "source"), tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert Path(domain.load(str(tmp_path / "moved")).train[0]["db_path"]).is_file()
+
+
+def test_the_report_lists_every_gold_that_is_not_fit_to_judge_by(tmp_path: Path) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    source = make_spider(tmp_path / "source", dev=[*DEV, {**DEV[0], "id": "d2", "query": endless}])
+    report = prepare(source, tmp_path / "out", timeout_s=0.1)
+    assert report == json.loads((tmp_path / "out/report.json").read_text())
+    assert [(gold["id"], gold["split"], gold["reason"]) for gold in report["golds"]] == [
+        ("train_spider-1", "train", NO_ROWS),
+        ("train_spider-2", "train", FAILS),
+        ("d1", "validation", NO_ROWS),
+        ("d2", "validation", SLOW),
+    ]
+    assert "no such column: nickname" in report["golds"][1]["detail"]
+    assert report["left_out_of_training"] == {NO_ROWS: 1, FAILS: 1}
+    assert report["tasks"] == {"train_spider": 1, "test_dev": 2, "test_dev_500": 2}
+
+
+def test_the_sample_of_500_is_the_same_whatever_the_order(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    rows = [{**DEV[0], "id": f"d{index}"} for index in range(700)]
+    prepare(make_spider(tmp_path / "one", dev=rows), tmp_path / "a")
+    prepare(make_spider(tmp_path / "two", dev=rows[::-1]), tmp_path / "b")
+    one, two = (pq.read_table(tmp_path / name / "test_dev_500.parquet")["id"].to_pylist() for name in "ab")
+    assert len(one) == 500
+    assert two == one[::-1]
+    assert one != [row["id"] for row in rows[:500]]
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = make_spider(tmp_path / "source")
+    prepare(source, tmp_path / "a")
+    prepare(source, tmp_path / "b")
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_the_published_zip_is_read_in_its_own_top_folder(tmp_path: Path) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    prepare(archive, tmp_path / "zipped")
+    prepare(tmp_path / "source", tmp_path / "plain")
+    one, two = contents(tmp_path / "zipped"), contents(tmp_path / "plain")
+    del one["report.json"], two["report.json"]  # which name the source
+    assert one == two
+
+
+@pytest.mark.parametrize("name", ["../dev.json", "/tmp/dev.json", "a/../../dev.json", "..\\dev.json"])
+def test_a_zip_that_would_write_outside_is_refused(tmp_path: Path, name: str) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr(name, "[]")
+    before = contents(tmp_path)
+    assert "outside its folder" in refusal(archive, tmp_path / "inner" / "out")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "no zip"])
+def test_a_damaged_zip(tmp_path: Path, damage: str) -> None:
+    archive = zipped(make_spider(tmp_path / "source"), tmp_path / "spider.zip")
+    whole = archive.read_bytes()
+    middle = whole.index(b"SELECT count")
+    archive.write_bytes(
+        {"truncated": whole[:-50], "flipped": whole[:middle] + b"X" + whole[middle + 1 :], "no zip": b"hello"}[damage]
+    )
+    assert "is not a readable zip" in refusal(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_preparing_again_replaces_what_prepare_wrote(tmp_path: Path) -> None:
+    prepare(make_spider(tmp_path / "one"), tmp_path / "out")
+    prepare(make_spider(tmp_path / "two", dev=DEV[:1]), tmp_path / "out")
+    assert len(domain.load(str(tmp_path / "out")).validation) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "out", "two"]
+
+
+def test_a_folder_that_prepare_did_not_write_is_never_replaced(tmp_path: Path) -> None:
+    source = make_spider(tmp_path / "source")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.txt").write_text("years of work")
+    assert "was not written by this command" in refusal(source, tmp_path / "thesis")
+    assert (tmp_path / "thesis/chapter.txt").read_text() == "years of work"
+
+
+def test_the_output_may_not_hold_the_source(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    prepare(make_spider(tmp_path / "source"), out)
+    inside = make_spider(out / "source")
+    for source in (out, inside):
+        assert "holds the source" in refusal(source, out)
+
+
+def test_a_missing_source(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nowhere", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_source_leaves_what_was_there(tmp_path: Path) -> None:
+    prepare(make_spider(tmp_path / "source"), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (tmp_path / "source/dev.json").write_text("[{]")
+    assert "dev.json, line 1" in refusal(tmp_path / "source", tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_a_failing_write_leaves_what_was_there(tmp_path: Path) -> None:
+    source, out = make_spider(tmp_path / "source"), tmp_path / "out"
+    prepare(source, out)
+    before = contents(out)
+    make_database(
+        source / "database/pets/pets.sqlite", "CREATE TABLE big (x); INSERT INTO big VALUES (zeroblob(900000))"
+    )
+
+    # A limit on the size of a file fails where a full disk does, in the middle of a write.
+    process = subprocess.run(
+        [sys.executable, "-m", "domains.spider.prepare", "--source", str(source), "--out", str(out)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith(f"error: writing {out} failed: ")
+    assert "Traceback" not in process.stderr
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_a_disk_too_small_is_noticed_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    with pytest.raises(DataError, match="0 MB free"):
+        prepare(make_spider(tmp_path / "source"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,231 @@
+"""The Spider domain reads both layouts, says which data it chose, and names what is wrong with broken data."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, needs_real_spider
+
+import domains
+from domains import DataError
+from domains.spider import loader
+from domains.spider.loader import FAILS, NO_ROWS, SLOW, check_golds
+from domains.spider.prepare import prepare
+
+spider = domains.get("spider")
+
+
+def ids(tasks: list[domains.Task]) -> list[str]:
+    return [task["id"] for task in tasks]
+
+
+def test_the_domain_is_found_by_name() -> None:
+    assert (spider.name, spider.default_reward) == ("spider", "spider_exec_match")
+
+
+def test_a_task_has_what_the_trainer_and_the_reward_need(tmp_path: Path) -> None:
+    task = spider.load(str(make_spider(tmp_path))).train[0]
+    assert task == {
+        "id": "train_spider-0",
+        "db_id": "pets",
+        "question": "How many pets?",
+        "query": "SELECT count(*) FROM pet",
+        "hardness": "easy",
+        "db_path": str((tmp_path / "database/pets/pets.sqlite").resolve()),
+    }
+    assert spider.database(task) == task["db_path"]
+
+
+def test_a_row_keeps_its_own_id_and_hardness_and_what_else_it_has_but_not_the_parsed_gold(tmp_path: Path) -> None:
+    row = {
+        **TRAIN[0],
+        "id": "mine",
+        "hardness": "extra",
+        "subject": "animals",
+        "sql": {"select": []},
+        "query_toks": ["SELECT"],
+    }
+    task = spider.load(str(make_spider(tmp_path, train=[row]))).train[0]
+    assert (task["id"], task["hardness"], task["subject"]) == ("mine", "extra", "animals")
+    assert not {"sql", "query_toks"} & set(task)
+
+
+def test_train_others_is_training_data_too(tmp_path: Path) -> None:
+    assert "train_others-0" in ids(spider.load(str(make_spider(tmp_path, others=OTHERS))).train)
+
+
+def test_databases_may_stand_in_test_database(tmp_path: Path) -> None:
+    task = spider.load(str(make_spider(tmp_path, databases="test_database"))).validation[0]
+    assert Path(spider.database(task)).parts[-3:] == ("test_database", "cars", "cars.sqlite")
+
+
+def test_training_leaves_out_golds_that_fail_or_return_nothing_and_validation_those_that_fail(tmp_path: Path) -> None:
+    bad = {"id": "d2", "db_id": "cars", "question": "?", "query": "SELECT colour FROM car"}
+    data = spider.load(str(make_spider(tmp_path, dev=[*DEV, bad])))
+    assert ids(data.train) == ["train_spider-0"]
+    assert ids(data.validation) == ["d0", "d1"]
+    assert data.left_out == {NO_ROWS: 1, FAILS: 1}
+
+
+def test_a_gold_past_its_deadline_is_slow(tmp_path: Path) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    folder = make_spider(tmp_path, dev=[{**DEV[0], "query": endless}])
+    problems = check_golds(loader.read_tasks([folder / "dev.json"], folder), timeout_s=0.1)
+    assert [problem.reason for problem in problems.values()] == [SLOW]
+
+
+def test_a_list_of_golds_without_rows_is_believed(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path)
+    (folder / "gold_zero_rows.json").write_text('{"note": "", "dev": [], "train": ["train_spider-0"]}')
+    data = spider.load(str(folder))
+    assert ids(data.train) == ["train_spider-1", "train_spider-2"]
+    assert data.left_out == {NO_ROWS: 1}
+
+
+def test_a_folder_with_both_layouts_is_read_as_parquet(tmp_path: Path) -> None:
+    folder = tmp_path / "prepared"
+    prepare(make_spider(tmp_path / "source"), folder)
+    shutil.copy(make_spider(tmp_path / "other", train=OTHERS) / "train_spider.json", folder)
+    shutil.copy(tmp_path / "other" / "dev.json", folder)
+    data = spider.load(str(folder))
+    assert [task["question"] for task in data.train] == ["How many pets?"]
+    assert data.left_out == {NO_ROWS: 1, FAILS: 1}
+
+
+def test_the_parquet_layout_of_the_field_needs_no_id_no_hardness_and_no_report(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder = make_spider(tmp_path, train=None, dev=None)
+    elsewhere = [{**row, "db_path": f"/somebody/else/{row['db_id']}.sqlite"} for row in TRAIN]
+    pq.write_table(pa.Table.from_pylist(elsewhere), folder / "train_spider.parquet")
+    relative = [{**row, "db_path": "database/cars/cars.sqlite"} for row in DEV]
+    pq.write_table(pa.Table.from_pylist(relative).drop_columns("id"), folder / "test_dev_500.parquet")
+    data = spider.load(str(folder))
+    assert ids(data.train) == ["train_spider-0"]
+    assert ids(data.validation) == ["test_dev_500-0", "test_dev_500-1"]
+    assert data.left_out == {NO_ROWS: 1, FAILS: 1}
+
+
+def test_a_write_ahead_log_beside_a_database_is_ignored(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path)
+    log = folder / "database/pets/pets.sqlite-wal"
+    log.write_bytes(b"left over")
+    assert ids(spider.load(str(folder)).train) == ["train_spider-0"]
+    assert log.read_bytes() == b"left over"
+
+
+def test_the_data_dir_wins_over_the_environment_and_the_source_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = make_spider(tmp_path / "ours"), make_spider(tmp_path / "theirs", dev=DEV[:1])
+    monkeypatch.setenv("SPIDER_DATA_DIR", str(theirs))
+    assert spider.load(str(ours)).source == (
+        f"--data-dir {ours}: train 1 tasks (1 databases), validation 2 tasks (1 databases)"
+    )
+    assert spider.load().source.startswith(f"SPIDER_DATA_DIR {theirs}: ")
+
+
+def test_without_either_the_bundled_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPIDER_DATA_DIR", raising=False)
+    if not loader.BUNDLED.is_dir():
+        pytest.skip(f"the bundled data has not been generated at {loader.BUNDLED}")
+    data = spider.load()
+    assert data.source.startswith("bundled data (generated): ")
+    assert not {task["db_id"] for task in data.train} & {task["db_id"] for task in data.validation}
+    assert {task["hardness"] for task in data.train} == {"easy", "medium", "hard", "extra"}
+
+
+# What is wrong with a folder is said in one sentence, with the path.
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(DataError) as refused:
+        spider.load(str(folder))
+    assert "\n" not in str(refused.value)
+    assert str(folder) in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "nowhere")
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "spider.zip").write_bytes(b"PK")
+    assert "is not a folder" in refusal(tmp_path / "spider.zip")
+
+
+def test_a_folder_without_a_layout_lists_what_was_looked_for(tmp_path: Path) -> None:
+    make_spider(tmp_path, dev=None)
+    message = refusal(tmp_path)
+    assert all(name in message for name in ("dev.json", "train_spider.json", "test_dev.parquet"))
+
+
+def test_json_that_does_not_parse_gives_the_line(tmp_path: Path) -> None:
+    make_spider(tmp_path)
+    (tmp_path / "dev.json").write_text('[\n {"db_id": "cars",\n')
+    assert "dev.json, line 3" in refusal(tmp_path)
+
+
+def test_json_that_is_no_list(tmp_path: Path) -> None:
+    make_spider(tmp_path, dev={"data": DEV})
+    assert "dev.json holds a dict" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "row", [{"db_id": "cars", "query": "SELECT 1"}, {**DEV[0], "query": None}, {**DEV[0], "db_id": 7}]
+)
+def test_a_row_that_lacks_a_text_gives_the_file_and_the_index(tmp_path: Path, row: dict[str, object]) -> None:
+    make_spider(tmp_path, dev=[DEV[0], row])
+    assert "dev.json, row 1: " in refusal(tmp_path)
+
+
+def test_ids_that_stand_for_two_tasks(tmp_path: Path) -> None:
+    make_spider(tmp_path, dev=[DEV[0], DEV[0]])
+    assert "'d0'" in refusal(tmp_path)
+
+
+def test_missing_databases_are_counted_and_named_with_where_they_were_looked_for(tmp_path: Path) -> None:
+    make_spider(tmp_path, dev=[{**DEV[0], "id": name, "db_id": name} for name in "abcde"])
+    message = refusal(tmp_path)
+    assert message.startswith("5 of 5 databases are missing (a, b, c, …)")
+    assert str(tmp_path / "test_database") in message
+
+
+@pytest.mark.parametrize("db_id", ["../cars", "/etc/cars", ".."])
+def test_a_database_name_that_leaves_the_folder(tmp_path: Path, db_id: str) -> None:
+    make_spider(tmp_path, dev=[{**DEV[0], "db_id": db_id}])
+    assert repr(db_id) in refusal(tmp_path)
+
+
+def test_a_database_that_is_none(tmp_path: Path) -> None:
+    make_spider(tmp_path)
+    (tmp_path / "database/cars/cars.sqlite").write_text("version https://git-lfs.github.com/spec/v1")
+    assert "no SQLite files" in refusal(tmp_path)
+
+
+def test_a_damaged_database(tmp_path: Path) -> None:
+    make_spider(tmp_path)
+    file = tmp_path / "database/cars/cars.sqlite"
+    make_database(file, "CREATE TABLE big (x); INSERT INTO big SELECT zeroblob(9000)")
+    file.write_bytes(file.read_bytes()[:100] + b"\xff" * 5000)
+    assert "cars.sqlite" in refusal(tmp_path)
+
+
+def test_a_parquet_file_that_cannot_be_read(tmp_path: Path) -> None:
+    prepare(make_spider(tmp_path / "source"), tmp_path / "out")
+    (tmp_path / "out/test_dev.parquet").write_bytes(b"PAR1")
+    assert "test_dev.parquet is not a readable parquet file" in refusal(tmp_path / "out")
+
+
+@needs_real_spider
+def test_real_spider_is_read_whole() -> None:
+    data = spider.load(str(REAL))
+    if (len(data.train), len(data.validation)) != (6647, 972):
+        pytest.skip(f"the expected counts are for the part of Spider that runs: {data.source}")
+    assert data.left_out == {NO_ROWS: 254}
+    assert Counter(task["hardness"] for task in data.validation)["easy"] == 232
