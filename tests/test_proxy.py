@@ -163,7 +163,7 @@ async def test_a_policy_server_that_is_gone_is_a_502_and_recorded(bench: Any) ->
 
 async def test_a_policy_server_that_is_silent_is_a_504_and_recorded(bench: Any) -> None:
     b = await bench([Reply(text="x", delay_s=5.0)], timeout_s=0.2)
-    with pytest.raises(openai.InternalServerError, match="silent for 0.2 s") as caught:
+    with pytest.raises(openai.InternalServerError, match=r"silent for 0\.2 s") as caught:
         await b.ask()
     assert caught.value.status_code == 504
     assert [call.status for call in await b.calls()] == [504]
@@ -236,7 +236,14 @@ async def test_a_port_in_use_is_one_clear_sentence(bench: Any) -> None:
 
 async def test_many_calls_at_once_all_arrive(bench: Any) -> None:
     b = await bench(lambda body: Reply(text=body["messages"][0]["content"], delay_s=0.2))
-    await asyncio.gather(*(b.ask([{"role": "user", "content": str(i)}]) for i in range(256)))
+
+    async def post(session: aiohttp.ClientSession, number: int) -> None:
+        body = {"messages": [{"role": "user", "content": str(number)}]}
+        async with session.post(f"{b.url}/chat/completions", json=body) as reply:
+            assert reply.status == 200
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        await asyncio.gather(*(post(session, number) for number in range(256)))
     calls = await b.calls()
     assert sorted(int(call.reply["content"]) for call in calls) == list(range(256))
     assert len({call.sequence for call in calls}) == 256
@@ -287,14 +294,16 @@ async def test_a_rollout_that_the_store_does_not_know_is_said_and_holds_up_no_ot
         await stranger.chat.completions.create(model="any", messages=HELLO)
         await b.ask()
         assert len(await b.calls()) == 1
+        with pytest.raises(SpansNotStoredError, match="refused a call of rollout nobody"):
+            await b.proxy.flush("nobody")
 
 
 async def _until(condition: Any) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
 async def _calls_when_there(b: Bench) -> list[Call]:
-    while not (calls := await b.calls()):
+    while not (calls := await b.calls()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return calls

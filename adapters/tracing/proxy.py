@@ -2,7 +2,7 @@
 
 The rollout and attempt are in the URL, so an agent in any language is traced by giving it a base URL. Replies are
 passed on byte for byte, streams chunk by chunk, errors with their status; reading a reply and storing it happen
-afterwards (:mod:`adapters.tracing.writer`), so tracing costs an agent one more hop on the same machine and nothing else.
+afterwards (:mod:`adapters.tracing.writer`), so tracing costs an agent one more local hop and nothing else.
 
 One process, one event loop: start it where the store lives. A request for more than one choice (``n``) is refused,
 because a conversation can only go on from one of them and the others would be samples that nobody judged.

@@ -50,7 +50,7 @@ class Ticket:
     sequence: int = 0
     exchange: Exchange | None = None
     span: Any = None
-    stored: asyncio.Future[Exception | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    stored: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def key(self) -> tuple[str, str]:
@@ -66,6 +66,7 @@ class SpanWriter:
         self._arrived: list[Ticket] = []
         self._finished: dict[Ticket, None] = {}
         self._to_number, self._to_write = asyncio.Event(), asyncio.Event()
+        self._refused: dict[str, Exception] = {}
         self._last_error: Exception | None = None
         self._tasks = [asyncio.create_task(self._number()), asyncio.create_task(self._write())]
 
@@ -89,25 +90,24 @@ class SpanWriter:
         Raises :class:`SpansNotStoredError` where the store refused one for good.
         """
         waiting = [t.stored for t in self._finished if rollout_id is None or t.rollout_id == rollout_id]
-        if waiting:
-            for refusal in await asyncio.gather(*map(asyncio.shield, waiting)):
-                if refusal is not None:
-                    raise SpansNotStoredError(f"the store refused a call: {refusal}") from refusal
+        await asyncio.gather(*map(asyncio.shield, waiting))
+        for refused, error in self._refused.items():
+            if rollout_id in (None, refused):
+                raise SpansNotStoredError(f"the store refused a call of rollout {refused}: {error}") from error
 
     async def close(self, *, timeout_s: float) -> None:
         """Write what is left, then end. Raises :class:`SpansNotStoredError` with the count where time runs out."""
-        try:
-            await asyncio.wait_for(self.flush(), timeout_s)
-        except asyncio.TimeoutError:
+        if self._finished:
+            await asyncio.wait([t.stored for t in self._finished], timeout=timeout_s)
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._finished:
             raise SpansNotStoredError(
                 f"{len(self._finished)} calls are not in the store after {timeout_s:g} s of trying; "
                 f"its last error: {self._last_error!r}"
             ) from self._last_error
-        finally:
-            for task in self._tasks:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
 
     async def _number(self) -> None:
         while True:
@@ -154,17 +154,16 @@ class SpanWriter:
 
     async def _write_group(self, tickets: list[Ticket]) -> Exception | None:
         """Add one rollout's spans. Returns the error where it is worth another try."""
-        refusal: Exception | None = None
         try:
             await self._store.add_many_spans([t.span for t in tickets])
         except Exception as error:  # the store is somebody else's code, and a call must outlive it
             if not _is_refusal(error):
                 return error
-            refusal = error
-            _log.error("%d calls of rollout %s are lost: %s", len(tickets), tickets[0].rollout_id, error)
+            self._refused[tickets[0].rollout_id] = error
+            _log.error("the store refused %d calls of rollout %s: %s", len(tickets), tickets[0].rollout_id, error)
         for ticket in tickets:
             del self._finished[ticket]
-            ticket.stored.set_result(refusal)
+            ticket.stored.set_result(None)
         return None
 
     async def _back_off(self, error: Exception, delay: float) -> float:

@@ -1,0 +1,162 @@
+"""A call and its span say the same, in little room, and never in a way that a store refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from typing import Any
+
+from agentlightning import InMemoryLightningStore
+from agentlightning.types import Span
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.tracing import Call, from_span, to_span
+from adapters.tracing.wire import Exchange, read_exchange, traced_request
+
+ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(ANY_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+PLAIN_TEXT = st.text(max_size=20)
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
+CALLS = st.builds(
+    Call,
+    rollout_id=st.just("r"),
+    attempt_id=st.just("a"),
+    sequence=st.integers(1, 10**6),
+    agent=PLAIN_TEXT,
+    model=PLAIN_TEXT,
+    prompt_ids=IDS,
+    response_ids=IDS,
+    logprobs=st.lists(st.floats(width=32, allow_nan=False, max_value=0.0), max_size=20),
+    finish_reason=st.sampled_from(["", "stop", "length", "tool_calls"]),
+    weights_version=st.none() | st.integers(0, 1000),
+    started=st.floats(1.0, 2e9),
+    ended=st.floats(1.0, 2e9),
+    status=st.sampled_from([200, 400, 502]),
+    error=PLAIN_TEXT,
+)
+
+
+@given(CALLS)
+def test_a_call_survives_its_span_and_the_stores_json(call: Call) -> None:
+    assert from_span(to_span(call)) == call
+    assert from_span(Span.model_validate_json(to_span(call).model_dump_json())) == call
+
+
+def test_a_call_takes_at_most_12_kb() -> None:
+    """1,024 prompt ids of a large vocabulary, 64 sampled ones, and messages with as much text as those ids are."""
+    rng = random.Random(0)
+    ids = [rng.randrange(151_936) for _ in range(1024 + 64)]
+    text = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz (),\n", k=4 * 1024))
+    messages = [{"role": "system", "content": text[:3600]}, {"role": "user", "content": text[3600:]}]
+    call = Call(
+        rollout_id="ro-0123456789ab",
+        attempt_id="at-01234567",
+        sequence=12,
+        agent="rewrite_query",
+        model="policy",
+        prompt_ids=ids[:1024],
+        response_ids=ids[1024:],
+        logprobs=[rng.uniform(-5, 0) for _ in range(64)],
+        finish_reason="stop",
+        weights_version=7,
+        started=1_790_000_000.123,
+        ended=1_790_000_001.456,
+        messages_json=json.dumps(messages),
+        reply_json=json.dumps({"role": "assistant", "content": text[:250]}),
+    )
+    assert len(to_span(call).model_dump_json()) <= 12_000
+
+
+@given(ANYTHING)
+def test_whatever_the_agent_and_the_server_say_the_span_is_one_that_stores_take(said: Any) -> None:
+    choice = {"message": {"content": said}, "token_ids": said, "logprobs": said, "finish_reason": said}
+    for body in (said, {"choices": said}, {"choices": [choice], "prompt_token_ids": said, "weights_version": said}):
+        for streamed in (False, True):
+            text = json.dumps(body)
+            exchange = Exchange(
+                rollout_id="r",
+                attempt_id="a",
+                agent=said if isinstance(said, str) else "",
+                started=1.0,
+                ended=2.0,
+                request={"model": said, "messages": said, "tools": said},
+                body=(f"data: {text}\n\n" if streamed else text).encode(),
+                streamed=streamed,
+            )
+            span = to_span(read_exchange(exchange, sequence=1))
+            assert Span.model_validate_json(span.model_dump_json()) == span
+            for value in span.attributes.values():
+                assert isinstance(value, str | int) or all(isinstance(item, str) for item in value)
+
+
+def test_logprobs_of_a_server_that_computes_in_float32_come_back_exactly() -> None:
+    logprobs = [struct.unpack("f", struct.pack("f", value))[0] for value in (-0.1, -1e-7, -17.25)]
+    call = Call(rollout_id="r", attempt_id="a", sequence=1, response_ids=[1, 2, 3], logprobs=logprobs)
+    assert from_span(to_span(call)).logprobs == logprobs
+
+
+async def test_the_store_gives_back_what_it_was_given() -> None:
+    store = InMemoryLightningStore()
+    rollout = await store.start_rollout(input={})
+    call = Call(
+        rollout_id=rollout.rollout_id,
+        attempt_id=rollout.attempt.attempt_id,
+        sequence=1,
+        prompt_ids=[5],
+        response_ids=[6],
+        logprobs=[-0.5],
+        tools_json='[{"type":"function"}]',
+    )
+    await store.add_many_spans([to_span(call)])
+    (span,) = await store.query_spans(rollout.rollout_id)
+    assert from_span(span) == call
+
+
+def test_the_request_asks_for_ids_and_logprobs_and_keeps_the_rest() -> None:
+    asked = {"model": "x", "temperature": 0.2, "logprobs": False, "top_logprobs": None}
+    assert traced_request(asked, model=None) == {
+        "model": "x",
+        "temperature": 0.2,
+        "logprobs": True,
+        "return_token_ids": True,
+    }
+    assert traced_request({"logprobs": True, "top_logprobs": 5}, model="policy")["top_logprobs"] == 5
+    assert traced_request(asked, model="policy")["model"] == "policy"
+
+
+def test_a_vllm_stream_is_read_whole() -> None:
+    events = [
+        {"prompt_token_ids": [1, 2], "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [_chunk({"reasoning": "so "}, [3], [-0.5])]},
+        {"choices": [_chunk({}, [4], [-0.25])]},  # a token that the tool parser held back
+        {"choices": [_chunk({"tool_calls": [_part(0, "run", id="c1")]}, [5], [-1.0])]},
+        {"choices": [_chunk({"tool_calls": [_part(0, None, '{"a"')]}, [6, 7], [-1.0, -2.0])]},
+        {"choices": [{**_chunk({"tool_calls": [_part(0, None, ":1}")]}, [8], [-3.0]), "finish_reason": "tool_calls"}]},
+        {"choices": [], "usage": {"total_tokens": 8}},
+    ]
+    body = ": comment\n\n" + "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    exchange = Exchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body.encode(), streamed=True)
+    call = read_exchange(exchange, sequence=1)
+    assert (call.prompt_ids, call.response_ids) == ([1, 2], [3, 4, 5, 6, 7, 8])
+    assert (call.logprobs, call.problem) == ([-0.5, -0.25, -1.0, -1.0, -2.0, -3.0], "")
+    assert call.reply["tool_calls"][0] == {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "run", "arguments": '{"a":1}'},
+    }
+    assert call.reply["reasoning"] == "so "
+
+
+def _chunk(delta: dict[str, Any], ids: list[int], logprobs: list[float]) -> dict[str, Any]:
+    content = [{"token": "t", "logprob": value} for value in logprobs]
+    return {"index": 0, "delta": delta, "token_ids": ids, "logprobs": {"content": content}, "finish_reason": None}
+
+
+def _part(index: int, name: str | None, arguments: str = "", **fields: Any) -> dict[str, Any]:
+    return {"index": index, "function": {"name": name, "arguments": arguments}, **fields}

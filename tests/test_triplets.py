@@ -1,0 +1,98 @@
+"""What a trainer reads from a rollout's spans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from agentlightning import emit_reward
+from agentlightning.types import Span
+
+from adapters.tracing import (
+    Call,
+    all_calls_from_spans,
+    calls_from_spans,
+    reward_from_spans,
+    select,
+    to_span,
+    triplets,
+)
+from adapters.tracing.triplets import call_rewards
+
+
+def call(sequence: int, *, agent: str = "write_query", **fields: Any) -> Call:
+    given = {"prompt_ids": [1, 2], "response_ids": [3], "logprobs": [-0.5], "weights_version": 4, **fields}
+    return Call(rollout_id="r", attempt_id="a", sequence=sequence, agent=agent, **given)
+
+
+def reward(sequence: int, value: Any, primary: str | None = None) -> Span:
+    """A reward's span as Agent Lightning's own emitter makes it."""
+    core = emit_reward(value, primary_key=primary, propagate=False)
+    return Span.from_core_fields(core, rollout_id="r", attempt_id="a", sequence_id=sequence)
+
+
+def test_calls_come_in_the_order_of_their_numbers() -> None:
+    spans = [to_span(call(3)), to_span(call(1)), reward(4, 1.0), to_span(call(2))]
+    assert [c.sequence for c in calls_from_spans(spans)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"status": 502, "error": "refused"}, "failed with status 502: refused"),
+        ({"error": "broke off"}, "broke off"),
+        ({"response_ids": [], "logprobs": []}, "no token ids"),
+        ({"prompt_ids": []}, "no token ids"),
+        ({"logprobs": [-0.5, -0.5]}, "1 sampled tokens but 2 logprobs"),
+        ({"logprobs": [float("nan")]}, "not a finite number"),
+    ],
+)
+def test_a_call_that_cannot_be_trained_on_is_left_out_and_says_why(fields: dict[str, Any], why: str) -> None:
+    spans = [to_span(call(1)), to_span(call(2, **fields))]
+    assert [c.sequence for c in calls_from_spans(spans)] == [1]
+    assert why in all_calls_from_spans(spans)[1].problem
+
+
+def test_spans_of_others_are_not_calls() -> None:
+    stranger = Span.from_attributes(attributes={"gen_ai.operation.name": "chat"}, rollout_id="r", name="chat")
+    assert all_calls_from_spans([stranger]) == []
+
+
+def test_agent_match_is_a_regex_over_agent_names() -> None:
+    calls = [call(1, agent="write_query"), call(2, agent="check_query"), call(3, agent="rewrite_query")]
+    assert [c.sequence for c in select(calls, "write")] == [1, 3]
+    assert [c.sequence for c in select(calls, "^write")] == [1]
+    assert select(calls, None) == calls
+    with pytest.raises(ValueError, match=r"agent_match '\(' is not a regular expression"):
+        select(calls, "(")
+
+
+def test_each_triplet_has_the_rollouts_reward_and_its_own_where_one_was_emitted() -> None:
+    spans = [to_span(call(1)), reward(2, 0.25), to_span(call(3)), to_span(call(4)), reward(5, 0.1), reward(6, 1.0)]
+    made = triplets(calls_from_spans(spans), 1.0, emitted=call_rewards(spans))
+    assert [(t.sequence, t.reward, t.call_reward) for t in made] == [(1, 1.0, 0.25), (3, 1.0, None), (4, 1.0, 1.0)]
+    assert (made[0].prompt_ids, made[0].response_ids, made[0].logprobs) == ([1, 2], [3], [-0.5])
+    assert (made[0].agent, made[0].weights_version) == ("write_query", 4)
+
+
+def test_a_reward_before_any_call_belongs_to_none() -> None:
+    spans = [reward(1, 0.5), to_span(call(2))]
+    assert [t.call_reward for t in triplets(calls_from_spans(spans), None, emitted=call_rewards(spans))] == [None]
+
+
+def test_the_last_reward_is_the_rollouts() -> None:
+    assert reward_from_spans([]) is None
+    assert reward_from_spans([reward(5, 0.9), to_span(call(1)), reward(2, 0.2)]) == 0.9
+
+
+def test_a_reward_emitted_and_then_returned_counts_once() -> None:
+    assert reward_from_spans([reward(2, 0.75), reward(3, 0.75)]) == 0.75
+
+
+def test_a_reward_with_parts_keeps_them_with_the_primary_first() -> None:
+    parts = {"executes": 0.1, "judge": 0.7, "total": 0.8}
+    emitted = reward(2, parts, primary="total")
+    assert reward_from_spans([emitted]) == parts
+    assert next(iter(reward_from_spans([emitted]))) == "total"
+    assert reward_from_spans([emitted, reward(3, 0.8)]) == parts
+    assert reward_from_spans([emitted, reward(3, 0.5)]) == 0.5
