@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from train.local.grpo import clipped_policy_loss, group_advantages
+from adapters.tracing import Trajectory
+from train.local.grpo import GRPO, GRPOConfig, Rollout, clipped_policy_loss, group_advantages
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1.json").read_text())["cases"]
 
@@ -41,3 +43,125 @@ def test_a_rollout_of_five_calls_weighs_as_much_in_its_group_as_a_rollout_of_one
 
 def test_equal_rewards_give_no_gradient() -> None:
     assert group_advantages(torch.tensor([1.0, 1.0, 1.0]), ["a"] * 3).tolist() == [0.0, 0.0, 0.0]
+
+
+def _trajectory(prompt: list[int], response: list[int], logprobs: list[float], mask: list[int] | None = None) -> Trajectory:
+    return Trajectory(
+        prompt_ids=prompt,
+        response_ids=response,
+        loss_mask=mask or [1] * len(response),
+        logprobs=logprobs,
+        calls=(),
+    )
+
+
+def _policy() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def _logprobs(model: LlamaForCausalLM, prompt: list[int], response: list[int]) -> list[float]:
+    """What transformers' own forward pass says, one sequence at a time."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+
+
+def _batch(model: LlamaForCausalLM) -> list[Rollout]:
+    """Three groups; rollouts of one to three calls, with prefixes shared, nested, or not at all."""
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(n: int) -> list[int]:
+        return torch.randint(0, 40, (n,), generator=generator).tolist()
+
+    rollouts = []
+    for group in range(3):
+        schema = ids(12)
+        for member in range(4):
+            calls = [schema + ids(5) for _ in range(1 + (group + member) % 3)]
+            pairs = [(prompt, ids(3 + member)) for prompt in calls]
+            rollouts.append(
+                Rollout(
+                    group=str(group),
+                    reward=float(member % 2),
+                    trajectories=[_trajectory(p, r, _logprobs(model, p, r)) for p, r in pairs],
+                )
+            )
+    return rollouts
+
+
+def test_an_update_makes_rewarded_replies_likelier_and_the_others_less_likely() -> None:
+    model = _policy()
+    batch = _batch(model)
+    metrics = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=1)).update(batch)
+    change = {0.0: [], 1.0: []}
+    for rollout in batch:
+        for t in rollout.trajectories:
+            now = _logprobs(model, t.prompt_ids, t.response_ids)
+            change[rollout.reward].append(sum(now) - sum(t.logprobs))
+    assert sum(change[1.0]) / len(change[1.0]) > 0 > sum(change[0.0]) / len(change[0.0])
+    assert metrics["groups_used"] == 3
+
+
+def test_the_first_ratio_is_one_however_trajectories_are_packed() -> None:
+    for branches in (1, 3, 8):
+        model = _policy()
+        metrics = GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=64)).update(_batch(model))
+        assert metrics["ratio_mismatch"] < 1e-4
+
+
+def test_packing_and_splitting_change_no_weight() -> None:
+    updated = []
+    for branches, tokens in ((1, 10_000), (8, 10_000), (8, 50)):
+        model = _policy()
+        GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=tokens, minibatches=1)).update(_batch(model))
+        updated.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(updated[0], updated[1], atol=1e-5)
+    assert torch.allclose(updated[0], updated[2], atol=1e-5)
+
+
+def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
+    model = _policy()
+    prompt, first, tool, second = [1, 2, 3], [4, 5], [6, 7, 8], [9]
+    response = first + tool + second
+    logprobs = _logprobs(model, prompt, response)
+    mask = [1, 1, 0, 0, 0, 1]
+    kept = [p if m else 0.0 for p, m in zip(logprobs, mask, strict=True)]
+    rollouts = [
+        Rollout(group="a", reward=1.0, trajectories=[_trajectory(prompt, response, kept, mask)]),
+        Rollout(group="a", reward=0.0, trajectories=[_trajectory(prompt, [5, 5], _logprobs(model, prompt, [5, 5]))]),
+    ]
+    metrics = GRPO(model, GRPOConfig()).update(rollouts)
+    assert metrics["tokens_trained"] == 3 + 2
+    assert metrics["ratio_mismatch"] < 1e-4
+
+
+def test_a_batch_without_contrast_leaves_the_model_as_it_is() -> None:
+    model = _policy()
+    before = [p.clone() for p in model.parameters()]
+    rollouts = [
+        Rollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)
+    ]
+    assert GRPO(model, GRPOConfig()).update(rollouts)["groups_used"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_saved_state_goes_on_exactly_where_it_was(tmp_path: Path) -> None:
+    straight, resumed = _policy(), _policy()
+    batch = _batch(straight)
+    one, two = GRPO(straight, GRPOConfig(), seed=3), GRPO(resumed, GRPOConfig(), seed=3)
+    one.update(batch), two.update(batch)
+    torch.save(two.state(), tmp_path / "state.pt")
+    three = GRPO(resumed, GRPOConfig(), seed=99)
+    three.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    one.update(batch), three.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))

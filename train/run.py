@@ -233,8 +233,6 @@ def _relative(path: Path) -> str:
 
 def _quiet(debug: bool) -> None:
     """agentlightning and what it brings announce much; a run's own lines are what a user wants to read."""
-    # LiteLLM, which agentlightning imports, fetches a price list at import unless told not to.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, force=True)
     if not debug:
         warnings.filterwarnings("ignore")

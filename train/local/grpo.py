@@ -13,14 +13,14 @@ On the same tensors :func:`group_advantages` equals verl 0.9's ``compute_grpo_ou
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from adapters.tracing import Trajectory
-from train.local.packing import answer_logits, pack
+from train.local.packing import Branch, pack, packed_logits
 
 __all__ = ["GRPO", "GRPOConfig", "Rollout", "clipped_policy_loss", "group_advantages"]
 
@@ -47,6 +47,8 @@ class GRPOConfig:
     """The rollouts' sampling temperature: the ratio is between probabilities at the same temperature."""
     branches_per_row: int = 8
     """Trajectories packed behind one shared prefix; attention grows with the square of the row."""
+    tokens_per_forward: int = 8192
+    """Tokens of one forward and backward pass: it bounds the memory, and changes nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,32 +161,108 @@ class GRPO:
         version, internal, gauss = state["random"]
         self._random.setstate((version, tuple(internal), gauss))
 
-    def _minibatch(self, items: list[tuple[Trajectory, float]], metrics: dict[str, float], index: int) -> None:
-        config = self.config
-        rows, order = _rows(items, config.branches_per_row)
-        packed = pack(rows, device=next(self.model.parameters()).device)
-        logits = answer_logits(self.model, packed) / config.temperature
-        logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
-        flat = [items[i] for i in order]
-        old = torch.tensor([p for t, _ in flat for p, sampled in zip(t.logprobs, t.loss_mask, strict=True) if sampled])
-        advantage = torch.tensor([a for t, a in flat for sampled in t.loss_mask if sampled])
-        old, advantage = old.to(logprobs.device), advantage.to(logprobs.device)
-        loss, measured = clipped_policy_loss(
-            logprobs,
-            old,
-            advantage,
-            torch.ones_like(old),
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            clip_dual=config.clip_dual,
-        )
+    def _minibatch(self, items: list[_Item], metrics: dict[str, float], index: int) -> None:
+        """One optimizer step on the trajectories of some groups."""
+        config, measured = self.config, dict.fromkeys(("loss", "kl", "clip_fraction"), 0.0)
+        total = sum(sum(trajectory.loss_mask) for trajectory, _ in items)
+        ratios: list[float] = []
         self.optimizer.zero_grad(set_to_none=False)
-        loss.backward()
+        for rows in _forwards(_rows(items, config.branches_per_row), config.tokens_per_forward):
+            logprobs, old, advantages = self._evaluate(rows)
+            loss, part = clipped_policy_loss(
+                logprobs,
+                old,
+                advantages,
+                torch.ones_like(old),
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                clip_dual=config.clip_dual,
+            )
+            share = len(old) / total
+            (loss * share).backward()
+            for name, value in {**part, "loss": float(loss.detach())}.items():
+                if name in measured:
+                    measured[name] += share * value
+            ratios += [part["ratio_min"], part["ratio_max"]]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
         self.optimizer.step()
         if index == 0:
-            # Before the first update the policy is still the one that sampled: any distance is a mismatch between the
-            # server and the trainer, not learning.
-            metrics["logprob_mismatch"] = float((logprobs.detach() - old).abs().max())
-        metrics |= {**measured, "loss": float(loss), "grad_norm": float(norm)}
-        metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + len(old)
+            # Before the first update the policy is still the one that sampled, so any distance between the ratio and 1
+            # is a mismatch between the server and the trainer, not learning.
+            metrics["ratio_mismatch"] = max(abs(ratio - 1) for ratio in ratios)
+        metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": float(norm)}
+        metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
+
+    def _evaluate(self, rows: list[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The sampled tokens' log-probabilities now, those they were sampled with, and their advantages, each [M]."""
+        device = next(self.model.parameters()).device
+        packed = pack([(row.prefix, row.branches) for row in rows])
+        packed = packed._replace(**{name: value.to(device) for name, value in packed._asdict().items()})
+        logits = packed_logits(self.model, packed) / self.config.temperature
+        logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
+        items = [item for row in rows for item in row.items]
+        sampled = [
+            (old, advantage)
+            for trajectory, advantage in items
+            for old, is_sampled in zip(trajectory.logprobs, trajectory.loss_mask, strict=True)
+            if is_sampled
+        ]
+        old, advantages = torch.tensor(sampled, device=device).unbind(1)
+        return logprobs, old, advantages
+
+
+_Item = tuple[Trajectory, float]
+"""A trajectory and its rollout's advantage."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Trajectories that share a prefix, as they are packed."""
+
+    prefix: list[int]
+    items: list[_Item]
+
+    @property
+    def branches(self) -> list[Branch]:
+        start = len(self.prefix)
+        return [
+            (t.prompt_ids[start:] + t.response_ids, [0] * (len(t.prompt_ids) - start) + t.loss_mask)
+            for t, _ in self.items
+        ]
+
+    @property
+    def length(self) -> int:
+        return len(self.prefix) + sum(len(t) - len(self.prefix) for t, _ in self.items)
+
+
+def _rows(items: Sequence[_Item], branches_per_row: int) -> list[_Row]:
+    """Rows of trajectories with long common prefixes: sorted, those that share most stand beside each other."""
+    rows: list[_Row] = []
+    for item in sorted(items, key=lambda item: item[0].prompt_ids):
+        prompt = item[0].prompt_ids
+        if rows and len(rows[-1].items) < branches_per_row:
+            shared = _common(rows[-1].prefix, prompt)
+            # A row whose prefix would shrink to less than half a prompt saves nothing: another schema begins here.
+            if 2 * shared >= len(prompt):
+                rows[-1] = _Row(rows[-1].prefix[:shared], [*rows[-1].items, item])
+                continue
+        rows.append(_Row(prompt, [item]))
+    return rows
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids ``a`` and ``b`` have in common from the start."""
+    length = min(len(a), len(b))
+    return next((i for i in range(length) if a[i] != b[i]), length)
+
+
+def _forwards(rows: Sequence[_Row], tokens: int) -> Iterator[list[_Row]]:
+    """Rows of like length together, at most ``tokens`` ids (padding included) at once, a longer row by itself."""
+    batch: list[_Row] = []
+    for row in sorted(rows, key=lambda row: row.length):
+        if batch and row.length * (len(batch) + 1) > tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch

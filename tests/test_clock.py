@@ -1,0 +1,51 @@
+"""A step's parts sum up to its wall time, and no moment counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from train.clock import PARTS, StepClock, timed_event_loop
+
+
+def test_parts_sum_up_to_the_wall_time() -> None:
+    clock = StepClock()
+    clock.lap()
+    started = time.perf_counter()
+    with clock.busy("agent"), clock.busy("sampling"):
+        time.sleep(0.02)
+    time.sleep(0.01)
+    seconds = clock.lap()
+    assert sum(seconds.values()) == pytest.approx(time.perf_counter() - started, abs=0.01)
+    assert set(seconds) == set(PARTS)
+
+
+def test_a_moment_belongs_to_the_first_part_that_is_busy() -> None:
+    clock = StepClock()
+    clock.lap()
+    with clock.busy("agent"), clock.busy("sampling"):
+        time.sleep(0.02)
+    seconds = clock.lap()
+    assert seconds["sampling"] >= 0.02
+    assert seconds["agent"] < 0.005
+
+
+def test_an_event_loop_is_busy_while_it_runs_and_not_while_it_waits() -> None:
+    clock = StepClock()
+    loop = timed_event_loop(clock)
+
+    async def work() -> None:
+        time.sleep(0.05)  # noqa: ASYNC251 -- a busy loop is the point
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(time.sleep, 0.03)
+
+    clock.lap()
+    loop.run_until_complete(work())
+    seconds = clock.lap()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    assert seconds["agent"] >= 0.05
+    assert seconds["waiting"] >= 0.09
+    assert seconds["sql"] >= 0.03

@@ -1,0 +1,102 @@
+"""The LangGraph agent writes, runs, checks and rewrites, and says what failed when something does."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from langchain_openai import ChatOpenAI
+
+import adapters
+from adapters import Endpoint, EndpointError, Question, ToolError
+from adapters.langgraph import LangGraphBackend, SQLContext, build_sql_graph
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+
+WRONG, RIGHT = "```sql\nSELECT nam FROM singer\n```", "```sql\nSELECT name FROM singer\n```"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    path = tmp_path / "concerts.sqlite"
+    with sqlite3.connect(path) as conn:
+        conn.executescript("CREATE TABLE singer (id int, name text); INSERT INTO singer VALUES (1, 'Ann'), (2, 'Bob');")
+    conn.close()
+    return str(path)
+
+
+def _endpoint(server: ScriptedPolicyServer) -> Endpoint:
+    return Endpoint(base_url=server.base_url, model=server.model, sampling={"temperature": 0.5, "max_tokens": 9})
+
+
+async def _run(replies: list[str | Reply], database: str, **options: int) -> tuple[adapters.Answer, list[dict]]:
+    async with ScriptedPolicyServer(replies=replies) as server:
+        backend = LangGraphBackend(**options)
+        answer = await backend.run(Question(id="1", text="Which singers?", database=database), _endpoint(server))
+        return answer, server.requests
+
+
+async def test_a_query_that_the_check_accepts_is_the_answer(database: str) -> None:
+    answer, requests = await _run([RIGHT, "CORRECT"], database)
+    assert answer.text == "SELECT name FROM singer"
+    assert [step["agent"] for step in answer.trace] == ["write_query", "execute_query", "check_query"]
+    assert "('Ann',)" in requests[1]["messages"][-1]["content"]
+
+
+async def test_a_query_that_the_check_rejects_is_rewritten_with_what_went_wrong(database: str) -> None:
+    answer, requests = await _run([WRONG, "INCORRECT", RIGHT, "CORRECT"], database)
+    assert answer.text == "SELECT name FROM singer"
+    assert [step["agent"] for step in answer.trace if step["kind"] == "llm"] == [
+        "write_query",
+        "check_query",
+        "rewrite_query",
+        "check_query",
+    ]
+    assert "no such column: nam" in requests[2]["messages"][-1]["content"]
+    assert [step["ok"] for step in answer.trace if step["kind"] == "tool"] == [False, True]
+
+
+async def test_the_last_query_allowed_is_run_but_not_checked(database: str) -> None:
+    answer, requests = await _run([WRONG, "INCORRECT", WRONG, "INCORRECT", RIGHT], database, max_turns=3)
+    assert answer.text == "SELECT name FROM singer"
+    assert len(requests) == 5
+    answer, requests = await _run([RIGHT], database, max_turns=1)
+    assert len(requests) == 1
+
+
+async def test_the_schema_and_the_sampling_parameters_reach_the_model(database: str) -> None:
+    _, requests = await _run([RIGHT, "CORRECT"], database)
+    for request in requests:
+        assert "singer" in request["messages"][0]["content"]
+        assert request["temperature"] == 0.5
+        assert request.get("max_tokens", request.get("max_completion_tokens")) == 9
+
+
+async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(database: str) -> None:
+    with pytest.raises(EndpointError, match="out of cards") as caught:
+        await _run([Reply(status=503, text="out of cards")], database)
+    assert caught.value.status == 503
+
+
+async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(EndpointError, match="127.0.0.1:9"):
+        await LangGraphBackend().run(Question(id="1", text="?", database=database), endpoint)
+
+
+async def test_a_database_that_is_gone_is_a_tool_error_and_not_the_policys_fault(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match="gone.sqlite"):
+        await _run([RIGHT], str(tmp_path / "gone.sqlite"))
+
+
+async def test_the_graph_serves_anybody_without_training(database: str) -> None:
+    async with ScriptedPolicyServer(replies=[RIGHT, "CORRECT"]) as server:
+        model = ChatOpenAI(model="scripted", base_url=server.base_url, api_key="none")
+        context = SQLContext(model=model, database=database)
+        state = await build_sql_graph().ainvoke({"question": "Which singers?"}, context=context)
+    assert state["sql"] == "SELECT name FROM singer"
+
+
+def test_a_turn_limit_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_turns is 0"):
+        build_sql_graph(max_turns=0)

@@ -1,0 +1,212 @@
+"""A batch of rollouts comes back whole and in time, each with a reward or the type of its failure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+import openai
+import pytest
+
+from adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from adapters.langgraph import LangGraphBackend
+from adapters.tracing import trajectories
+from adapters.tracing.proxy import LLMProxy
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from domains import Task
+from rewards import RewardError
+from train.agent import RolloutAgent
+from train.rollouts import Job, Outcome, RolloutCollector
+from train.runners import RunnerPool
+
+GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
+
+
+class _Domain:
+    name, default_reward = "test", "test"
+
+    def load(self, data_dir: str | None = None) -> Any:
+        raise AssertionError
+
+    def database(self, task: Task) -> str:
+        return str(task["db_path"])
+
+
+class _Backend:
+    """An agent of one call, or of one exception."""
+
+    agents = ("solo",)
+
+    def __init__(self, act: Callable[[], Any] = lambda: None) -> None:
+        self.act = act
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        result = self.act()
+        if asyncio.iscoroutine(result):
+            await result
+        client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0)
+        reply = await client.chat.completions.create(
+            model=endpoint.model,
+            messages=[{"role": "user", "content": question.text}],
+            extra_headers=endpoint.agent_headers("solo"),
+            **endpoint.sampling,
+        )
+        await client.close()
+        return Answer(text=reply.choices[0].message.content or "")
+
+
+async def _exact(task: Any, answer: str, trace: Any) -> float:
+    return float(answer == task["query"])
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    path = tmp_path / "db.sqlite"
+    with sqlite3.connect(path) as conn:
+        conn.executescript("CREATE TABLE singer (id int, name text); INSERT INTO singer VALUES (1, 'Ann');")
+    conn.close()
+    return {"id": "t1", "question": "Which singers?", "query": GOLD, "db_path": str(path)}
+
+
+@asynccontextmanager
+async def _collector(
+    server: ScriptedPolicyServer, backend: Any, reward: Any = _exact, *, timeout_s: float = 10.0, n_runners: int = 4
+) -> AsyncIterator[RolloutCollector]:
+    store = agl.InMemoryLightningStore()
+    agent = RolloutAgent(backend=backend, domain=_Domain(), reward=reward, timeout_s=timeout_s)
+    runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
+    async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
+        await runners.start()
+        try:
+            yield RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake)
+        finally:
+            await runners.stop()
+
+
+def _jobs(task: Task, count: int) -> list[Job]:
+    return [Job(task=task, group="t1", mode="train", sampling={"temperature": 1.0}) for _ in range(count)]
+
+
+async def _outcome(backend: Any, task: Task, reward: Any = _exact, **options: Any) -> Outcome:
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, backend, reward, **options) as collector,
+    ):
+        [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
+        return outcome
+
+
+async def test_each_rollout_brings_back_its_reward_and_every_call(task: Task) -> None:
+    replies = iter([GOLD, "SELECT 1", GOLD, "SELECT 2", GOLD])
+    async with (
+        ScriptedPolicyServer(replies=lambda _: next(replies)) as server,
+        _collector(server, _Backend(), n_runners=2) as collector,
+    ):
+        ended = []
+        outcomes = await collector.run(_jobs(task, 5), deadline_s=30, on_end=lambda: ended.append(1))
+    assert len(ended) == 5
+    assert sorted(o.reward for o in outcomes) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    for outcome in outcomes:
+        assert outcome.status == "succeeded"
+        [call] = outcome.calls
+        assert call.agent == "solo"
+        [trajectory] = trajectories(outcome.calls)
+        assert bytes(trajectory.response_ids[:-1]).decode() == outcome.answer
+
+
+async def test_two_batches_use_the_same_runners(task: Task) -> None:
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, _Backend()) as collector,
+    ):
+        for _ in range(2):
+            outcomes = await collector.run(_jobs(task, 6), deadline_s=30)
+            assert [o.reward for o in outcomes] == [1.0] * 6
+
+
+def _raise(error: Exception) -> Callable[[], Any]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "attempts"),
+    [
+        (AgentError("a bug"), "agent", 2),
+        (ToolError("the disk is gone"), "tool", 2),
+        (EndpointError("refused", status=500), "endpoint", 2),
+        (PromptTooLongError("9 tokens too many", status=400), "over_long", 1),
+    ],
+)
+async def test_a_failure_keeps_its_type_and_is_retried_where_that_can_help(
+    task: Task, error: Exception, status: str, attempts: int
+) -> None:
+    outcome = await _outcome(_Backend(_raise(error)), task)
+    assert (outcome.status, outcome.reward, outcome.attempts) == (status, None, attempts)
+    assert str(error) in outcome.message
+
+
+async def test_a_failure_that_does_not_come_again_costs_nothing_but_the_attempt(task: Task) -> None:
+    errors = iter([EndpointError("once")])
+
+    def act() -> None:
+        for error in errors:
+            raise error
+
+    outcome = await _outcome(_Backend(act), task)
+    assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 2)
+
+
+async def test_an_agent_that_takes_too_long_is_a_timeout(task: Task) -> None:
+    outcome = await _outcome(_Backend(lambda: asyncio.sleep(60)), task, timeout_s=0.1)
+    assert (outcome.status, outcome.reward) == ("timeout", None)
+
+
+async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
+    async with (
+        ScriptedPolicyServer(replies=lambda _: Reply(text=GOLD, delay_s=60)) as server,
+        _collector(server, _Backend(), timeout_s=600) as collector,
+    ):
+        outcomes = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=0.5), 10)
+    assert [(o.status, o.reward) for o in outcomes] == [("timeout", None)] * 3
+
+
+async def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_zero(task: Task) -> None:
+    async def broken(task: Any, answer: str, trace: Any) -> float:
+        raise RewardError("the gold does not run")
+
+    outcome = await _outcome(_Backend(), task, broken)
+    assert (outcome.status, outcome.reward) == ("reward", None)
+    assert outcome.message == "the gold does not run"
+
+
+async def test_a_reward_with_parts_comes_back_with_them(task: Task) -> None:
+    async def parts(task: Any, answer: str, trace: Any) -> dict[str, float]:
+        return {"executes": 0.1, "match": 0.7}
+
+    outcome = await _outcome(_Backend(), task, parts)
+    assert outcome.reward == pytest.approx(0.8)
+    assert outcome.parts == {"executes": 0.1, "match": 0.7}
+
+
+async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
+    def reply(body: dict[str, Any]) -> str:
+        return "CORRECT" if "Result:" in body["messages"][-1]["content"] else "```sql\nSELECT name FROM singer\n```"
+
+    async with (
+        ScriptedPolicyServer(replies=reply) as server,
+        _collector(server, LangGraphBackend()) as collector,
+    ):
+        [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
+    assert outcome.succeeded
+    assert server.requests
+    for request in server.requests:
+        assert "gold" not in json.dumps(request)
