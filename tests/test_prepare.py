@@ -175,7 +175,7 @@ def test_a_failing_write_leaves_what_was_there(tmp_path: Path) -> None:
         check=False,
     )
     assert process.returncode == 1
-    assert process.stderr.startswith(f"error: writing {out} failed: ")
+    assert process.stderr.startswith(f"error: preparing {out} failed: File too large")
     assert "Traceback" not in process.stderr
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import zipfile
@@ -42,8 +43,9 @@ def main(
     except DataError as error:
         _fail(str(error))
     except OSError as error:
-        file = error.filename2 or error.filename  # of a copy, what was being written
-        _fail(f"writing {out} failed: {error.strerror or error} ({file}); what was there before is unchanged.")
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        file = error.filename2 or error.filename or out  # filename2: of a copy, what was being written
+        _fail(f"preparing {out} failed: {cause} ({file}); what was there before is unchanged.")
     typer.echo(_summary(report, out))
 
 
