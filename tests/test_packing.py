@@ -1,0 +1,95 @@
+"""Packing changes the cost of a forward pass, never its result."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from train.local.model import new_policy
+from train.local.packing import pack, packed_logits, split
+from train.local.tokenizer import train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model():
+    return new_policy(
+        train_tokenizer(["SELECT name FROM singer"]), width=32, layers=2, heads=2, intermediate=48, seed=1
+    )
+
+
+def alone(model, prefix, branch):
+    """The logits before every target, from one plain causal pass over one branch."""
+    ids, sampled = branch
+    logits = model(torch.tensor([[*prefix, *ids]]), use_cache=False).logits[0]
+    return logits[[len(prefix) + i - 1 for i, wanted in enumerate(sampled) if wanted]]
+
+
+def some_sequences(seed):
+    rng = random.Random(seed)
+
+    def tokens(n):
+        return [rng.randrange(250) for _ in range(n)]
+
+    sequences = []
+    for _ in range(4):
+        branches = []
+        for _ in range(rng.randint(1, 5)):
+            n = rng.randint(1, 12)
+            branches.append((tokens(n), [rng.randint(0, 1) for _ in range(n)]))
+        sequences.append((tokens(rng.randint(1, 20)), branches))
+    return sequences
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_packed_branch_is_predicted_as_if_it_were_alone(model, seed):
+    torch.set_num_threads(1)
+    sequences = some_sequences(seed)
+    packed = pack(sequences)
+    with torch.inference_mode():
+        expected = torch.cat([alone(model, prefix, b) for prefix, branches in sequences for b in branches])
+        torch.testing.assert_close(packed_logits(model, packed), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_targets_come_in_the_order_of_the_branches_with_their_number():
+    packed = pack([([1, 2], [([3, 4], [0, 1]), ([5, 6], [1, 1])]), ([7], [([8, 9, 10], [1, 0, 1])])])
+    assert packed.targets.tolist() == [4, 5, 6, 8, 10]
+    assert packed.branch.tolist() == [0, 1, 1, 2, 2]
+    assert packed.index.tolist() == [[0, 2], [0, 1], [0, 4], [1, 0], [1, 2]]
+
+
+def test_a_branch_sees_the_prefix_and_itself_only():
+    packed = pack([([1, 2], [([3], [1]), ([4, 5], [0, 1])])])
+    assert packed.mask[0, 0, 4].tolist() == [True, True, False, True, True]
+    assert packed.positions.tolist() == [[0, 1, 2, 2, 3]]
+
+
+def test_gradients_of_packed_and_separate_passes_agree(model):
+    sequences = some_sequences(9)
+    packed = pack(sequences)
+
+    def gradient(logits):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(logits, packed.targets).backward()
+        return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    expected = gradient(torch.cat([alone(model, prefix, b) for prefix, branches in sequences for b in branches]))
+    torch.testing.assert_close(gradient(packed_logits(model, packed)), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_split_keeps_every_branch_once():
+    branches = [([i], [1]) for i in range(19)]
+    rows = split([1, 2], branches, max_branches=8)
+    assert [len(row) for _, row in rows] == [8, 8, 3]
+    assert [b for _, row in rows for b in row] == branches
+
+
+def test_a_mask_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="branch 0 of row 0 has 2 ids and a mask of 1"):
+        pack([([1], [([2, 3], [1])])])
+
+
+def test_a_target_needs_something_before_it():
+    with pytest.raises(ValueError, match="nothing stands before it"):
+        pack([([], [([2, 3], [1, 1])])])

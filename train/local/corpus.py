@@ -1,0 +1,162 @@
+"""What the starter policy reads before reinforcement learning: an endless stream of generated dialogues.
+
+Every item is one database with several dialogues about it: writing a query, checking one, rewriting one. The words are
+those of the agent (``adapters.prompts``) and the results are what ``tools.sql`` answers, so nothing changes when the
+agent takes over. Databases about the lexicon's new subjects never appear; their nouns do, as names in databases that
+make no sense, because a noun that was never read cannot be copied either.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from adapters import prompts
+from domains.spider.databases import Database, fill, make_database, schema_text
+from domains.spider.lexicon import FAMILIAR_SUBJECTS
+from domains.spider.questions import MIX, write_question
+from tools.sql import QueryError, render, run_query
+from transformers import PreTrainedTokenizerFast
+
+from train.local.packing import Branch
+from train.local.tokenizer import IM_END, IM_START
+
+__all__ = ["Dialogues", "Stage", "dialogues", "encode", "prompt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of the curriculum: how large its databases are, and what is asked about them."""
+
+    n_tables: tuple[int, ...] = (2, 2, 3, 3, 4)
+    n_attributes: tuple[int, ...] = (2, 3, 3, 4)
+    invented: float = 0.6
+    """Share of databases with names from anywhere, and of attributes that suit no entity."""
+    freedom: float = 0.3
+    """How freely questions are phrased; the tasks of reinforcement learning have 1."""
+    mix: Mapping[str, float] = field(default_factory=lambda: MIX)
+    writes: int = 6
+    checks: int = 0
+    rewrites: int = 0
+    result_chars: int = 60
+
+
+@dataclass(frozen=True)
+class Dialogues:
+    """A system message, and (user message, reply) pairs that follow it."""
+
+    system: str
+    turns: list[tuple[str, str]]
+
+
+def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:
+    """Endless dialogues of one stage."""
+    with tempfile.TemporaryDirectory() as folder:
+        number = 0
+        while True:
+            number += 1
+            database = make_database(
+                rng,
+                rng.choice(FAMILIAR_SUBJECTS),
+                invented=stage.invented,
+                n_tables=stage.n_tables,
+                n_attributes=stage.n_attributes,
+            )
+            path = Path(folder) / f"{number}.sqlite"
+            if stage.checks or stage.rewrites:
+                fill(database, str(path)).close()
+            yield _about(rng, stage, database, str(path))
+            path.unlink(missing_ok=True)
+
+
+def prompt(system: str, user: str) -> tuple[str, str]:
+    """The chat template's text for one turn, cut behind the system message: the prefix, and what follows it."""
+    prefix = f"{IM_START}system\n{prompts.system_message(system)}{IM_END}\n"
+    return prefix, f"{IM_START}user\n{user}{IM_END}\n{IM_START}assistant\n"
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[tuple[list[int], list[Branch]]]:
+    """Sequences for :func:`train.local.packing.pack`: replies are targets, everything before them is context."""
+    texts: list[str] = []
+    for item in items:
+        texts.append(prompt(item.system, "")[0])
+        for user, reply in item.turns:
+            texts += [prompt("", user)[1], reply + IM_END]
+    ids = iter(tokenizer(texts)["input_ids"])
+    sequences = []
+    for item in items:
+        prefix, branches = next(ids), []
+        for _ in item.turns:
+            context, reply = next(ids), next(ids)
+            branches.append((context + reply, [0] * len(context) + [1] * len(reply)))
+        sequences.append((prefix, branches))
+    return sequences
+
+
+def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> Dialogues:
+    def ask() -> tuple[str, str]:
+        question = write_question(rng, database, freedom=stage.freedom, mix=stage.mix)
+        return question.text, question.sql
+
+    turns = []
+    for _ in range(stage.writes):
+        question, sql = ask()
+        turns.append((prompts.write_message(question), prompts.fence(sql)))
+    for _ in range(stage.checks):
+        question, sql = ask()
+        shown = sql if rng.random() < 0.5 else spoil(rng, database, sql)  # noqa: PLR2004
+        verdict = prompts.CORRECT if shown == sql else prompts.INCORRECT
+        message = prompts.check_message(question, shown, _result(path, shown, stage.result_chars))
+        turns.append((message, verdict))
+    for _ in range(stage.rewrites):
+        question, sql = ask()
+        shown = spoil(rng, database, sql)
+        message = prompts.rewrite_message(
+            question, shown, _result(path, shown, stage.result_chars), prompts.INCORRECT
+        )
+        turns.append((message, prompts.fence(sql)))
+    return Dialogues(schema_text(database), turns)
+
+
+def _result(path: str, sql: str, max_chars: int) -> str:
+    """What the agent's execute node would answer."""
+    try:
+        return render(run_query(path, sql, max_rows=100), max_chars=max_chars)
+    except QueryError as error:
+        return f"Error: {error}"[:max_chars]
+
+
+_SWAPS = {"avg": "max", "max": "min", "min": "sum", "sum": "avg", "DESC": "ASC", "ASC": "DESC", ">": "<", "<": ">"}
+_SWAPS |= {"AND": "OR", "OR": "AND", ">=": ">", "<=": "<"}
+
+
+def spoil(rng: random.Random, database: Database, sql: str) -> str:
+    """A query near ``sql`` that is wrong: another name, another operator, or a clause less."""
+    tables = [table.name for table in database.tables]
+    columns = sorted({column.name for table in database.tables for column in table.columns})
+    tokens = re.findall(r"'[^']*'|\w+|[<>=!]+|\s+|.", sql)
+    for _ in range(8):
+        changed = list(tokens)
+        way = rng.randrange(4)
+        if way == 0:
+            _replace(rng, changed, columns, [*columns, "name", "title", "age"])
+        elif way == 1:
+            _replace(rng, changed, tables, [*tables, tables[0] + "s"])
+        elif way == 2:  # noqa: PLR2004
+            changed = list(re.sub(r" (WHERE|LIMIT|ORDER BY|GROUP BY|AND|EXCEPT) .*", "", sql))
+        else:
+            changed = [_SWAPS.get(token, token) for token in tokens]
+        if "".join(changed) != sql:
+            return "".join(changed)
+    return f"SELECT {rng.choice(columns)} FROM {tables[-1]} LIMIT 2"
+
+
+def _replace(rng: random.Random, tokens: list[str], old: list[str], new: list[str]) -> None:
+    places = [i for i, token in enumerate(tokens) if token in old]
+    if places:
+        tokens[rng.choice(places)] = rng.choice(new)
