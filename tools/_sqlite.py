@@ -23,7 +23,7 @@ import time
 from collections import OrderedDict
 from urllib.parse import quote
 
-__all__ = ["MAX_SQL_LENGTH", "MAX_VALUE_LENGTH", "Connection", "connection", "open_readonly", "signature"]
+__all__ = ["MAX_SQL_LENGTH", "MAX_VALUE_LENGTH", "Connection", "broken", "connection", "open_readonly", "signature"]
 
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
@@ -41,13 +41,21 @@ _DENIED_FUNCTIONS = frozenset(
     {"edit", "eval", "fts3_tokenizer", "icu_load_collation", "load_extension", "readfile", "sqlite_log", "writefile"}
 )
 _ACTIONS = {
-    getattr(sqlite3, f"SQLITE_{name}"): name.replace("_", " ")
-    for name in (
-        "ALTER_TABLE ANALYZE ATTACH CREATE_INDEX CREATE_TABLE CREATE_TEMP_INDEX CREATE_TEMP_TABLE CREATE_TEMP_TRIGGER "
-        "CREATE_TEMP_VIEW CREATE_TRIGGER CREATE_VIEW CREATE_VTABLE DELETE DETACH DROP_INDEX DROP_TABLE DROP_TEMP_INDEX "
-        "DROP_TEMP_TABLE DROP_TEMP_TRIGGER DROP_TEMP_VIEW DROP_TRIGGER DROP_VIEW DROP_VTABLE INSERT PRAGMA REINDEX "
-        "SAVEPOINT TRANSACTION UPDATE"
-    ).split()
+    getattr(sqlite3, name): name.removeprefix("SQLITE_").replace("_", " ")
+    for name in dir(sqlite3)
+    if name.startswith(("SQLITE_ALTER", "SQLITE_CREATE", "SQLITE_DROP"))
+}
+_ACTIONS |= {
+    sqlite3.SQLITE_ANALYZE: "ANALYZE",
+    sqlite3.SQLITE_ATTACH: "ATTACH or VACUUM",
+    sqlite3.SQLITE_DELETE: "DELETE",
+    sqlite3.SQLITE_DETACH: "DETACH",
+    sqlite3.SQLITE_INSERT: "INSERT",
+    sqlite3.SQLITE_PRAGMA: "PRAGMA",
+    sqlite3.SQLITE_REINDEX: "REINDEX",
+    sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT",
+    sqlite3.SQLITE_TRANSACTION: "a transaction",
+    sqlite3.SQLITE_UPDATE: "UPDATE",
 }
 
 # What may be read badly must still be read: the bytes that are no UTF-8 are dropped, as Spider's evaluator drops them.
@@ -58,6 +66,13 @@ def signature(path: str) -> tuple[int, int, int, int]:
     """What changes when the file does. Raises OSError when there is none."""
     stat = os.stat(path)
     return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def broken(path: str, error: Exception) -> str:
+    """Why the database at ``path`` cannot be read, as one sentence."""
+    if not os.path.exists(path):
+        return f"no database at {path}"
+    return f"the database {path} cannot be read: {error}"
 
 
 def _is_wal(path: str) -> bool:
@@ -88,6 +103,7 @@ class Connection:
         self.stopped = False
         self.refused = ""
         """What the authorizer refused in this query, in words; empty when nothing was."""
+        self.refused_function = ""
         self.raw = open_readonly(path)
         # A heap limit holds for SQLite in the whole process, and only ever goes down. It is what bounds a query with
         # many long values at once, and all that bounds one value on Python 3.10, which has no setlimit.
@@ -102,6 +118,11 @@ class Connection:
         self.raw.set_progress_handler(self._expired, _OPCODES_PER_CHECK)
         self.raw.set_authorizer(self._authorize)
 
+    def start(self, deadline: float, cancelled: threading.Event | None) -> None:
+        """Forget the last query, and stop the next one at ``deadline`` (of perf_counter) or when ``cancelled``."""
+        self.deadline, self.cancelled, self.stopped = deadline, cancelled, False
+        self.refused = self.refused_function = ""
+
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, sqlite3.Error):
             self.raw.close()
@@ -115,9 +136,11 @@ class Connection:
         if self._expired():
             return sqlite3.SQLITE_DENY
         if action not in _ALLOWED:
-            self.refused = _ACTIONS.get(action, f"action {action}")
+            # CREATE and DROP show up first as writes to the schema table.
+            schema = (first or "").lower().startswith("sqlite_") and action != sqlite3.SQLITE_ANALYZE
+            self.refused = "changing the schema" if schema else _ACTIONS.get(action, f"action {action}")
         elif action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED_FUNCTIONS:
-            self.refused = f"function {second}"
+            self.refused_function = str(second)
         else:
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY

@@ -87,10 +87,10 @@ def run_query(  # noqa: PLR0913
     try:
         conn = _sqlite.connection(path)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_broken(path, error)) from error
-    conn.deadline, conn.cancelled, conn.stopped, conn.refused = started + timeout_s, cancelled, False, ""
+        raise DatabaseError(_sqlite.broken(path, error)) from error
     if len(sql) > _sqlite.MAX_SQL_LENGTH:
         raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
+    conn.start(started + timeout_s, cancelled)
     cursor = conn.raw.cursor()
     try:
         cursor.execute(sql)
@@ -102,7 +102,6 @@ def run_query(  # noqa: PLR0913
         raise _translate(conn, sql, error, timeout_s) from error
     finally:
         cursor.close()
-        conn.deadline = float("inf")
     return QueryResult(columns, rows, truncated, time.perf_counter() - started)
 
 
@@ -144,24 +143,19 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
     return f"{header}[{', '.join(parts)}]"
 
 
-def _broken(path: str, error: Exception) -> str:
-    if not os.path.exists(path):
-        return f"no database at {path}"
-    return f"the database {path} cannot be read: {error}"
-
-
 _INFRASTRUCTURE = ("malformed", "not a database", "unable to open", "disk i/o", "is locked", "database is full")
 
 
 def _translate(conn: _sqlite.Connection, sql: str, error: Exception, timeout_s: float) -> QueryError:
     message = str(error)
     if conn.stopped:
-        cancelled = conn.cancelled is not None and conn.cancelled.is_set()
-        return QueryTimeoutError(
-            "the query was cancelled" if cancelled else f"the query ran longer than {timeout_s:g} s"
-        )
+        if conn.cancelled is not None and conn.cancelled.is_set():
+            return QueryTimeoutError("the query was cancelled")
+        return QueryTimeoutError(f"the query ran longer than {timeout_s:g} s")
+    if conn.refused_function:
+        return SqlError(f"the function {conn.refused_function} is not available")
     if conn.refused or "readonly database" in message:
-        return NotAllowedError(f"not allowed: {conn.refused or 'writing'}. Only one reading SELECT statement is")
+        return NotAllowedError(f"{conn.refused or 'writing'} is not allowed: write one SELECT statement")
     if "one statement at a time" in message:
         return NotAllowedError("only one statement at a time: write a single SELECT")
     if isinstance(error, MemoryError):
