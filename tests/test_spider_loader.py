@@ -77,6 +77,12 @@ def test_a_gold_past_its_deadline_is_slow(tmp_path: Path) -> None:
     assert [problem.reason for problem in problems.values()] == [SLOW]
 
 
+def test_a_gold_of_one_split_says_nothing_of_the_same_id_in_the_other(tmp_path: Path) -> None:
+    train = [{**TRAIN[0], "id": 0}, {**TRAIN[1], "id": 1}]
+    data = spider.load(str(make_spider(tmp_path, train=train, dev=[{**DEV[1], "id": 0}, {**DEV[0], "id": 1}])))
+    assert (ids(data.train), ids(data.validation)) == (["0"], ["0", "1"])
+
+
 def test_a_list_of_golds_without_rows_is_believed(tmp_path: Path) -> None:
     folder = make_spider(tmp_path)
     (folder / "gold_zero_rows.json").write_text('{"note": "", "dev": [], "train": ["train_spider-0"]}')

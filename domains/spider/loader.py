@@ -24,13 +24,18 @@ from domains.spider.hardness import hardness
 from tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
 
 __all__ = [
+    "BUNDLED",
     "FAILS",
+    "FILES",
     "NO_ROWS",
+    "REPORT",
     "SLOW",
+    "Gold",
     "GoldProblem",
     "SpiderDomain",
     "check_golds",
     "find_files",
+    "gold_of",
     "read_tasks",
     "split",
 ]
@@ -49,6 +54,10 @@ FILES = {name for layout in LAYOUTS for names in layout for name in names} | {RE
 # The published JSON repeats each gold as tokens and as a parse: ten times the bytes, and gold that nobody reads.
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
 _SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+Gold = tuple[str, str]
+"""A database's absolute path, and a query."""
 
 
 class GoldProblem(NamedTuple):
@@ -71,7 +80,9 @@ class SpiderDomain:
         train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder)
         left_out = _left_out_before(folder, train_files)
         if left_out is None:
-            problems = _listed_problems(folder) or check_golds([*train, *validation])
+            problems = _listed_problems(folder, train=train, dev=validation)
+            if problems is None:
+                problems = check_golds([*train, *validation])
             train, validation, left_out = split(train, validation, problems)
         return TaskData(
             train=train,
@@ -108,8 +119,13 @@ def read_tasks(files: Iterable[Path], folder: Path) -> list[Task]:
     return list(tasks)
 
 
-def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[str, GoldProblem]:
-    """Run every gold, with a progress bar on a terminal; by id, those that are not fit to judge by.
+def gold_of(task: Task) -> Gold:
+    """The task's database and query: what a problem belongs to, since several questions share a gold."""
+    return task["db_path"], task["query"]
+
+
+def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[Gold, GoldProblem]:
+    """Run every gold once, with a progress bar on a terminal; those that are not fit to judge by, and why.
 
     A gold is slow after ``timeout_s`` seconds. Raises :class:`DataError` for a database that cannot be read.
     """
@@ -117,22 +133,25 @@ def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[str, G
     from rich.progress import track
 
     console = Console(stderr=True)
-    ordered = sorted(tasks, key=lambda task: str(task["db_path"]))  # one open connection serves a database's tasks
-    bar = track(ordered, "Running the golds", console=console, transient=True) if console.is_terminal else ordered
-    problems = ((task["id"], _check_gold(task["query"], task["db_path"], timeout_s)) for task in bar)
-    return {name: problem for name, problem in problems if problem}
+    golds = sorted(
+        {gold_of(task) for task in tasks}
+    )  # by database, so that one open connection serves all of its golds
+    bar = track(golds, "Running the golds", console=console, transient=True) if console.is_terminal else golds
+    problems = ((gold, _check_gold(*gold, timeout_s)) for gold in bar)
+    return {gold: problem for gold, problem in problems if problem}
 
 
 def split(
-    train: list[Task], validation: list[Task], problems: Mapping[str, GoldProblem]
+    train: list[Task], validation: list[Task], problems: Mapping[Gold, GoldProblem]
 ) -> tuple[list[Task], list[Task], dict[str, int]]:
     """The tasks to train on, those to validate on, and how many were left out of training for which reason."""
-    left_out = Counter(problems[task["id"]].reason for task in train if task["id"] in problems)
-    judged = [task for task in validation if problems.get(task["id"], GoldProblem(NO_ROWS)).reason == NO_ROWS]
-    return [task for task in train if task["id"] not in problems], judged, dict(left_out)
+    left_out = Counter(problems[gold_of(task)].reason for task in train if gold_of(task) in problems)
+    fit = [task for task in train if gold_of(task) not in problems]
+    judged = [task for task in validation if problems.get(gold_of(task), GoldProblem(NO_ROWS)).reason == NO_ROWS]
+    return fit, judged, dict(left_out)
 
 
-def _check_gold(query: str, database: str, timeout_s: float) -> GoldProblem | None:
+def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | None:
     try:
         result = run_query(database, query, timeout_s=timeout_s, max_rows=1)
     except QueryTimeoutError as error:
@@ -167,12 +186,20 @@ def _left_out_before(folder: Path, train_files: list[Path]) -> dict[str, int] | 
     return report.get("left_out_of_training") if isinstance(report, dict) else None
 
 
-def _listed_problems(folder: Path) -> dict[str, GoldProblem] | None:
+def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProblem] | None:
+    """The golds whose ids ``gold_zero_rows.json`` lists under the names of ``splits``, or None without that file."""
     if not (folder / ZERO_ROWS).is_file():
         return None
     listed = _json(folder / ZERO_ROWS)
-    ids = [*listed.get("train", ()), *listed.get("dev", ())] if isinstance(listed, dict) else []
-    return dict.fromkeys(ids, GoldProblem(NO_ROWS))
+    if not isinstance(listed, dict):
+        raise DataError(f"{folder / ZERO_ROWS} holds a {type(listed).__name__}, not ids by split; repair or remove it.")
+    ids = {name: set(listed.get(name, ())) for name in splits}
+    return {
+        gold_of(task): GoldProblem(NO_ROWS)
+        for name, tasks in splits.items()
+        for task in tasks
+        if task["id"] in ids[name]
+    }
 
 
 def _size(tasks: list[Task]) -> str:

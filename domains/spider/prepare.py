@@ -79,7 +79,7 @@ def _write(
     *,
     train: list[Task],
     validation: list[Task],
-    problems: dict[str, loader.GoldProblem],
+    problems: dict[loader.Gold, loader.GoldProblem],
 ) -> dict[str, Any]:
     databases = {task["db_id"]: task["db_path"] for task in [*train, *validation]}
     for db_id, path in databases.items():
@@ -98,10 +98,10 @@ def _write(
         "databases": len(databases),
         "left_out_of_training": left_out,
         "golds": [
-            {"id": task["id"], "split": part, "db_id": task["db_id"], **problems[task["id"]]._asdict()}
+            {"id": task["id"], "split": part, "db_id": task["db_id"], **problems[loader.gold_of(task)]._asdict()}
             for part, tasks in (("train", train), ("validation", validation))
             for task in tasks
-            if task["id"] in problems
+            if loader.gold_of(task) in problems
         ],
     }
     (target / loader.REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
