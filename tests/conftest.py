@@ -1,0 +1,19 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import pytest
+
+WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
+
+
+@pytest.fixture(scope="session")
+def tiny_policy():
+    """(model, tokenizer): the project's architecture with random weights, in the project's own chat format."""
+    torch = pytest.importorskip("torch")
+    from train.local.model import new_policy
+    from train.local.tokenizer import train_tokenizer
+
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer([WORDS] * 30, words=WORDS.split(), min_count=2)
+    return new_policy(tokenizer, context=512, seed=1), tokenizer

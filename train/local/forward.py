@@ -1,0 +1,233 @@
+"""A decoder's forward pass for sampling, as one TorchScript call over a cache that rows share.
+
+A decode step of a tiny model is about a hundred small operations, and eager torch takes the interpreter lock back after
+each of them. In a process whose event loop runs agents, each of those can wait for a whole switch interval: 5 ms by
+default, so that a step of 16 ms takes more than a second. A scripted function gives the lock up once, for all of it.
+
+Prefill and decoding are the same function: what a query may see follows from its position alone, so a row may begin
+anywhere (after a cached prefix, or at its next token), and what padding wrote is overwritten before it can be seen.
+"""
+
+# No ``from __future__ import annotations`` here: TorchScript reads the signatures.
+import warnings
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["SUPPORTED", "Decoder", "UnsupportedModelError", "choose"]
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+"""The values of a config's ``model_type`` that :class:`Decoder` computes."""
+
+
+class UnsupportedModelError(ValueError):
+    """The model's architecture is not one that this engine computes."""
+
+
+def _logits(
+    ids: Tensor,
+    positions: Tensor,
+    last: Tensor,
+    first_row: int,
+    keys: Tensor,
+    values: Tensor,
+    embedding: Tensor,
+    layers: list[list[Tensor]],
+    norm: Tensor,
+    output: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    span: int,
+    eps: float,
+) -> Tensor:
+    batch, steps = ids.shape
+    kv_heads, head = keys.shape[2], keys.shape[4]
+    groups = heads // kv_heads
+    x = embedding[ids]
+    width = x.shape[-1]
+    c, s = cos[positions].unsqueeze(2), sin[positions].unsqueeze(2)
+    rows = torch.arange(first_row, first_row + batch, device=ids.device).unsqueeze(1)
+    # A float mask: the CPU kernel would turn a boolean one into this in every layer.
+    seen = torch.arange(span, device=ids.device) <= positions.unsqueeze(-1)
+    mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, -float("inf")).unsqueeze(1)
+    if groups > 1:
+        mask = mask.repeat(1, 1, groups, 1)
+    for i, w in enumerate(layers):
+        norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, qn, kn = w
+        h = F.linear(F.rms_norm(x, [width], norm1, eps), wqkv, bqkv if bqkv.numel() > 0 else None)
+        h = h.view(batch, steps, heads + 2 * kv_heads, head)
+        qk, v = h[:, :, : heads + kv_heads], h[:, :, heads + kv_heads :]
+        if qn.numel() > 0:
+            qk = torch.cat(
+                [F.rms_norm(qk[:, :, :heads], [head], qn, eps), F.rms_norm(qk[:, :, heads:], [head], kn, eps)], 2
+            )
+        half = head // 2
+        qk = qk * c + torch.cat([-qk[..., half:], qk[..., :half]], -1) * s
+        k_cache, v_cache = keys[i].transpose(1, 2), values[i].transpose(1, 2)
+        k_cache.index_put_((rows, positions), qk[:, :, heads:])
+        v_cache.index_put_((rows, positions), v)
+        # Query heads that share a key head stand beside each other as more queries: nothing is repeated in memory.
+        q = qk[:, :, :heads].view(batch, steps, kv_heads, groups, head).permute(0, 2, 3, 1, 4)
+        q = q.reshape(batch, kv_heads, groups * steps, head)
+        k = keys[i, first_row : first_row + batch, :, :span]
+        o = F.scaled_dot_product_attention(q, k, values[i, first_row : first_row + batch, :, :span], attn_mask=mask)
+        o = o.view(batch, kv_heads, groups, steps, head).permute(0, 3, 1, 2, 4).reshape(batch, steps, heads * head)
+        x = x + F.linear(o, wo, bo if bo.numel() > 0 else None)
+        gate_up = F.linear(F.rms_norm(x, [width], norm2, eps), wgu, bgu if bgu.numel() > 0 else None)
+        gate, up = gate_up.chunk(2, -1)
+        x = x + F.linear(F.silu(gate) * up, wd, bd if bd.numel() > 0 else None)
+    x = x[torch.arange(batch, device=x.device), last]
+    return F.linear(F.rms_norm(x, [width], norm, eps), output)
+
+
+def _choose(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor, any_top_p: bool
+) -> tuple[Tensor, Tensor]:
+    logits = logits.float()
+    greedy = temperature == 0
+    logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature).unsqueeze(1), -1)
+    weight = logprobs.double().exp()
+    if any_top_p:
+        # The smallest set of the likeliest tokens whose mass reaches top_p; the likeliest always stays.
+        ordered, order = weight.sort(-1, descending=True)
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p.unsqueeze(1), 0.0)
+        weight = torch.zeros_like(weight).scatter_(1, order, ordered)
+    # One uniform number a row, and the inverse of the distribution: a row's draw depends on nothing but itself.
+    mass = weight.cumsum(-1)
+    drawn = torch.searchsorted(mass, (uniform * mass[:, -1]).unsqueeze(1), right=True).squeeze(1)
+    token = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[1] - 1))
+    return token, logprobs.gather(1, token.unsqueeze(1)).squeeze(1)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter(
+        "ignore"
+    )  # TorchScript is frozen, not gone; nothing else keeps the lock away without a compiler.
+    _scripted_logits = torch.jit.script(_logits)
+    _scripted_choose = torch.jit.script(_choose)
+
+
+def choose(
+    logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor, *, any_top_p: bool
+) -> tuple[Tensor, Tensor]:
+    """Draw one token a row.
+
+    Args:
+        logits: ``[rows, vocabulary]``.
+        temperature: float32 ``[rows]``; 0 takes the likeliest token.
+        top_p: float64 ``[rows]``, above 0 and up to 1.
+        uniform: float64 ``[rows]`` in ``[0, 1)``; a row's draw is a function of its logits and this number.
+        any_top_p: whether any row's ``top_p`` is below 1; sorting the vocabulary is not free.
+
+    Returns:
+        The tokens, int64 ``[rows]``, and their log-probabilities, float32 ``[rows]``:
+        ``log_softmax(logits / temperature)`` before ``top_p`` (with temperature 0: at temperature 1).
+    """
+    return _scripted_choose(logits, temperature, top_p, uniform, any_top_p)
+
+
+class Decoder:
+    """A copy of a Hugging Face decoder's weights, fused for sampling, and its forward pass over a shared cache.
+
+    It is a copy so that an optimizer may change the model while sampling goes on; :meth:`refresh` takes what is new.
+
+    Raises:
+        UnsupportedModelError: the architecture is none of :data:`SUPPORTED`, or uses a part that they leave out.
+    """
+
+    def __init__(self, model: Any, *, max_positions: int) -> None:
+        config = model.config
+        problem = _unsupported(config)
+        if problem:
+            raise UnsupportedModelError(
+                f"the embedded engine cannot sample from {type(model).__name__}: {problem}. "
+                f"It computes the decoders {', '.join(SUPPORTED)} with full attention; use such a checkpoint, "
+                "or serve this one with vLLM."
+            )
+        self._model = model
+        self.layers = config.num_hidden_layers
+        self.heads = config.num_attention_heads
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
+        self.head = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps = float(config.rms_norm_eps)
+        self.max_positions = max_positions
+        self.refresh()
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Copy the model's present weights."""
+        body = self._model.model
+        self.embedding = body.embed_tokens.weight.detach().clone()
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
+        head = self._model.lm_head
+        tied = head.weight.data_ptr() == body.embed_tokens.weight.data_ptr()
+        self.output = self.embedding if tied else head.weight.detach().clone()
+        self.norm = body.norm.weight.detach().clone()
+        none = torch.empty(0, device=self.device, dtype=self.dtype)
+
+        def fused(*modules: Any) -> list[Tensor]:
+            biases = [m.bias.detach() for m in modules if m.bias is not None]
+            weight = torch.cat([m.weight.detach() for m in modules])
+            return [weight, torch.cat(biases) if biases else none]
+
+        self._weights: list[list[Tensor]] = []
+        for layer in body.layers:
+            a, m = layer.self_attn, layer.mlp
+            norms = [getattr(a, n).weight.detach().clone() if hasattr(a, n) else none for n in ("q_norm", "k_norm")]
+            self._weights.append(
+                [
+                    layer.input_layernorm.weight.detach().clone(),
+                    *fused(a.q_proj, a.k_proj, a.v_proj),
+                    *fused(a.o_proj),
+                    layer.post_attention_layernorm.weight.detach().clone(),
+                    *fused(m.gate_proj, m.up_proj),
+                    *fused(m.down_proj),
+                    *norms,
+                ]
+            )
+        # The model's own rotary module, so that every scaling it knows is the one used here.
+        positions = torch.arange(self.max_positions, device=self.device)[None]
+        cos, sin = body.rotary_emb(self.embedding[:1], positions)
+        self._cos, self._sin = cos[0].to(self.dtype).contiguous(), sin[0].to(self.dtype).contiguous()
+
+    def cache(self, rows: int, length: int) -> Tensor:
+        """Room for ``rows`` sequences: zeros, ``[2 (keys, values), layers, rows, key heads, length, head width]``."""
+        shape = (2, self.layers, rows, self.kv_heads, length, self.head)
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor, *, first_row: int, span: int
+    ) -> Tensor:
+        """Write the tokens into the cache and predict what follows.
+
+        Args:
+            ids: int64 ``[rows, steps]``, right-padded with any token.
+            positions: int64 ``[rows, steps]``, each below ``span``; the cache holds what stands before them.
+            last: int64 ``[rows]``, which step of each row to predict from.
+            cache: what :meth:`cache` gave; ids' first row is the cache's row ``first_row``.
+            first_row: see ``cache``.
+            span: how many positions of the cache to look at.
+
+        Returns:
+            ``[rows, vocabulary]``, in the model's dtype.
+        """
+        return _scripted_logits(
+            ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,
+            self.output, self._cos, self._sin, self.heads, span, self.eps,
+        )  # fmt: skip
+
+
+def _unsupported(config: Any) -> str | None:
+    if config.model_type not in SUPPORTED:
+        return f"its model_type is {config.model_type!r}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"its hidden_act is {config.hidden_act!r}, not 'silu'"
+    if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
+        return "some of its layers use sliding-window attention"
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        return f"its rope_type is {rope!r}, which depends on the length of the sequence"
+    return None

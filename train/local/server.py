@@ -1,0 +1,299 @@
+"""The policy behind the OpenAI API, on this machine only, inside the process that trains it.
+
+The reply is what vLLM 0.24 gives: with ``return_token_ids``, ``prompt_token_ids`` beside the choices and ``token_ids``
+in each, the sampled end token included. So nothing above this file knows which of the two it talks to. One field is
+ours: ``weights_version``, the training step whose weights wrote the reply. Two differences are on purpose: ``logprobs``
+are those of the sampled tokens *at the sampling temperature* (``top_logprobs`` stays empty), because that is what
+training recomputes; and a ``max_tokens`` beyond the context ends at the context instead of being refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from aiohttp import web
+
+from train.local.chat import ChatRequest, RequestError, parse_request
+from train.local.engine import Completion, Engine, EngineClosedError, EngineError, PromptTooLongError
+from train.local.toolcalls import OPENING, parse_tool_calls
+
+__all__ = ["PolicyServer"]
+
+MAX_BODY = 16 << 20
+"""Largest request, in bytes."""
+HELD_TOKENS = 4
+"""Tokens that a stream holds back: what a decoder makes of the last few may change with the next one."""
+KEPT_PROMPTS = 512
+"""Rendered prompts whose ids are remembered; the samples of a group send the same one."""
+
+
+class PolicyServer:
+    """An OpenAI-compatible server around an :class:`~train.local.engine.Engine`, on the running event loop.
+
+    Args:
+        engine: answers the requests; it is not closed with the server.
+        host: where to listen.
+        port: 0 takes a free one; :attr:`url` says which.
+        model_name: the one model that is served; another name is answered with 404.
+
+    Raises:
+        OSError: from :meth:`start`, where the port is taken.
+    """
+
+    def __init__(self, engine: Engine, *, host: str = "127.0.0.1", port: int = 0, model_name: str = "policy") -> None:
+        self._engine, self._host, self._port, self.model_name = engine, host, port, model_name
+        self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._started = int(time.time())
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without a path: ``http://127.0.0.1:43210``."""
+        return f"http://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application(client_max_size=MAX_BODY)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        # A client that goes away cancels the handler, and with it the request in the engine.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self._port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stop listening, and cancel what is not answered yet."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {
+            "id": self.model_name, "object": "model", "created": self._started, "owned_by": "lightning-rod",
+            "max_model_len": self._engine.max_model_len,
+        }  # fmt: skip
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        try:
+            try:
+                body = await request.json()
+            except ValueError as error:
+                raise RequestError(f"the body is not JSON: {error}") from None
+            chat = parse_request(body, served=self.model_name)
+            prompt = self._encode(chat)
+            if chat.stream:
+                return await self._stream(request, chat, prompt)
+            return await self._answer(chat, prompt)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(
+                413, f"the body is larger than {MAX_BODY} bytes", "invalid_request_error", "request_too_large"
+            )
+        except RequestError as error:
+            return _error(error.status, str(error), "invalid_request_error", error.code, error.param)
+        except PromptTooLongError as error:
+            return _error(400, str(error), "invalid_request_error", "context_length_exceeded", "messages")
+        except EngineError as error:
+            closed = isinstance(error, EngineClosedError)
+            return _error(503 if closed else 500, str(error), "server_error", "engine_closed" if closed else None)
+
+    def _encode(self, chat: ChatRequest) -> tuple[int, ...]:
+        """The ids that ``tokenizer.apply_chat_template`` gives: rendering, then one look-up or one tokenizer call."""
+        tokenizer = self._engine.tokenizer
+        try:
+            text = tokenizer.apply_chat_template(
+                chat.messages, tools=chat.tools or None, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # whatever the template raises is about these messages
+            raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+        ids = self._ids.get(text)
+        if ids is None:
+            ids = self._ids[text] = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+            if len(self._ids) > KEPT_PROMPTS:
+                self._ids.popitem(last=False)
+        else:
+            self._ids.move_to_end(text)
+        return ids
+
+    async def _answer(self, chat: ChatRequest, prompt: tuple[int, ...]) -> web.Response:
+        futures = [self._engine.submit(prompt, sampling) for sampling in chat.samplings]
+        try:
+            replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        finally:
+            for future in futures:
+                future.cancel()  # a no-op for those that are done
+        choices = []
+        for index, reply in enumerate(replies):
+            content, calls = parse_tool_calls(reply.text, chat.tool_names) if chat.tool_names else (reply.text, [])
+            message: dict[str, Any] = {"role": "assistant", "content": content}
+            if calls:
+                message["tool_calls"] = calls
+            choice = {
+                "index": index,
+                "message": message,
+                "logprobs": self._logprobs(reply.token_ids, reply.logprobs) if chat.logprobs else None,
+                "finish_reason": "tool_calls" if calls else reply.finish_reason,
+            }
+            if chat.return_token_ids:
+                choice["token_ids"] = reply.token_ids
+            choices.append(choice)
+        body = {**self._head("chat.completion"), "choices": choices, "usage": _usage(prompt, replies)}
+        body["weights_version"] = replies[0].weights_version
+        if chat.return_token_ids:
+            body["prompt_token_ids"] = prompt
+        return web.json_response(body)
+
+    async def _stream(self, request: web.Request, chat: ChatRequest, prompt: tuple[int, ...]) -> web.StreamResponse:
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        futures = []
+        try:
+            for index, sampling in enumerate(chat.samplings):
+
+                def put(*item: Any, index: int = index) -> None:
+                    loop.call_soon_threadsafe(queue.put_nowait, (index, item))
+
+                def put_end(done: Future[Completion], put: Callable[[Any], None] = put) -> None:
+                    if not done.cancelled():
+                        put(done)
+
+                future = self._engine.submit(prompt, sampling, on_token=put)
+                future.add_done_callback(put_end)
+                futures.append(future)
+            # From here on the status is sent, so only what fails later is told inside the stream.
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+            async for event in self._events(chat, prompt, queue):
+                await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await response.write(b"data: [DONE]\n\n")
+            await response.write_eof()
+            return response
+        finally:
+            for future in futures:
+                future.cancel()
+
+    async def _events(
+        self, chat: ChatRequest, prompt: tuple[int, ...], queue: asyncio.Queue[tuple[int, Any]]
+    ) -> AsyncIterator[dict[str, Any]]:
+        head = self._head("chat.completion.chunk")
+        choices = [_StreamedChoice(i, chat, self._engine) for i in range(len(chat.samplings))]
+        for choice in choices:
+            first = {**head, "choices": [choice.chunk({"role": "assistant", "content": ""})]}
+            if chat.return_token_ids and choice.index == 0:
+                first["prompt_token_ids"] = prompt
+            yield first
+        replies: list[Completion] = []
+        while len(replies) < len(choices):
+            index, item = await queue.get()
+            choice = choices[index]
+            if len(item) == 2:
+                token, logprob = item
+                delta = choice.add(token)
+                chunk = choice.chunk(delta, token_ids=[token], logprobs=self._logprobs([token], [logprob]))
+                yield {**head, "choices": [chunk]}
+                continue
+            try:
+                reply = item[0].result()
+            except EngineError as error:
+                yield {"error": {"message": str(error), "type": "server_error", "code": None}}
+                return
+            replies.append(reply)
+            delta, finish = choice.end(reply)
+            chunk = choice.chunk(delta, finish=finish, token_ids=[])
+            yield {**head, "choices": [chunk], "weights_version": reply.weights_version}
+        if chat.include_usage:
+            yield {**head, "choices": [], "usage": _usage(prompt, replies)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        made = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time())}
+        return {**made, "model": self.model_name}
+
+    def _logprobs(self, token_ids: list[int], logprobs: list[float]) -> dict[str, Any]:
+        content = []
+        for token, logprob in zip(token_ids, logprobs, strict=True):
+            text = self._engine.tokenizer.decode([token])
+            content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+        return {"content": content}
+
+
+class _StreamedChoice:
+    """What has been said of one choice so far, and what may be said without taking it back."""
+
+    def __init__(self, index: int, chat: ChatRequest, engine: Engine) -> None:
+        self.index, self._chat, self._engine = index, chat, engine
+        self._tokens: list[int] = []
+        self._said = ""
+        self._held_chars = max(map(len, (*chat.samplings[0].stop, OPENING if chat.tool_names else " "))) - 1
+
+    def chunk(
+        self,
+        delta: dict[str, Any],
+        *,
+        finish: str | None = None,
+        token_ids: list[int] | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        made = {"index": self.index, "delta": delta, "finish_reason": finish}
+        made["logprobs"] = logprobs if self._chat.logprobs else None
+        if self._chat.return_token_ids and token_ids is not None:
+            made["token_ids"] = token_ids
+        return made
+
+    def add(self, token: int) -> dict[str, Any]:
+        """The delta after one more token; what the next ones, a stop string or a tool call could change waits."""
+        self._tokens.append(token)
+        sure = self._engine.detokenize(self._tokens[:-HELD_TOKENS])
+        whole = self._engine.detokenize(self._tokens)
+        same = next(
+            (i for i, (a, b) in enumerate(zip(sure, whole, strict=False)) if a != b), min(len(sure), len(whole))
+        )
+        same = min(same, len(whole) - self._held_chars)
+        if self._chat.tool_names:
+            at = whole.find(OPENING)
+            same = same if at < 0 else min(same, at)
+        more = whole[len(self._said) : max(same, len(self._said))]
+        self._said += more
+        return {"content": more} if more else {}
+
+    def end(self, reply: Completion) -> tuple[dict[str, Any], str]:
+        """The last delta, and why the reply ended."""
+        if not self._chat.tool_names:
+            more = reply.text[len(self._said) :]
+            return ({"content": more} if more else {}), reply.finish_reason
+        content, calls = parse_tool_calls(reply.text, self._chat.tool_names)
+        more = (content or "")[len(self._said) :]
+        delta: dict[str, Any] = {"content": more} if more else {}
+        if calls:
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        return delta, "tool_calls" if calls else reply.finish_reason
+
+
+def _usage(prompt: tuple[int, ...], replies: list[Completion]) -> dict[str, Any]:
+    generated = sum(len(reply.token_ids) for reply in replies)
+    return {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": generated,
+        "total_tokens": len(prompt) + generated,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+    }
+
+
+def _error(status: int, message: str, kind: str, code: str | None, param: str | None = None) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": kind, "param": param, "code": code}}, status=status)
