@@ -14,7 +14,7 @@ from adapters._contract import (
     Question,
     ToolError,
 )
-from adapters._registry import get, names
+from adapters._registry import check, get, names
 
 __all__ = [
     "AGENT_HEADER",
@@ -27,6 +27,7 @@ __all__ = [
     "PromptTooLongError",
     "Question",
     "ToolError",
+    "check",
     "get",
     "names",
 ]

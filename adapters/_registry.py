@@ -7,8 +7,9 @@ from collections.abc import Callable
 from adapters._contract import Backend
 from tools.plugins import Registry
 
-__all__ = ["get", "names"]
+__all__ = ["check", "get", "names"]
 
 _registry: Registry[Callable[..., Backend]] = Registry("backend", hook="register_backends", builtin="adapters._builtin")
+check = _registry.check
 get = _registry.get
 names = _registry.names

@@ -8,7 +8,7 @@ That keeps a rollout cheap, and gives the same graph to anybody who wants it wit
     state = await graph.ainvoke({"question": "How many singers are there?"}, context=context)
     state["sql"]
 
-Node names are agent names, so ``agent_match="write"`` trains write_query and rewrite_query and leaves check_query alone.
+Node names are agent names: ``agent_match="write"`` trains write_query and rewrite_query and leaves check_query alone.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
-from tools.schema import table_info
 
 from adapters import prompts
 from adapters._contract import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from tools.schema import table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
 from tools.types import Step
 

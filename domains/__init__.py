@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from domains._contract import DataError, Domain, Task, TaskData
-from domains._registry import get, names
+from domains._registry import check, get, names
 
-__all__ = ["DataError", "Domain", "Task", "TaskData", "get", "names"]
+__all__ = ["DataError", "Domain", "Task", "TaskData", "check", "get", "names"]

@@ -8,6 +8,6 @@ one by one. A wrong answer is a reward of 0; whatever keeps a reward from being 
 from __future__ import annotations
 
 from rewards._contract import Reward, RewardError, total
-from rewards._registry import get, names
+from rewards._registry import check, get, names
 
-__all__ = ["Reward", "RewardError", "get", "names", "total"]
+__all__ = ["Reward", "RewardError", "check", "get", "names", "total"]

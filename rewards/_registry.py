@@ -5,8 +5,9 @@ from __future__ import annotations
 from rewards._contract import Reward
 from tools.plugins import Registry
 
-__all__ = ["get", "names"]
+__all__ = ["check", "get", "names"]
 
 _registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin="rewards._builtin")
+check = _registry.check
 get = _registry.get
 names = _registry.names

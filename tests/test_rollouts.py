@@ -80,11 +80,14 @@ async def _collector(
 ) -> AsyncIterator[RolloutCollector]:
     store = agl.InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=_Domain(), reward=reward, timeout_s=timeout_s)
-    runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
     async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
+        runners = RunnerPool(
+            store=store, agent=agent, n_runners=n_runners, on_attempt_end=lambda rollout_id: collector.nudge(rollout_id)
+        )
+        collector = RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake)
         await runners.start()
         try:
-            yield RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake)
+            yield collector
         finally:
             await runners.stop()
 

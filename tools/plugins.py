@@ -56,11 +56,15 @@ class Registry(Generic[T]):
         """The registered names, sorted."""
         return sorted(self._loaded())
 
+    def check(self, name: str) -> None:
+        """Raise :class:`UnknownNameError`, which lists the known names, where ``name`` is none; imports nothing."""
+        if name not in self._loaded():
+            raise UnknownNameError(f"unknown {self._kind} {name!r}; known: {', '.join(self.names())}")
+
     def get(self, name: str) -> T:
-        """The object registered under ``name``. Raises :class:`UnknownNameError` with the known names."""
+        """The object registered under ``name``. Raises :class:`UnknownNameError`."""
+        self.check(name)
         entries = self._loaded()
-        if name not in entries:
-            raise UnknownNameError(f"unknown {self._kind} {name!r}; known: {', '.join(sorted(entries))}")
         entry = entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")

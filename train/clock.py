@@ -1,7 +1,7 @@
 """Where a step's time goes: every moment is given to exactly one part, so that the parts sum up to the wall time.
 
-The engine samples in one thread while agents run on an event loop in another, so adding up each part's own seconds would
-count some moments twice. Here each part says when it is busy, and a moment belongs to the first busy part in
+The engine samples in one thread while agents run on an event loop in another, so adding up each part's own seconds
+would count some moments twice. Here each part says when it is busy, and a moment belongs to the first busy part in
 :data:`PARTS`. What belongs to none is waiting.
 """
 

@@ -36,6 +36,8 @@ class RunConfig:
     group_size: int = 8
     """Rollouts per task and step: the group that a reward is compared with."""
     n_runners: int = 96
+    proxy_port: int = 0
+    """Port of the LLM proxy; 0 takes any that is free."""
     agent_match: str | None = None
     """Regular expression over agent names; only the calls of matching agents are trained. All by default."""
     max_turns: int = 2
@@ -78,7 +80,7 @@ class RunConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.group_size < 2:
             raise ConfigError(
-                f"group_size is {self.group_size}; a rollout needs at least one other to be compared with"
+                f"group_size is {self.group_size}; a rollout needs another one to be compared with"
             )
         for name in ("temperature", "learning_rate"):
             if getattr(self, name) <= 0:

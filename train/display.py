@@ -57,7 +57,8 @@ class Display:
             if name in line:
                 result = line[name]
                 low, high = result["interval"]
-                text += f"  [green]{label} accuracy {result['accuracy']:.3f}[/green] [{low:.2f}, {high:.2f}] of {result['n']}"
+                text += f"  [green]{label} accuracy {result['accuracy']:.3f}[/green]"
+                text += f" \\[{low:.2f}, {high:.2f}] of {result['n']}"
         failures = line.get("failures") or {}
         if failures:
             text += (

@@ -1,8 +1,8 @@
 """Rollouts as the trainer sees them: enqueue a batch, wait for it, collect typed outcomes.
 
-A batch always comes back whole and in time. What did not end by the deadline is cancelled in the store and comes back as
-a ``timeout``; what failed comes back with the type of its failure. Only a rollout with a reward has a number: leaving the
-others out of their group is the trainer's business, turning them into a 0 is nobody's.
+A batch always comes back whole and in time. What did not end by the deadline is cancelled in the store and comes back
+as a ``timeout``; what failed comes back with the type of its failure. Only a rollout with a reward has a number: leaving
+the others out of their group is the trainer's business, turning them into a 0 is nobody's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,8 +64,9 @@ class Outcome:
 class RolloutCollector:
     """Sends batches of jobs through a store and brings their outcomes back.
 
-    ``retries`` is how often a failed attempt is given to a runner again; ``wake`` tells runners in this process that
-    the queue has work.
+    ``retries`` is how often a failed attempt is given to a runner again; ``poll_s`` is how often the store is asked what
+    has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
+    :meth:`nudge`.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class RolloutCollector:
         model: str,
         retries: int = 1,
         rollout_timeout_s: float = 120.0,
+        poll_s: float = 0.5,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._store, self._proxy, self._model, self._wake = store, proxy, model, wake
+        self._poll_s, self._nudged, self._bell = poll_s, set[str](), asyncio.Event()
         self._config = agl.RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
             max_attempts=1 + retries,
@@ -114,16 +118,31 @@ class RolloutCollector:
             self._resources_id = (await self._store.add_resources({POLICY_RESOURCE: policy})).resources_id
         return self._resources_id
 
+    def nudge(self, rollout_id: str) -> None:
+        """Look at this rollout now rather than at the next poll: an attempt of it ended in this process."""
+        self._nudged.add(rollout_id)
+        self._bell.set()
+
     async def _wait(self, ids: Sequence[str], deadline_s: float, on_end: Callable[[], None]) -> None:
+        """Wait for every rollout to end; those that have not by the deadline are cancelled.
+
+        The store's own ``wait_for_rollouts`` holds a thread of the loop's executor for each rollout that it waits for,
+        and agents need those threads to make progress. So it is only asked what has ended, never to wait.
+        """
         deadline = time.monotonic() + deadline_s
-
-        async def one(rollout_id: str) -> None:
-            left = max(0.0, deadline - time.monotonic())
-            if not await self._store.wait_for_rollouts(rollout_ids=[rollout_id], timeout=left):
-                await self._store.update_rollout(rollout_id, status="cancelled")
+        pending = set(ids)
+        while pending and (left := deadline - time.monotonic()) > 0:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._bell.wait(), min(left, self._poll_s))
+            self._bell.clear()
+            asked = pending & self._nudged or pending
+            self._nudged.clear()
+            for rollout in await self._store.wait_for_rollouts(rollout_ids=list(asked), timeout=0):
+                pending.discard(rollout.rollout_id)
+                on_end()
+        for rollout_id in pending:
+            await self._store.update_rollout(rollout_id, status="cancelled")
             on_end()
-
-        await asyncio.gather(*(one(rollout_id) for rollout_id in ids))
 
     async def _collect(self, job: Job, rollout_id: str) -> Outcome:
         attempt = await self._store.get_latest_attempt(rollout_id)

@@ -64,15 +64,16 @@ def main(
     table_info_truncate: Annotated[int | None, typer.Option(help="Characters of the schema in the prompt")] = None,
     execution_truncate: Annotated[int | None, typer.Option(help="Characters of a query's result in the prompt")] = None,
     val_temperature: Annotated[
-        float | None, typer.Option(help="Sampling temperature in validation; 0 is greedy")
+        float | None, typer.Option(help="Temperature in validation; 0 is greedy")
     ] = None,
     val_tasks: Annotated[
         int | None, typer.Option(help="Validation questions before and after training; 0 is all of them")
     ] = None,
     data_dir: Annotated[
-        str | None, typer.Option(help="The domain's data. Default: what ships with the project")
+        str | None, typer.Option(help="The domain's data. Default: what is bundled")
     ] = None,
     output_dir: Annotated[str | None, typer.Option(help="Where run folders are made. Default: runs")] = None,
+    proxy_port: Annotated[int | None, typer.Option(help="Port of the LLM proxy. Default: any that is free")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the order of tasks. Default: 0")] = None,
     resume: Annotated[
@@ -98,6 +99,7 @@ def main(
         "val_tasks": 32 if ci_fast and val_tasks is None else val_tasks,
         "data_dir": data_dir,
         "output_dir": output_dir,
+        "proxy_port": proxy_port,
         "device": device,
         "seed": seed,
     }
@@ -109,9 +111,9 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
     console = Console(highlight=False)
     run = RunDir.open(resume) if resume else None
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
-    adapters.get(settings.backend)
+    adapters.check(settings.backend)
     domain = domains.get(settings.domain)
-    rewards.get(settings.reward or domain.default_reward)
+    rewards.check(settings.reward or domain.default_reward)
     data = domain.load(settings.data_dir)
     console.print(f"data: {data.source}")
     for reason, count in data.left_out.items():

@@ -8,6 +8,7 @@ tracer has nothing to do.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
@@ -51,9 +52,14 @@ class _Bell:
 class _WakingRunner(agl.LitAgentRunner[dict[str, Any]]):
     """agentlightning's runner, woken when rollouts are enqueued rather than after its next poll."""
 
-    def __init__(self, bell: _Bell, poll_interval: float) -> None:
+    def __init__(self, bell: _Bell, poll_interval: float, on_attempt_end: Callable[[str], None]) -> None:
         super().__init__(tracer=_ProxyTraced(), poll_interval=poll_interval, heartbeat_interval=0)
-        self._bell, self._heard = bell, 0
+        self._bell, self._heard, self._on_attempt_end = bell, 0, on_attempt_end
+
+    async def _step_impl(self, next_rollout: agl.AttemptedRollout, raise_on_exception: bool = False) -> str:
+        rollout_id = await super()._step_impl(next_rollout, raise_on_exception)
+        self._on_attempt_end(rollout_id)
+        return rollout_id
 
     async def _sleep_until_next_poll(self, event: Any = None) -> None:
         if self._heard == self._bell.rings:
@@ -64,20 +70,28 @@ class _WakingRunner(agl.LitAgentRunner[dict[str, Any]]):
 class RunnerPool:
     """``n_runners`` rollouts at once, taken from ``store`` as they come.
 
-    ``poll_interval`` (seconds) is how often an idle runner asks a store that cannot wake it.
+    ``poll_interval`` (seconds) is how often an idle runner asks a store that cannot wake it. ``on_attempt_end`` is told
+    the id of each rollout whose attempt ended, whether it will be retried or not.
     """
 
     def __init__(
-        self, *, store: agl.LightningStore, agent: RolloutAgent, n_runners: int, poll_interval: float = 5.0
+        self,
+        *,
+        store: agl.LightningStore,
+        agent: RolloutAgent,
+        n_runners: int,
+        poll_interval: float = 5.0,
+        on_attempt_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store, self._agent, self._n, self._poll = store, agent, n_runners, poll_interval
+        self._on_attempt_end = on_attempt_end
         self._bell = _Bell()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start taking rollouts."""
         for worker in range(self._n):
-            runner = _WakingRunner(self._bell, self._poll)
+            runner = _WakingRunner(self._bell, self._poll, self._on_attempt_end)
             runner.init(self._agent)
             runner.init_worker(worker, self._store)
             self._tasks.append(asyncio.create_task(runner.iter(), name=f"runner-{worker}"))

@@ -3,8 +3,8 @@
 A rollout is scored once and may hold several LLM calls. Its reward is compared with the other rollouts of its group
 (Shao et al. 2024, "DeepSeekMath", section 4.1), and every token that the policy sampled in it gets that one advantage:
 a rollout of five calls weighs no more in its group's mean than a rollout of one. The loss is PPO's clipped objective
-with a higher upper bound (Yu et al. 2025, "DAPO", "clip-higher"), the dual clip of Ye et al. 2020 (arXiv:1912.09729) for
-negative advantages, and the mean over tokens. There is no KL term.
+with a higher upper bound (Yu et al. 2025, "DAPO", "clip-higher"), the dual clip of Ye et al. 2020 (arXiv:1912.09729)
+for negative advantages, and the mean over tokens. There is no KL term.
 
 On the same tensors :func:`group_advantages` equals verl 0.9's ``compute_grpo_outcome_advantage`` and
 :func:`clipped_policy_loss` its ``compute_policy_loss_vanilla`` (``verl/trainer/ppo/core_algos.py``).
@@ -63,8 +63,8 @@ class Rollout:
 def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: float = 1e-6) -> torch.Tensor:
     """``(reward - mean) / (std + epsilon)`` within each group.
 
-    ``rewards``: float [R], one a rollout; ``groups``: R names. Returns float [R]. The standard deviation is the unbiased
-    one; a group of one rollout has nothing to be compared with and is centred on 0 with a deviation of 1, as in verl.
+    ``rewards``: float [R], one a rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
+    unbiased one; a group of one rollout has nothing to be compared with and is centred on 0 with a deviation of 1, as in verl.
     """
     advantages = torch.empty_like(rewards)
     members: dict[str, list[int]] = {}

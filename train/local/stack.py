@@ -1,7 +1,7 @@
 """Everything that a rollout needs, in one process: policy server, proxy, store and runners on one event loop.
 
-The loop runs in its own thread, so the trainer can be read as plain sequential code: it hands over a batch of jobs, waits,
-and updates the model while the loop is idle.
+The loop runs in its own thread, so the trainer can be read as plain sequential code: it hands over a batch of jobs,
+waits, and updates the model while the loop is idle.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class LocalStack:
         reward: rewards.Reward,
         clock: StepClock,
         n_runners: int,
+        proxy_port: int = 0,
         retries: int = 1,
         rollout_timeout_s: float = 120.0,
     ) -> None:
         self.engine, self._clock = engine, clock
-        self._n_runners, self._retries, self._timeout_s = n_runners, retries, rollout_timeout_s
+        self._n_runners, self._port, self._retries, self._timeout_s = n_runners, proxy_port, retries, rollout_timeout_s
 
         async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
             with clock.busy("reward"):
@@ -89,9 +90,14 @@ class LocalStack:
         )
         server = PolicyServer(self.engine, model_name=MODEL_NAME)
         await self._run(server)
-        proxy = LLMProxy(upstreams=[f"{server.url}/v1"], store=store, model=MODEL_NAME)
+        proxy = LLMProxy(upstreams=[f"{server.url}/v1"], store=store, model=MODEL_NAME, port=self._port)
         await self._run(proxy)
-        runners = RunnerPool(store=store, agent=self.agent, n_runners=self._n_runners)
+        runners = RunnerPool(
+            store=store,
+            agent=self.agent,
+            n_runners=self._n_runners,
+            on_attempt_end=lambda rollout_id: self._collector.nudge(rollout_id),
+        )
         await self._run(runners)
         self._collector = RolloutCollector(
             store=store,

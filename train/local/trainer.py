@@ -95,6 +95,7 @@ class LocalTrainer:
             reward=rewards.get(config.reward or domain.default_reward),
             clock=self.clock,
             n_runners=config.n_runners,
+            proxy_port=config.proxy_port,
             retries=config.retries,
             rollout_timeout_s=config.rollout_timeout_s,
         )
@@ -231,8 +232,9 @@ class LocalTrainer:
         }
         if config.model == "starter":
             summary["note"] = (
-                "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
-                "room. The bundled validation databases are new to it but generated; on real Spider it scores near zero."
+                "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning "
+                "has room. The bundled validation databases are new to it but generated; on real Spider it scores "
+                "near zero."
             )
         self.run.write_json("summary.json", summary)
         return summary
