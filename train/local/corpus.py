@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import random
 import re
-import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
 
 from adapters import prompts
 from domains.spider.databases import Database, fill, make_database, schema_text
 from domains.spider.lexicon import FAMILIAR_SUBJECTS
 from domains.spider.questions import MIX, write_question
 from tools.sql import QueryError, render, run_query
-from transformers import PreTrainedTokenizerFast
-
 from train.local.packing import Branch
 from train.local.tokenizer import IM_END, IM_START
 
@@ -109,16 +108,14 @@ def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> D
         turns.append((prompts.write_message(question), prompts.fence(sql)))
     for _ in range(stage.checks):
         question, sql = ask()
-        shown = sql if rng.random() < 0.5 else spoil(rng, database, sql)  # noqa: PLR2004
+        shown = sql if rng.random() < 0.5 else spoil(rng, database, sql)
         verdict = prompts.CORRECT if shown == sql else prompts.INCORRECT
         message = prompts.check_message(question, shown, _result(path, shown, stage.result_chars))
         turns.append((message, verdict))
     for _ in range(stage.rewrites):
         question, sql = ask()
         shown = spoil(rng, database, sql)
-        message = prompts.rewrite_message(
-            question, shown, _result(path, shown, stage.result_chars), prompts.INCORRECT
-        )
+        message = prompts.rewrite_message(question, shown, _result(path, shown, stage.result_chars), prompts.INCORRECT)
         turns.append((message, prompts.fence(sql)))
     return Dialogues(schema_text(database), turns)
 
@@ -147,13 +144,13 @@ def spoil(rng: random.Random, database: Database, sql: str) -> str:
             _replace(rng, changed, columns, [*columns, "name", "title", "age"])
         elif way == 1:
             _replace(rng, changed, tables, [*tables, tables[0] + "s"])
-        elif way == 2:  # noqa: PLR2004
+        elif way == 2:
             changed = list(re.sub(r" (WHERE|LIMIT|ORDER BY|GROUP BY|AND|EXCEPT) .*", "", sql))
         else:
             changed = [_SWAPS.get(token, token) for token in tokens]
         if "".join(changed) != sql:
             return "".join(changed)
-    return f"SELECT {rng.choice(columns)} FROM {tables[-1]} LIMIT 2"
+    return f"SELECT {rng.choice(columns)} FROM {tables[-1]} LIMIT 2"  # noqa: S608
 
 
 def _replace(rng: random.Random, tokens: list[str], old: list[str], new: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Prefix-shared packing: many short continuations of one long prompt in one row.
 
 The schema is most of a prompt, and every question about a database, every turn of a rollout and every rollout of a
-group begins with it. A row holds the prefix once; each branch behind it sees the prefix and itself (a tree mask), and its
-positions go on from the prefix. The result is the same as running every branch alone, for a third of the tokens.
+group begins with it. A row holds the prefix once; each branch behind it sees the prefix and itself (a tree mask), and
+its positions go on from the prefix. The result is the same as running every branch alone, for a third of the tokens.
 
 Attention over a row is quadratic, so branches are spread over several rows of at most ``max_branches``.
 """
