@@ -45,7 +45,9 @@ def test_equal_rewards_give_no_gradient() -> None:
     assert group_advantages(torch.tensor([1.0, 1.0, 1.0]), ["a"] * 3).tolist() == [0.0, 0.0, 0.0]
 
 
-def _trajectory(prompt: list[int], response: list[int], logprobs: list[float], mask: list[int] | None = None) -> Trajectory:
+def _trajectory(
+    prompt: list[int], response: list[int], logprobs: list[float], mask: list[int] | None = None
+) -> Trajectory:
     return Trajectory(
         prompt_ids=prompt,
         response_ids=response,
@@ -123,7 +125,9 @@ def test_packing_and_splitting_change_no_weight() -> None:
     updated = []
     for branches, tokens in ((1, 10_000), (8, 10_000), (8, 50)):
         model = _policy()
-        GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=tokens, minibatches=1)).update(_batch(model))
+        GRPO(model, GRPOConfig(branches_per_row=branches, tokens_per_forward=tokens, minibatches=1)).update(
+            _batch(model)
+        )
         updated.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(updated[0], updated[1], atol=1e-5)
     assert torch.allclose(updated[0], updated[2], atol=1e-5)
@@ -148,9 +152,7 @@ def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
 def test_a_batch_without_contrast_leaves_the_model_as_it_is() -> None:
     model = _policy()
     before = [p.clone() for p in model.parameters()]
-    rollouts = [
-        Rollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)
-    ]
+    rollouts = [Rollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)]
     assert GRPO(model, GRPOConfig()).update(rollouts)["groups_used"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 

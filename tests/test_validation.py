@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from train.rollouts import Job, Outcome
-from train.validation import choose_tasks, summarize, validation_jobs, wilson
+from train.validation import accuracy, choose_tasks, validation_jobs, wilson
 
 
 def _outcome(reward: float | None, status: str = "succeeded", **task: Any) -> Outcome:
@@ -27,7 +27,7 @@ def _outcome(reward: float | None, status: str = "succeeded", **task: Any) -> Ou
 
 
 def test_accuracy_is_told_overall_and_by_hardness_and_subject() -> None:
-    result = summarize(
+    result = accuracy(
         [
             _outcome(1.0, hardness="easy", subject_split="new"),
             _outcome(0.0, hardness="easy", subject_split="familiar"),
@@ -40,13 +40,13 @@ def test_accuracy_is_told_overall_and_by_hardness_and_subject() -> None:
 
 
 def test_a_broken_infrastructure_changes_no_accuracy() -> None:
-    result = summarize([_outcome(1.0), _outcome(None, "endpoint"), _outcome(None, "timeout")])
+    result = accuracy([_outcome(1.0), _outcome(None, "endpoint"), _outcome(None, "timeout")])
     assert (result["accuracy"], result["n"]) == (1.0, 1)
     assert result["failures"] == {"endpoint": 1, "timeout": 1}
 
 
 def test_an_agent_that_gives_up_is_wrong() -> None:
-    result = summarize([_outcome(1.0), _outcome(None, "over_long")])
+    result = accuracy([_outcome(1.0), _outcome(None, "over_long")])
     assert (result["accuracy"], result["n"]) == (0.5, 2)
 
 

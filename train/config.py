@@ -5,6 +5,7 @@ The resolved record is written into the run directory, so a run can be resumed, 
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -79,12 +80,14 @@ class RunConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.group_size < 2:
-            raise ConfigError(
-                f"group_size is {self.group_size}; a rollout needs another one to be compared with"
-            )
+            raise ConfigError(f"group_size is {self.group_size}; a rollout needs another one to be compared with")
         for name in ("temperature", "learning_rate"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        try:
+            re.compile(self.agent_match or "")
+        except re.error as error:
+            raise ConfigError(f"agent_match {self.agent_match!r} is not a regular expression: {error}") from error
         if self.val_temperature < 0:
             raise ConfigError(f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above")
 

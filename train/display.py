@@ -64,4 +64,4 @@ class Display:
             text += (
                 "  [red]failed: " + ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) + "[/red]"
             )
-        self._console.print(text + f"  [dim]{line['wall_s']:.0f} s[/dim]", highlight=False)
+        self._console.print(text + f"  [dim]{line['wall_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)

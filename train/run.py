@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -25,6 +26,7 @@ import rewards
 from tools.plugins import UnknownNameError
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.rundir import RunDir, RunDirError
+from train.summary import summarize
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -63,15 +65,11 @@ def main(
     max_turns: Annotated[int | None, typer.Option(help="Queries the agent may write for one question")] = None,
     table_info_truncate: Annotated[int | None, typer.Option(help="Characters of the schema in the prompt")] = None,
     execution_truncate: Annotated[int | None, typer.Option(help="Characters of a query's result in the prompt")] = None,
-    val_temperature: Annotated[
-        float | None, typer.Option(help="Temperature in validation; 0 is greedy")
-    ] = None,
+    val_temperature: Annotated[float | None, typer.Option(help="Temperature in validation; 0 is greedy")] = None,
     val_tasks: Annotated[
         int | None, typer.Option(help="Validation questions before and after training; 0 is all of them")
     ] = None,
-    data_dir: Annotated[
-        str | None, typer.Option(help="The domain's data. Default: what is bundled")
-    ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: what is bundled")] = None,
     output_dir: Annotated[str | None, typer.Option(help="Where run folders are made. Default: runs")] = None,
     proxy_port: Annotated[int | None, typer.Option(help="Port of the LLM proxy. Default: any that is free")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
@@ -115,16 +113,17 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
     domain = domains.get(settings.domain)
     rewards.check(settings.reward or domain.default_reward)
     data = domain.load(settings.data_dir)
-    console.print(f"data: {data.source}")
+    console.print(f"data: {data.source}", soft_wrap=True)
     for reason, count in data.left_out.items():
         console.print(f"      left out of training: {count} ({reason})")
     if not data.train or not data.validation:
         empty = "training" if not data.train else "validation"
         raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
+    _check_model(settings.model)
+    agents = adapters.get(settings.backend).agents  # type: ignore[attr-defined]
+    if not any(re.search(settings.agent_match or "", name) for name in agents):
+        raise _Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
     _quiet(debug)
-    from train.display import Display
-    from train.local.trainer import LocalTrainer
-
     if dev:
         _dev(settings, data, domain, console)
         return
@@ -132,24 +131,42 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
         run = RunDir.create(
             settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
         )
-    console.print(f"run:  {run.path}")
-    with Display(console, settings.steps) as display:
-        trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
-        try:
-            summary = trainer.train()
-        except KeyboardInterrupt:
-            display.__exit__(None, None, None)
-            trainer.summarize()
-            run.merge_rollouts()
-            raise _Stop(
-                f"stopped; what was learnt is kept. Go on with: python -m train.run --resume {_relative(run.path)}",
-                code=130,
-            ) from None
-    from train.curve import draw_curve
-
-    run.merge_rollouts()
-    draw_curve(run.metrics(), run.path / "curve.png")
+    console.print(f"run:  {run.path}", soft_wrap=True)
+    summary = _train(settings, data, domain, run, console)
     _report(summary, run, console)
+
+
+def _train(
+    settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
+) -> dict[str, Any]:
+    from adapters.tracing.proxy import ProxyError
+    from train.curve import draw_curve
+    from train.display import Display
+    from train.local.forward import UnsupportedModelError
+    from train.local.trainer import LocalTrainer
+
+    try:
+        with Display(console, settings.steps) as display:
+            trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
+            return trainer.train()
+    except KeyboardInterrupt:
+        raise _Stop(
+            f"stopped; what was learnt is kept. Go on with: python -m train.run --resume {_relative(run.path)}",
+            code=130,
+        ) from None
+    except (ProxyError, UnsupportedModelError) as error:
+        raise _Stop(str(error), code=1) from error
+    finally:
+        # Whatever ended the run, what it has so far is put into the files that people read.
+        if metrics := run.metrics():
+            summarize(run, settings, data.source)
+            run.merge_rollouts()
+            draw_curve(metrics, run.path / "curve.png")
+
+
+def _check_model(model: str) -> None:
+    if model != "starter" and not (Path(model) / "config.json").is_file():
+        raise _Stop(f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers")
 
 
 def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:

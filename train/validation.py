@@ -10,7 +10,7 @@ from typing import Any
 from domains import Task
 from train.rollouts import Job, Outcome
 
-__all__ = ["choose_tasks", "summarize", "validation_jobs"]
+__all__ = ["accuracy", "choose_tasks", "validation_jobs", "wilson"]
 
 _JUDGED_FAILURES = {"over_long", "agent"}
 """Failures that are the agent's own: it had its chance and gave no answer. Others say nothing about the policy."""
@@ -37,7 +37,7 @@ def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: in
     ]
 
 
-def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Accuracy (the mean reward), overall and by hardness and subject, with its 95 % interval and the failures by type.
 
     The interval is Wilson's (1927) for a proportion. Infrastructure failures are left out and counted.
@@ -53,6 +53,7 @@ def summarize(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "accuracy": _mean(scores),
         "interval": wilson(sum(scores), len(scores)),
         "n": len(scores),
+        "total": len(outcomes),
         **{f"by_{key}": {name: _mean(groups[name]) for name in sorted(groups)} for key, groups in by.items() if groups},
         "calls_per_rollout": _mean([float(len(o.calls)) for o, _ in judged]),
         "failures": dict(Counter(o.status for o in outcomes if not o.succeeded)),

@@ -64,7 +64,7 @@ def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: f
     """``(reward - mean) / (std + epsilon)`` within each group.
 
     ``rewards``: float [R], one a rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
-    unbiased one; a group of one rollout has nothing to be compared with and is centred on 0 with a deviation of 1, as in verl.
+    unbiased one; a group of one rollout has nothing to be compared with: mean 0, deviation 1, as in verl.
     """
     advantages = torch.empty_like(rewards)
     members: dict[str, list[int]] = {}

@@ -96,7 +96,7 @@ class LocalStack:
             store=store,
             agent=self.agent,
             n_runners=self._n_runners,
-            on_attempt_end=lambda rollout_id: self._collector.nudge(rollout_id),
+            on_attempt_end=self._nudge,
         )
         await self._run(runners)
         self._collector = RolloutCollector(
@@ -107,6 +107,9 @@ class LocalStack:
             rollout_timeout_s=self._timeout_s,
             wake=runners.wake,
         )
+
+    def _nudge(self, rollout_id: str) -> None:
+        self._collector.nudge(rollout_id)
 
     async def _run(self, part: Any) -> None:
         await part.start()

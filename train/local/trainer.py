@@ -8,11 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import resource
-import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,14 +20,15 @@ import rewards
 from adapters.tracing import select, trajectories
 from domains import Domain, Task, TaskData
 from train.clock import StepClock
-from train.config import RunConfig
+from train.config import ConfigError, RunConfig
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
 from train.local.model import load_policy, save_policy
 from train.local.stack import LocalStack
 from train.rollouts import Job, Outcome
 from train.rundir import RunDir
-from train.validation import choose_tasks, summarize, validation_jobs
+from train.summary import summarize
+from train.validation import accuracy, choose_tasks, validation_jobs
 
 __all__ = ["STARTER", "LocalTrainer", "Watcher"]
 
@@ -61,6 +59,8 @@ class LocalTrainer:
         self.first_step = run.rewind()
         checkpoints = run.checkpoints()
         source = checkpoints[-1] if checkpoints else STARTER if config.model == "starter" else Path(config.model)
+        if config.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigError(f"device is {config.device}, but torch {torch.__version__} sees no GPU; use cpu")
         self.model, self.tokenizer = load_policy(source)
         self.model.to(config.device)
         self.grpo = GRPO(
@@ -101,14 +101,14 @@ class LocalTrainer:
         )
 
     def train(self) -> dict[str, Any]:
-        """Run the remaining steps and write ``summary.json``; returns the summary."""
+        """Run the remaining steps; returns the run's summary."""
         config = self.config
         with self.stack:
             if not any(line["step"] == 0 for line in self.run.metrics()):
                 self._log({"step": 0, **self._validate(0, config.val_tasks, sampled=True)})
             for step in range(self.first_step + 1, config.steps + 1):
                 self._step(step)
-        return self.summarize()
+        return summarize(self.run, config, self.data.source)
 
     def dev(self, count: int = 10) -> list[Outcome]:
         """No training: ``count`` tasks, their outcomes with every call."""
@@ -194,7 +194,7 @@ class LocalTrainer:
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / config.n_runners)
             outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
             self.run.write_rollouts(step, [_row(step, o) for o in outcomes], kind=f"val-{temperature:g}")
-            results[name] = summarize(outcomes)
+            results[name] = accuracy(outcomes)
         return results
 
     def _log(self, line: dict[str, Any]) -> None:
@@ -206,67 +206,6 @@ class LocalTrainer:
         with self.run.new_checkpoint(step) as folder:
             save_policy(self.model, self.tokenizer, folder)
             torch.save(self.grpo.state(), folder / "trainer.pt")
-
-    def summarize(self) -> dict[str, Any]:
-        """What the run came to so far, written as ``summary.json``."""
-        lines = self.run.metrics()
-        steps = [line for line in lines if line["step"] > 0]
-        failures: Counter[str] = Counter()
-        for line in steps:
-            failures.update(line["failures"])
-        config = self.config
-        summary: dict[str, Any] = {
-            "backend": config.backend,
-            "domain": config.domain,
-            "data": self.data.source,
-            "model": config.model,
-            "seed": config.seed,
-            "steps": steps[-1]["step"] if steps else 0,
-            "wall_s": lines[-1]["wall_s"] if lines else 0.0,
-            "peak_memory_mb": _peak_memory_mb(),
-            "rollouts": sum(line["rollouts"] for line in steps),
-            "failures": dict(failures),
-            "validation": _before_after(lines, "validation"),
-            "validation_sampled": _before_after(lines, "validation_sampled"),
-            "waiting_share": _share(steps, "waiting"),
-        }
-        if config.model == "starter":
-            summary["note"] = (
-                "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning "
-                "has room. The bundled validation databases are new to it but generated; on real Spider it scores "
-                "near zero."
-            )
-        self.run.write_json("summary.json", summary)
-        return summary
-
-
-def _before_after(lines: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The first and the last full validation, as far as there are any."""
-    measured = [line[name] for line in lines if name in line]
-    if not measured:
-        return {}
-    before, after = measured[0], measured[-1]
-    if after["n"] < before["n"]:  # the last one was one of the shorter ones: the run was stopped
-        after = None
-    result: dict[str, Any] = {"before": before["accuracy"], "n": before["n"], "before_interval": before["interval"]}
-    if after is not None and after is not before:
-        result |= {"after": after["accuracy"], "after_interval": after["interval"]}
-    for key in ("by_hardness", "by_subject_split"):
-        if key in before:
-            result[f"before_{key}"] = before[key]
-            if "after" in result:
-                result[f"after_{key}"] = after[key]
-    return result
-
-
-def _share(steps: Sequence[dict[str, Any]], part: str) -> float:
-    total = sum(sum(line["seconds"].values()) for line in steps)
-    return round(sum(line["seconds"][part] for line in steps) / total, 4) if total else 0.0
-
-
-def _peak_memory_mb() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1 << 20 if sys.platform == "darwin" else 1 << 10), 1)
 
 
 def _row(step: int, outcome: Outcome) -> dict[str, Any]:

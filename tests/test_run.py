@@ -1,0 +1,198 @@
+"""The main job as a user runs it: it trains, it can be killed and resumed, and what is wrong is said at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from train.rundir import RunDir
+
+ROOT = Path(__file__).parent.parent
+SMALL = ("--val-tasks", "8", "--n-runners", "16")
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "train.run", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if k != "SPIDER_DATA_DIR"}, "COLUMNS": "200"}
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _command(*arguments), cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of one step on the bundled data, and what it printed."""
+    runs = tmp_path_factory.mktemp("runs")
+    done = _run("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
+    assert done.returncode == 0, done.stderr
+    return runs / "latest", done.stdout
+
+
+def test_a_run_leaves_everything_that_a_reader_wants(finished: tuple[Path, str]) -> None:
+    run, printed = finished
+    names = {path.name for path in run.iterdir()}
+    assert {"config.json", "metrics.jsonl", "checkpoints", "rollouts.parquet", "curve.png", "summary.json"} <= names
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["backend"] == "langgraph"
+    assert summary["steps"] == 1
+    assert summary["rollouts"] == 96
+    assert 0 <= summary["validation"]["before"] <= 1
+    assert 0 <= summary["validation"]["after"] <= 1
+    assert summary["validation"]["n"] == 8
+    assert set(summary["validation"]["before_by_hardness"]) == set(summary["validation"]["after_by_hardness"])
+    assert summary["peak_memory_mb"] > 0
+    assert "bundled" in printed
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_policy_trained_and_server_and_trainer_agreed_on_every_probability(finished: tuple[Path, str]) -> None:
+    line = RunDir.open(finished[0]).metrics()[-1]
+    assert line["groups_used"] > 0
+    assert line["ratio_mismatch"] < 0.01
+    assert line["failures"] == {}
+
+
+def test_the_steps_parts_sum_up_and_are_all_there(finished: tuple[Path, str]) -> None:
+    seconds = RunDir.open(finished[0]).metrics()[-1]["seconds"]
+    assert set(seconds) == {"update", "sampling", "sql", "reward", "agent", "waiting"}
+    assert seconds["sampling"] > 0
+    assert seconds["update"] > 0
+
+
+def test_every_rollout_is_kept_with_the_tokens_it_sampled(finished: tuple[Path, str]) -> None:
+    rows = pq.read_table(finished[0] / "rollouts.parquet").to_pylist()
+    train = [row for row in rows if row["mode"] == "train"]
+    assert len(train) == 96
+    for row in train:
+        assert row["status"] == "succeeded"
+        assert row["reward"] in (0.0, 1.0)
+        assert row["calls"][0]["agent"] == "write_query"
+        for call in row["calls"]:
+            assert len(call["response_ids"]) == len(call["logprobs"]) > 0
+
+
+def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
+    [checkpoint] = RunDir.open(finished[0]).checkpoints()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer("How many singers are there?", return_tensors="pt").input_ids
+    assert model.generate(ids, max_new_tokens=2).shape[1] == ids.shape[1] + 2
+
+
+def test_a_run_killed_at_any_moment_goes_on_from_its_last_step(tmp_path: Path) -> None:
+    arguments = ("--steps", "3", *SMALL, "--output-dir", str(tmp_path))
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(_command(*arguments), cwd=ROOT, env=_environment(), stdout=log, stderr=log)
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.glob("latest/checkpoints/step-00001")):
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+    done = _run("--resume", str(tmp_path / "latest"))
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in RunDir.open(tmp_path / "latest").metrics()] == [0, 1, 2, 3]
+    summary = json.loads((tmp_path / "latest" / "summary.json").read_text())
+    assert (summary["steps"], summary["rollouts"]) == (3, 288)
+    refused = _run("--resume", str(tmp_path / "latest"), "--seed", "9")
+    assert refused.returncode == 2
+    assert "started with 0" in refused.stderr
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        _command("--steps", "50", *SMALL, "--output-dir", str(tmp_path)),
+        cwd=ROOT,
+        env=_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 200
+    while not list(tmp_path.glob("latest/checkpoints/step-00001")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in errors
+    assert "Traceback" not in errors
+    assert json.loads((tmp_path / "latest" / "summary.json").read_text())["steps"] >= 1
+
+
+def test_dev_prints_every_call_and_triplet_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = _run("--dev", "--output-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("triplet") >= 10
+    assert "response ids" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def _port_in_use() -> socket.socket:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--backend", "langgraf"), "unknown backend 'langgraf'; known: langgraph"),
+        (("--domain", "sipder"), "unknown domain 'sipder'; known:"),
+        (("--reward", "nope"), "unknown reward 'nope'; known:"),
+        (("--config", "nope"), "unknown config 'nope'; known:"),
+        (("--data-dir", "no/such/folder"), "no/such/folder"),
+        (("--model", "no/such/model"), "no/such/model"),
+        (("--resume", "no/such/run"), "no/such/run is not a run"),
+        (("--max-turns", "0"), "max_turns is 0"),
+        (("--agent-match", "("), "is not a regular expression"),
+        (("--agent-match", "nobody"), "matches none of its agents"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = _run(*arguments, "--output-dir", str(tmp_path))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
+    with _port_in_use() as listener:
+        port = str(listener.getsockname()[1])
+        done = _run("--proxy-port", port, "--output-dir", str(tmp_path))
+    assert done.returncode == 1
+    assert port in done.stderr
+    assert "in use" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_broken_database_is_said_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data" / "database" / "broken").mkdir(parents=True)
+    (tmp_path / "data" / "database" / "broken" / "broken.sqlite").write_bytes(b"this is no database" * 100)
+    for name in ("train_spider.json", "dev.json"):
+        row = {"db_id": "broken", "question": "How many?", "query": "SELECT count(*) FROM t"}
+        (tmp_path / "data" / name).write_text(json.dumps([row]))
+    done = _run("--data-dir", str(tmp_path / "data"), "--output-dir", str(tmp_path / "runs"))
+    assert done.returncode != 0
+    assert "broken" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
