@@ -92,7 +92,7 @@ def new_tokenizer(*, seed: int = 0, databases: int = 800) -> PreTrainedTokenizer
     stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1)
     corpus = itertools.islice(dialogues(random.Random(seed), stage), databases)
     texts = (text for item in corpus for user, reply in item.turns for text in (*prompt(item.system, user), reply))
-    return train_tokenizer(texts, words=[*words(), "system", "user", "assistant"])
+    return train_tokenizer(texts, words=words())
 
 
 def pretrain(

@@ -14,6 +14,7 @@ there is nothing to copy. Three decisions follow.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,9 +27,11 @@ __all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 _GLUE = "\x1f"
-# Text that replies begin and end with; one id each makes every rollout a few tokens shorter.
-_FRAMES = ["```sql\n", "\n```", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-_WORDS = r" ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
+# What replies begin with and are framed by. None may begin inside another, or the ids of a reply would depend on what
+# stands before it; so the closing fence is a word of its own instead.
+_FRAMES = ["```sql\n", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+_OUTSIDE = re.compile("|".join(re.escape(token) for token in (END_OF_TEXT, IM_START, IM_END, *_FRAMES)))
+_WORDS = r"\n```(?![a-z\x1f])| ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
 _PLURAL = r"(?<=[a-z](?:x|ch|sh|ss))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
 
 
@@ -83,10 +86,9 @@ def train_tokenizer(
 
 
 def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
-    for frame in _FRAMES:
-        text = text.replace(frame, "\n")
-    normal = tokenizer.normalizer.normalize_str(text)
-    return [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+    """``text`` as words, the tokens that stand outside the model taken out."""
+    segments = (tokenizer.normalizer.normalize_str(segment) for segment in _OUTSIDE.split(text))
+    return [piece for segment in segments for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(segment)]
 
 
 def _merges(tokenizer: Tokenizer) -> list[list[str]]:

@@ -1,0 +1,125 @@
+"""The tokenizer: words are one id wherever they stand, nothing is lost, and every loader reads the same ids."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import pytest
+from tokenizers.decoders import DecodeStream
+
+from adapters import prompts
+from domains.spider.lexicon import words
+from train.local.corpus import Stage, dialogues, prompt
+from train.local.model import load_policy, new_policy, save_policy
+from train.local.pretrain import new_tokenizer
+
+TEXTS = [
+    "How many singers are there?",
+    "List the home cities of all singers whose age is at least 30, please.",
+    "SELECT singer.name, count(*) FROM singer JOIN song ON singer.id = song.singer_id GROUP BY singer.id",
+    "SELECT home_city FROM singer WHERE name LIKE '%Star%' AND age NOT IN (SELECT max(age) FROM singer)",
+    '<tool_call>\n{"name": "query_database_by_sql", "arguments": {"sql": "SELECT name FROM singer"}}\n</tool_call>',
+    "[('Ann Smith', 3), ('Bob', 5), ... 12 more rows]",
+    "Error: no such column: x. Columns of t: a, b",
+    "tabs\tand  double spaces \n\n newlines, digits 1234 and a1b2, __under__ . _ scores_",
+    "Zürich, 東京, 🙂 and don't",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return new_tokenizer(databases=60)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_policy(new_policy(tokenizer, width=16, layers=1, heads=2, intermediate=16), tokenizer, folder)
+    return folder
+
+
+def ids(tokenizer, text):
+    return tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_decoding_gives_the_text_back(tokenizer, text):
+    assert tokenizer.decode(ids(tokenizer, text)) == text
+
+
+def test_decoding_gives_generated_dialogues_back(tokenizer):
+    stage = Stage(freedom=1.0, checks=1, rewrites=1)
+    for item in itertools.islice(dialogues(random.Random(7), stage), 40):
+        for user, reply in item.turns:
+            for text in (*prompt(item.system, user), reply):
+                assert tokenizer.decode(ids(tokenizer, text)) == text
+
+
+def test_a_word_is_one_id_wherever_it_stands(tokenizer):
+    (word,) = ids(tokenizer, " singer")
+    for text in (
+        *("the singers sing", "FROM singer WHERE", "singers are", "CREATE TABLE singer ( id int )"),
+        *("x.singer", "count(singer)", "the_singer", "singer_id", "'singer'", '"singer"', "a=singer"),
+    ):
+        found = ids(tokenizer, f" {text}")
+        assert word in found, text
+
+
+def test_every_word_of_the_lexicon_is_one_id_but_for_its_plural(tokenizer):
+    for word in words():
+        pieces = tokenizer.convert_ids_to_tokens(ids(tokenizer, f" {word}"))
+        assert pieces[0] == "Ġ" + word[: len(pieces[0]) - 1], pieces
+        assert pieces[1:] in ([], ["s"], ["es"]), pieces
+
+
+def test_a_stream_shows_nothing_that_it_takes_back(tokenizer):
+    text = TEXTS[2]
+    stream = DecodeStream(skip_special_tokens=True)
+    parts = [stream.step(tokenizer.backend_tokenizer, token) for token in ids(tokenizer, text)]
+    assert "".join(part or "" for part in parts) == text
+
+
+def test_auto_tokenizer_reads_the_same_ids(tokenizer, checkpoint):
+    _, loaded = load_policy(checkpoint)
+    for text in TEXTS:
+        assert ids(loaded, text) == ids(tokenizer, text)
+        assert loaded.decode(ids(loaded, text)) == text
+    assert loaded.eos_token_id == tokenizer.eos_token_id
+    assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_the_template_writes_what_pretraining_reads(tokenizer, checkpoint):
+    _, loaded = load_policy(checkpoint)
+    messages = [
+        {"role": "system", "content": prompts.system_message("CREATE TABLE singer ( id int )")},
+        {"role": "user", "content": prompts.write_message("How many singers are there?")},
+    ]
+    whole = "".join(prompt("CREATE TABLE singer ( id int )", prompts.write_message("How many singers are there?")))
+    assert loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == whole
+    reply = prompts.fence("SELECT count(*) FROM singer")
+    parts = [*prompt("CREATE TABLE singer ( id int )", prompts.write_message("How many singers are there?")), reply]
+    assert [i for part in parts for i in ids(loaded, part)] == ids(loaded, whole + reply)
+
+
+def test_the_template_writes_tool_calls_as_hermes_does(tokenizer):
+    tool = {"type": "function", "function": {"name": "run", "description": "Run it", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "run", "arguments": {"sql": "SELECT 'a' < 3"}}}
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "[(1,)]"},
+    ]
+    text = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True)
+    assert '{"name": "run", "description": "Run it", "parameters": {}}' in text
+    assert '<tool_call>\n{"name": "run", "arguments": {"sql": "SELECT \'a\' < 3"}}\n</tool_call><|im_end|>' in text
+    assert text.endswith("<tool_response>\n[(1,)]\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
+    call["function"]["arguments"] = json.dumps({"sql": "SELECT 'a' < 3"})  # as OpenAI clients send it
+    assert tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True) == text
+
+
+def test_the_same_texts_give_the_same_ids(tokenizer):
+    assert new_tokenizer(databases=60).get_vocab() == tokenizer.get_vocab()
