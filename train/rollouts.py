@@ -1,8 +1,8 @@
 """Rollouts as the trainer sees them: enqueue a batch, wait for it, collect typed outcomes.
 
 A batch always comes back whole and in time. What did not end by the deadline is cancelled in the store and comes back
-as a ``timeout``; what failed comes back with the type of its failure. Only a rollout with a reward has a number: leaving
-the others out of their group is the trainer's business, turning them into a 0 is nobody's.
+as a ``timeout``; what failed comes back with the type of its failure. Only a rollout with a reward has a number:
+leaving the others out of their group is the trainer's business, turning them into a 0 is nobody's.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Outcome:
 class RolloutCollector:
     """Sends batches of jobs through a store and brings their outcomes back.
 
-    ``retries`` is how often a failed attempt is given to a runner again; ``poll_s`` is how often the store is asked what
-    has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
+    ``retries`` is how often a failed attempt is given to a runner again; ``poll_s`` is how often the store is asked
+    what has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
     :meth:`nudge`.
     """
 
