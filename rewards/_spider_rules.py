@@ -76,7 +76,7 @@ def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) 
         return False
     if ordered:
         # Each column of one must be some column of the other: equality is transitive, so counting them is enough.
-        return Counter(zip(*gold)) == Counter(zip(*predicted))
+        return Counter(zip(*gold, strict=True)) == Counter(zip(*predicted, strict=True))
     return Counter(gold) == Counter(predicted) or _columns_can_be_matched(gold, predicted, deadline)
 
 
@@ -97,7 +97,7 @@ def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> boo
 
     Equal columns are tried once, which is what keeps ``SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0`` out of 10^10 attempts.
     """
-    targets, sources = list(zip(*gold)), list(zip(*predicted))
+    targets, sources = list(zip(*gold, strict=True)), list(zip(*predicted, strict=True))
     contents = [Counter(column) for column in targets]
     offers = [Counter(column) for column in sources]
     candidates = [[s for s, offer in enumerate(offers) if offer == content] for content in contents]
@@ -126,7 +126,7 @@ def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> boo
             continue
         chosen.append(source)
         depth = len(chosen)
-        if Counter(zip(*wanted[:depth])) != Counter(zip(*(sources[s] for s in chosen))):
+        if Counter(zip(*wanted[:depth], strict=True)) != Counter(zip(*(sources[s] for s in chosen), strict=True)):
             continue
         if depth == len(wanted):
             return True

@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from rewards._contract import RewardError
 from rewards._spider_rules import ComparisonTimeoutError, Rows, first_statement, normalise, order_matters, same_result
@@ -35,6 +35,8 @@ from tools.sql import DatabaseError, NotAllowedError, QueryError, run_query
 from tools.types import Step
 
 __all__ = ["Verdict", "execution_match", "spider_exec_match"]
+
+T = TypeVar("T")
 
 _MAX_ROWS = 1_000_000
 _MAX_BYTES = 64_000_000
@@ -64,10 +66,19 @@ def execution_match(
     if mode not in ("safe", "official"):
         raise ValueError(f"mode is 'safe' or 'official', not {mode!r}")
     path = os.fspath(database)
-    gold = first_statement(normalise(gold))
-    expected = _gold_rows(path, gold, timeout_s)
-    predicted = normalise(predicted)
+    gold, predicted = first_statement(normalise(gold)), normalise(predicted)
     predicted = first_statement(predicted) if mode == "official" else predicted.rstrip("; \t\r\n")
+    file = (path, *_state(path))
+    expected = _gold_rows(file, gold, timeout_s)
+    key = (file, gold, predicted, mode, timeout_s)
+    verdict = _verdicts.get(key)
+    if verdict is None:
+        verdict = _judge(path, predicted, gold, expected, mode, timeout_s)
+        _verdicts.put(key, verdict, size=500 + len(predicted) + len(gold))
+    return verdict
+
+
+def _judge(path: str, predicted: str, gold: str, expected: Rows, mode: str, timeout_s: float) -> Verdict:
     try:
         # One row more than the gold's is enough to know that they differ.
         rows: Rows = run_query(
@@ -81,17 +92,14 @@ def execution_match(
         rows = []
     except QueryError as error:
         return Verdict(0.0, f"the prediction failed: {error}")
+    deadline = time.perf_counter() + timeout_s
     try:
-        same = same_result(
-            expected, rows, ordered=order_matters(gold), deadline=time.perf_counter() + timeout_s
-        )
+        same = same_result(expected, rows, ordered=order_matters(gold), deadline=deadline)
     except ComparisonTimeoutError:
         return Verdict(0.0, f"the results were not compared within {timeout_s:g} s")
-    if not same:
-        return Verdict(0.0, "the results differ")
-    if mode == "safe" and predicted != gold and not _reads(path, predicted) and _reads(path, gold):
+    if mode == "safe" and same and predicted != gold and not _reads(path, predicted) and _reads(path, gold):
         return Verdict(0.0, "the prediction reads no table, the gold does")
-    return Verdict(1.0, "the results are equal")
+    return Verdict(float(same), f"the results {'are equal' if same else 'differ'}")
 
 
 async def spider_exec_match(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
@@ -113,41 +121,46 @@ def _reads(path: str, sql: str) -> bool:
     return any(op == "VOpen" or (op == "OpenRead" and page > 1) for _, op, _, page, *_ in program)
 
 
-class _GoldCache:
-    """Rows by file, state of the file, and gold: a group asks for the same gold many times in a row."""
+class _Cache(Generic[T]):
+    """Least recently used, bounded by the bytes that it is told: a group asks for the same gold, and often gives the
+    same answer, many times in a row."""
 
     def __init__(self, max_bytes: int) -> None:
         self._left = max_bytes
-        self._entries: OrderedDict[tuple[Any, ...], tuple[Rows, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[Any, ...], tuple[T, int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[Any, ...]) -> Rows | None:
+    def get(self, key: tuple[Any, ...]) -> T | None:
         with self._lock:
             if key not in self._entries:
                 return None
             self._entries.move_to_end(key)
             return self._entries[key][0]
 
-    def put(self, key: tuple[Any, ...], rows: Rows) -> None:
-        size = 500 + sum(map(sys.getsizeof, rows)) + sum(sys.getsizeof(value) for row in rows for value in row)
+    def put(self, key: tuple[Any, ...], value: T, *, size: int) -> None:
         with self._lock:
             if key not in self._entries:
-                self._entries[key] = (rows, size)
+                self._entries[key] = (value, size)
                 self._left -= size
             while self._left < 0:
                 self._left += self._entries.popitem(last=False)[1][1]
 
 
-_golds = _GoldCache(max_bytes=32_000_000)
+_golds: _Cache[Rows] = _Cache(max_bytes=32_000_000)
+_verdicts: _Cache[Verdict] = _Cache(max_bytes=16_000_000)
 
 
-def _gold_rows(path: str, gold: str, timeout_s: float) -> Rows:
+def _state(path: str) -> tuple[int, ...]:
     try:
         stat = os.stat(path)
     except OSError as error:
         raise RewardError(f"no database at {path}") from error
-    key = (path, gold, stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    rows = _golds.get(key)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _gold_rows(file: tuple[Any, ...], gold: str, timeout_s: float) -> Rows:
+    path = file[0]
+    rows = _golds.get((file, gold))
     if rows is None:
         try:
             result = run_query(path, gold, timeout_s=timeout_s, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
@@ -156,5 +169,6 @@ def _gold_rows(path: str, gold: str, timeout_s: float) -> Rows:
         if result.truncated:
             raise RewardError(f"the gold query gives more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes: {gold}")
         rows = result.rows
-        _golds.put(key, rows)
+        size = 500 + sum(map(sys.getsizeof, rows)) + sum(sys.getsizeof(value) for row in rows for value in row)
+        _golds.put((file, gold), rows, size=size)
     return rows

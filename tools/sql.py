@@ -15,6 +15,7 @@ Errors, one for each party that has to do something::
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -67,7 +68,7 @@ class QueryResult:
     elapsed_s: float
 
 
-def run_query(  # noqa: PLR0913
+def run_query(
     database: str | Path,
     sql: str,
     *,
@@ -99,7 +100,7 @@ def run_query(  # noqa: PLR0913
         rows, truncated = _fetch(cursor, max_rows, max_bytes)
         columns = [column[0] for column in cursor.description]
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
-        raise _translate(conn, sql, error, timeout_s) from error
+        raise _translate(conn, path, sql, error, timeout_s) from error
     finally:
         cursor.close()
     return QueryResult(columns, rows, truncated, time.perf_counter() - started)
@@ -136,30 +137,51 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
         parts.append(text)
         used += len(text) + 2
     hidden = len(result.rows) - len(parts)
-    if result.truncated:
-        parts.append(f"... more than {hidden} more rows")
-    elif hidden:
-        parts.append(f"... {hidden} more row{'s' if hidden > 1 else ''}")
+    if hidden or result.truncated:
+        parts.append(f"... {hidden} more row{'' if hidden == 1 else 's'}{', and more' if result.truncated else ''}")
     return f"{header}[{', '.join(parts)}]"
 
 
 _INFRASTRUCTURE = ("malformed", "not a database", "unable to open", "disk i/o", "is locked", "database is full")
 
 
-def _translate(conn: _sqlite.Connection, sql: str, error: Exception, timeout_s: float) -> QueryError:
+def _translate(conn: _sqlite.Connection, path: str, sql: str, error: Exception, timeout_s: float) -> QueryError:
     message = str(error)
+    lowered = message.lower()
+    result: QueryError
     if conn.stopped:
-        if conn.cancelled is not None and conn.cancelled.is_set():
-            return QueryTimeoutError("the query was cancelled")
-        return QueryTimeoutError(f"the query ran longer than {timeout_s:g} s")
-    if conn.refused_function:
-        return SqlError(f"the function {conn.refused_function} is not available")
-    if conn.refused or "readonly database" in message:
-        return NotAllowedError(f"{conn.refused or 'writing'} is not allowed: write one SELECT statement")
-    if "one statement at a time" in message:
-        return NotAllowedError("only one statement at a time: write a single SELECT")
-    if isinstance(error, MemoryError):
-        return SqlError("the query needs too much memory")
-    if any(sign in message.lower() for sign in _INFRASTRUCTURE):
-        return DatabaseError(f"the database cannot be read: {message}")
-    return SqlError(message)
+        cancelled = conn.cancelled is not None and conn.cancelled.is_set()
+        result = QueryTimeoutError(f"the query {'was cancelled' if cancelled else f'ran longer than {timeout_s:g} s'}")
+    elif conn.refused_function:
+        result = SqlError(f"the function {conn.refused_function} is not available")
+    elif conn.refused or "readonly database" in lowered:
+        result = NotAllowedError(f"{conn.refused or 'writing'} is not allowed: write one SELECT statement")
+    elif "one statement at a time" in lowered:
+        result = NotAllowedError("only one statement at a time: write a single SELECT")
+    elif isinstance(error, MemoryError):
+        result = SqlError("the query needs too much memory")
+    elif any(sign in lowered for sign in _INFRASTRUCTURE):
+        result = DatabaseError(f"the database {path} cannot be read: {message}")
+    else:
+        result = SqlError(message + _hint(path, conn.signature, sql, message))
+    return result
+
+
+def _hint(path: str, signature: tuple[int, ...], sql: str, message: str) -> str:
+    """The names that the agent could have used instead of the one that is not there."""
+    kind, _, name = message.partition(": ")
+    if kind not in ("no such table", "no such column"):
+        return ""
+    try:
+        schema = _sqlite.columns(path, signature)
+    except (OSError, sqlite3.Error):
+        return ""
+    words = set(re.findall(r"\w+", sql.lower()))
+    tables = [table for table in schema if table.lower() in words or not table.isidentifier()]
+    if kind == "no such table" or not tables:
+        return f". Tables: {', '.join(schema) or 'none'}"
+    qualifier = name.rpartition(".")[0].lower()
+    if qualifier:
+        aliased = {table.lower() for table in re.findall(rf"(\w+)\W+(?:as\s+)?{re.escape(qualifier)}\b", sql.lower())}
+        tables = [table for table in tables if table.lower() in aliased | {qualifier}] or tables
+    return "".join(f". Columns of {table}: {', '.join(schema[table])}" for table in tables)
