@@ -1,7 +1,7 @@
 """One process of the tracing benchmarks: the upstream, the HTTP store, or one of the two proxies with its store.
 
 Each prints one JSON line when it is ready, answers each line on stdin with one more, and ends when stdin closes.
-A request's prompt is as long as its 1,024 ids would be, so that both proxies carry and store what they would in earnest.
+A request's prompt is as long as its 1,024 ids would be, so both proxies carry and store what they would in earnest.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What tracing costs a call: our proxy and Agent Lightning's own (LiteLLM), side by side in one run.
 
-Upstream, proxies and store are processes of their own; the load comes from this one. "memory" is a store in the proxy's
-process, "http" is Agent Lightning's store server; with it, its own proxy runs in its default mode, a process of its own.
+Upstream, proxies and store are processes of their own; the load comes from this one. "memory" is a store in the
+proxy's process, "http" is Agent Lightning's store server; with it, its own proxy runs in its default mode, a process of
+its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
 from pathlib import Path
 
@@ -15,36 +15,28 @@ from benchmarks._tracing_setup import Load, Process, load, started
 
 CLIENTS = (1, 16, 64)
 WARM_UP_CALLS = 16
-SECONDS = 2.5
+SECONDS = 2.0
 
 
 async def main() -> None:
     """Print the table."""
-    async with contextlib.AsyncExitStack() as stack:
-        upstream, store = await asyncio.gather(
-            stack.enter_async_context(started("upstream")), stack.enter_async_context(started("store"))
-        )
+    async with started("upstream") as upstream, started("store") as store:
         url = upstream.ready["url"]
-        setups: dict[str, Process] = {}
-        for kind, store_url in (("memory", ""), ("http", store.ready["url"])):
-            for which in ("ours", "theirs"):
-                arguments = ("proxy", which, url, store_url)
-                setups[f"{which}, {kind} store"] = await stack.enter_async_context(started(*arguments))
         print(f"{'':22}" + "".join(f"{f'c={c}: calls/s':>16}{'median ms':>11}" for c in CLIENTS), end="")
         print(f"{'CPU ms':>9}{'spans':>7}{'kB':>6}   (CPU, spans and bytes are per call)")
         direct = [await load([url], clients=clients, seconds=SECONDS) for clients in CLIENTS]
         _row("direct", direct, "")
-        rows = {"direct": direct}
-        for name, proxy in setups.items():
-            rows[name] = await _measure(name, proxy)
-        print()
-        for kind in ("memory", "http"):
-            ours, theirs = rows[f"ours, {kind} store"], rows[f"theirs, {kind} store"]
-            ratios = ", ".join(
-                f"{o.per_s / t.per_s:.1f}x at c={c}" for c, o, t in zip(CLIENTS, ours, theirs, strict=True)
+        for kind, store_url in (("memory", ""), ("http", store.ready["url"])):
+            rows = {}
+            for which in ("ours", "theirs"):
+                async with started("proxy", which, url, store_url) as proxy:
+                    rows[which] = await _measure(f"{which}, {kind} store", proxy)
+            faster = ", ".join(
+                f"{ours.per_s / theirs.per_s:.1f}x at c={clients}"
+                for clients, ours, theirs in zip(CLIENTS, rows["ours"], rows["theirs"], strict=True)
             )
-            over = [rows[f"{who}, {kind} store"][0].median_ms - direct[0].median_ms for who in ("ours", "theirs")]
-            print(f"{kind} store: calls/s {ratios}; overhead at c=1 {over[0]:.2f} ms against {over[1]:.1f} ms")
+            over = [rows[which][0].median_ms - direct[0].median_ms for which in ("ours", "theirs")]
+            print(f"{kind} store: calls/s {faster}; overhead at c=1 {over[0]:.2f} ms against {over[1]:.1f} ms")
 
 
 async def _measure(name: str, proxy: Process) -> list[Load]:

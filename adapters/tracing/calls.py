@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from adapters.tracing import attributes as names
 if TYPE_CHECKING:
     from agentlightning.types import Span
 
-__all__ = ["Call", "from_span", "is_call_span", "to_json", "to_span"]
+__all__ = ["Call", "check_ids", "from_span", "is_call_span", "to_json", "to_span"]
 
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
@@ -85,6 +85,11 @@ class Call:
         if not all(map(math.isfinite, self.logprobs)):
             return "a logprob is not a finite number"
         return ""
+
+
+def check_ids(values: Iterable[int]) -> list[int]:
+    """``values`` as a list. Raises ``TypeError`` or ``OverflowError`` where one is no unsigned 32-bit integer."""
+    return array(_UINT32, values).tolist()
 
 
 def to_json(value: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from adapters.tracing.calls import Call, to_json
+from adapters.tracing.calls import Call, check_ids, to_json
 
 __all__ = ["Exchange", "error_body", "read_exchange", "traced_request"]
 
@@ -60,7 +60,7 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
     if not error:
         try:
             reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
-        except (ValueError, LookupError, TypeError, AttributeError) as caught:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
     version = reply.pop("weights_version", None)
     return Call(
@@ -149,10 +149,7 @@ def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None
 
 
 def _ids(value: Any) -> list[int]:
-    ids = value or []
-    if not all(isinstance(token, int) and 0 <= token < 1 << 32 for token in ids):
-        raise ValueError("token ids are not all unsigned 32-bit integers")
-    return list(ids)
+    return check_ids(value or ())
 
 
 def _logprobs(choice: Mapping[str, Any]) -> list[float]:
