@@ -5,8 +5,8 @@ The engine itself refuses to write, three times over, and nobody looks at the te
 - ``mode=ro`` opens the file read-only. Alone it is not enough: ATTACH creates files, VACUUM INTO copies the database.
 - An authorizer that allows SELECT, READ, FUNCTION (less a few) and RECURSIVE, and refuses everything else at prepare
   time: all of PRAGMA too, since ``query_only`` and its like can be switched off by the query itself.
-- A progress handler with a deadline. The authorizer checks the deadline too: a nest of CTEs can spend minutes in the
-  planner, where no progress handler runs.
+- A progress handler with a deadline. Before SQLite 3.41 none runs while a query is planned, so the authorizer checks
+  the deadline too, and what it does not see (a nest of CTEs that doubles at every level) ends at the heap limit.
 
 Opening a file costs ten times a small query, so connections are reused; the authorizer and the handler are set once,
 because changing an authorizer makes SQLite prepare every cached statement again.
@@ -34,24 +34,32 @@ __all__ = [
     "columns",
     "connection",
     "open_readonly",
+    "quoted",
     "signature",
 ]
 
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
-MAX_VALUE_LENGTH = 200_000
+MAX_VALUE_LENGTH = 100_000
 """Bytes of one TEXT or BLOB value, stored or built.
 
 It bounds the memory of an expression, and its time: instr(), replace() and LIKE take quadratic time inside one opcode,
-where no deadline is looked at (27 s for values of 1 MB, one second for these).
+where no deadline is looked at (27 s for values of 1 MB, a quarter of a second for these).
 """
 
-_HEAP_LIMIT = 512 * 1024 * 1024
-_CONNECTIONS_PER_THREAD = 32
+_HEAP_LIMIT = 256 * 1024 * 1024
+_PAGE_CACHE_KB = 500  # a connection; the heap limit must hold those of all threads
+_CONNECTIONS_PER_THREAD = 16
 _LOCK_WAIT_S = 1.0
-# Fewer slow down the heavy queries (13 % at 200, 4 % at 1000); more let a query of slow opcodes run further over.
-_OPCODES_PER_CHECK = 200
-_LIKE_PATTERN_LENGTH = 500
+# Fewer slow down the heavy queries (18 % at 100, 4 % at 1000); more let a query of slow opcodes run further over.
+_OPCODES_PER_CHECK = 100
+_LIMITS = {
+    "LENGTH": MAX_VALUE_LENGTH,
+    "SQL_LENGTH": MAX_SQL_LENGTH,
+    "LIKE_PATTERN_LENGTH": 250,
+    "ATTACHED": 0,
+    "WORKER_THREADS": 0,
+}
 
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 # Those that a build of SQLite or its shell may have: they load code, touch files, or write to the error log.
@@ -86,6 +94,11 @@ def signature(path: str) -> tuple[int, int, int, int]:
     return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
+def quoted(name: str) -> str:
+    """The identifier as SQL, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
 def broken(path: str, error: Exception) -> str:
     """Why the database at ``path`` cannot be read, as one sentence."""
     if not os.path.exists(path):
@@ -98,14 +111,18 @@ def _is_wal(path: str) -> bool:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
+def _nothing_but_the_file(path: str) -> bool:
+    """Even a read-only connection to a database in WAL mode creates -wal and -shm files beside it. Where no log waits
+    to be read, there is nothing but the file, and SQLite can be told that it is all there is."""
+    return _is_wal(path) and not os.path.exists(f"{path}-wal")
+
+
 def open_readonly(path: str) -> sqlite3.Connection:
     """A bare read-only connection, for statements of our own. Raises sqlite3.Error and OSError."""
     if os.path.getsize(path) == 0:
         raise sqlite3.DatabaseError("the file is empty")  # SQLite would take it for a database without tables
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
-    # Even a read-only connection to a database in WAL mode creates -wal and -shm files beside it. Where no log waits
-    # to be read there is nothing but the file, and SQLite can be told that it is all there is.
-    if _is_wal(path) and not os.path.exists(f"{path}-wal"):
+    if _nothing_but_the_file(path):
         uri += "&immutable=1"
     # Not bound to its thread so that the garbage of a finished thread can be closed by another.
     raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
@@ -119,7 +136,7 @@ def columns(path: str, _signature: tuple[int, ...]) -> dict[str, list[str]]:
     with contextlib.closing(open_readonly(path)) as conn:
         names = conn.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         return {
-            name: [column[1] for column in conn.execute('PRAGMA table_info("{}")'.format(name.replace('"', '""')))]
+            name: [column[1] for column in conn.execute(f"PRAGMA table_info({quoted(name)})")]
             for (name,) in names
             if not name.startswith("sqlite_")
         }
@@ -152,21 +169,31 @@ class Connection:
         self.refused = ""
         """What the authorizer refused in this query, in words; empty when nothing was."""
         self.refused_function = ""
+        self._log = f"{path}-wal" if _nothing_but_the_file(path) else None
         self.raw = open_readonly(path)
         # A heap limit holds for SQLite in the whole process, and only ever goes down. It is what bounds a query with
         # many long values at once, and all that bounds one value on Python 3.10, which has no setlimit.
         self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
-        self.raw.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()  # a broken file says so here, not later
-        if hasattr(self.raw, "setlimit"):
-            self.raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_LENGTH)
-            self.raw.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_SQL_LENGTH)
-            self.raw.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LIKE_PATTERN_LENGTH)
-            self.raw.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-            self.raw.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
+        self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
+        self._open_virtual_tables()  # also reads the schema: a broken file says so here, not later
+        if hasattr(self.raw, "setlimit"):  # from Python 3.11
+            for limit, value in _LIMITS.items():
+                self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
         for name, strip in (("trim", str.strip), ("ltrim", str.lstrip), ("rtrim", str.rstrip)):
             self.raw.create_function(name, 2, functools.partial(_trim, strip), deterministic=True)
         self.raw.set_progress_handler(self._expired, _OPCODES_PER_CHECK)
         self.raw.set_authorizer(self._authorize)
+
+    def _open_virtual_tables(self) -> None:
+        # SQLite declares a virtual table on its first use, as a CREATE TABLE that the authorizer would refuse.
+        own = self.raw.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL%'").fetchall()
+        for name in ("json_each", "json_tree", *(name for (name,) in own)):
+            with contextlib.suppress(sqlite3.OperationalError):  # a module that this build of SQLite lacks
+                self.raw.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 0").close()  # noqa: S608
+
+    def is_current(self, path: str) -> bool:
+        """Whether the file is still what this connection took it for. Raises OSError."""
+        return self.signature == signature(path) and (self._log is None or not os.path.exists(self._log))
 
     def start(self, deadline: float, cancelled: threading.Event | None) -> None:
         """Forget the last query, and stop the next one at ``deadline`` (of perf_counter) or when ``cancelled``."""
@@ -185,6 +212,8 @@ class Connection:
     def _authorize(self, action: int, first: str | None, second: str | None, *_: str | None) -> int:
         if self._expired():
             return sqlite3.SQLITE_DENY
+        if action == sqlite3.SQLITE_PRAGMA and first == "data_version" and second is None:
+            return sqlite3.SQLITE_OK  # what a full-text index asks before it is read; it changes nothing
         if action not in _ALLOWED:
             # CREATE and DROP show up first as writes to the schema table.
             schema = (first or "").lower().startswith("sqlite_") and action != sqlite3.SQLITE_ANALYZE
@@ -209,7 +238,7 @@ def connection(path: str) -> Connection:
     except AttributeError:
         mine = _open.connections = OrderedDict()
     found = mine.get(path)
-    if found is not None and found.signature == signature(path):
+    if found is not None and found.is_current(path):
         mine.move_to_end(path)
         return found
     mine.pop(path, None)

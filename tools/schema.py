@@ -104,7 +104,7 @@ def _described(
 
 
 def _table(conn: sqlite3.Connection, path: str, table: str, sample_values: int, keys: bool) -> Iterable[str]:
-    columns = conn.execute(f"PRAGMA table_info({_quoted(table)})").fetchall()
+    columns = conn.execute(f"PRAGMA table_info({_sqlite.quoted(table)})").fetchall()
     parts = [f"{_name(name)} {_type(declared)}" for _, name, declared, *_ in columns]
     if keys:
         parts += _keys(conn, table, columns)
@@ -121,14 +121,16 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
     if primary:
         yield f"primary key ( {_names(primary)} )"
     foreign: dict[int, tuple[str, list[str], list[str]]] = {}
-    for number, _, parent, column, parent_column, *_ in conn.execute(f"PRAGMA foreign_key_list({_quoted(table)})"):
+    for number, _, parent, column, parent_column, *_ in conn.execute(
+        f"PRAGMA foreign_key_list({_sqlite.quoted(table)})"
+    ):
         _, ours, theirs = foreign.setdefault(number, (parent, [], []))
         ours.append(column)
         if parent_column is not None:
             theirs.append(parent_column)
     # SQLite lists the last one declared first.
     for _, (parent, ours, theirs) in sorted(foreign.items(), reverse=True):
-        theirs = theirs or _primary_key(conn.execute(f"PRAGMA table_info({_quoted(parent)})").fetchall())  # noqa: PLW2901
+        theirs = theirs or _primary_key(conn.execute(f"PRAGMA table_info({_sqlite.quoted(parent)})").fetchall())  # noqa: PLW2901
         yield f"foreign key ( {_names(ours)} ) references {_name(parent)}" + (
             f" ( {_names(theirs)} )" if theirs else ""
         )
@@ -139,7 +141,7 @@ def _primary_key(columns: list[Any]) -> list[str]:
 
 
 def _samples(path: str, table: str, column: str, count: int) -> list[str]:
-    column, table = _quoted(column), _quoted(table)
+    column, table = _sqlite.quoted(column), _sqlite.quoted(table)
     try:
         rows = run_query(
             path,
@@ -168,12 +170,8 @@ def _type(declared: str) -> str:
     return next((name for pattern, name in _TYPES if pattern.search(lowered)), "text" if not lowered else "real")
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _name(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED else _quoted(name)
+    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED else _sqlite.quoted(name)
 
 
 def _names(names: Iterable[str]) -> str:

@@ -137,8 +137,10 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
         parts.append(text)
         used += len(text) + 2
     hidden = len(result.rows) - len(parts)
-    if hidden or result.truncated:
-        parts.append(f"... {hidden} more row{'' if hidden == 1 else 's'}{', and more' if result.truncated else ''}")
+    if hidden:
+        parts.append(f"... {hidden} more row{'s' if hidden > 1 else ''}{', and more' if result.truncated else ''}")
+    elif result.truncated:
+        parts.append("... and more rows")
     return f"{header}[{', '.join(parts)}]"
 
 

@@ -1,0 +1,234 @@
+"""The one way SQL is run: what comes back, what an agent is told, and what becomes of connections."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from spider_folder import make_database
+
+from tools import _sqlite
+from tools.sql import (
+    DatabaseError,
+    NotAllowedError,
+    QueryError,
+    QueryResult,
+    QueryTimeoutError,
+    SqlError,
+    render,
+    run_query,
+)
+
+COUNT_FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+ROWS_FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x, 'text' FROM c"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.sqlite"
+    make_database(
+        path,
+        "CREATE TABLE item (id INTEGER PRIMARY KEY, name TEXT, price REAL, photo BLOB);"
+        "INSERT INTO item VALUES (1, 'pen', 1.5, x'ff00'), (2, 'ink', NULL, NULL);"
+        "CREATE TABLE sale (item_id INT, day TEXT); INSERT INTO sale VALUES (1, 'mon')",
+    )
+    return path
+
+
+def test_a_query_answers_with_columns_and_rows(database: Path) -> None:
+    result = run_query(database, "SELECT id, name AS label, price, photo FROM item")
+    assert result.columns == ["id", "label", "price", "photo"]
+    assert result.rows == [(1, "pen", 1.5, b"\xff\x00"), (2, "ink", None, None)]
+    assert not result.truncated
+    assert result.elapsed_s > 0
+
+
+def test_a_query_without_rows_still_has_columns(database: Path) -> None:
+    result = run_query(str(database), "SELECT id FROM item WHERE 0")
+    assert (result.columns, result.rows, result.truncated) == (["id"], [], False)
+
+
+def test_comments_and_one_trailing_semicolon_are_no_second_statement(database: Path) -> None:
+    assert run_query(database, "/* a */ SELECT 1; -- done").rows == [(1,)]
+
+
+def test_rows_are_capped(database: Path) -> None:
+    result = run_query(database, ROWS_FOR_EVER, max_rows=3)
+    assert (result.rows, result.truncated) == ([(1, "text"), (2, "text"), (3, "text")], True)
+    assert not run_query(database, "SELECT id FROM item", max_rows=2).truncated
+
+
+def test_bytes_are_capped(database: Path) -> None:
+    result = run_query(database, ROWS_FOR_EVER, max_rows=10**9, max_bytes=1200)
+    assert (len(result.rows), result.truncated) == (100, True)
+
+
+def test_text_that_is_no_utf8_is_read_without_its_bad_bytes(tmp_path: Path) -> None:
+    make_database(tmp_path / "x.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (CAST(x'4A6F73E9' AS TEXT))")
+    assert run_query(tmp_path / "x.sqlite", "SELECT a FROM t").rows == [("Jos",)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT color FROM item", "no such column: color. Columns of item: id, name, price, photo"),
+        (
+            "SELECT T1.color FROM item AS T1 JOIN sale T2 ON T1.id = T2.item_id",
+            "no such column: T1.color. Columns of item: id, name, price, photo",
+        ),
+        ("SELECT T2.x FROM item T1, sale T2", "no such column: T2.x. Columns of sale: item_id, day"),
+        ("SELECT * FROM items", "no such table: items. Tables: item, sale"),
+        ("SELECT x", "no such column: x. Tables: item, sale"),
+        ("SELEC 1", 'near "SELEC": syntax error'),
+        ("SELECT YEAR(1)", "no such function: YEAR"),
+        ("SELECT ?", "Incorrect number of bindings supplied"),
+        ("SELECT '\0'", "null character"),
+        ("SELECT '\ud800'", "surrogates not allowed"),
+        ("SELECT 1 -- " + "x" * 200_000, "the query is too long: 200012 characters, at most 100000"),
+    ],
+)
+def test_wrong_sql_is_told_what_there_is(database: Path, sql: str, message: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        run_query(database, sql)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("sql", ["", ";", "-- nothing", "SELECT 1; SELECT 2", "DELETE FROM item"])
+def test_what_is_not_one_reading_statement_is_not_allowed(database: Path, sql: str) -> None:
+    with pytest.raises(NotAllowedError, match="SELECT"):
+        run_query(database, sql)
+
+
+def test_a_query_ends_at_its_deadline_and_the_next_one_runs(database: Path) -> None:
+    started = time.perf_counter()
+    with pytest.raises(QueryTimeoutError, match=r"longer than 0\.1 s"):
+        run_query(database, COUNT_FOR_EVER, timeout_s=0.1)
+    assert time.perf_counter() - started > 0.1
+    assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
+
+
+def test_a_query_can_be_cancelled_from_another_thread(database: Path) -> None:
+    cancelled = threading.Event()
+    timer = threading.Timer(0.05, cancelled.set)
+    timer.start()
+    with pytest.raises(QueryTimeoutError, match="cancelled"):
+        run_query(database, COUNT_FOR_EVER, timeout_s=60, cancelled=cancelled)
+    timer.join()
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_broken_file_is_the_databases_fault(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.sqlite").write_bytes(content)
+    with pytest.raises(DatabaseError, match=r"x\.sqlite cannot be read"):
+        run_query(tmp_path / "x.sqlite", "SELECT 1")
+
+
+def test_a_missing_file_is_the_databases_fault_and_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="no database at"):
+        run_query(tmp_path / "x.sqlite", "SELECT 1")
+    with pytest.raises(DatabaseError, match="cannot be read"):
+        run_query(tmp_path, "SELECT 1")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_path_may_have_signs_that_mean_something_in_a_uri(tmp_path: Path) -> None:
+    path = tmp_path / "a?mode=rwc#%41 b.sqlite"
+    make_database(path, "CREATE TABLE t (a)")
+    assert run_query(path, "SELECT * FROM t").rows == []
+
+
+def test_a_connection_is_reused_in_its_thread_and_not_in_another(database: Path) -> None:
+    here = _sqlite.connection(str(database))
+    assert _sqlite.connection(str(database)) is here
+    there: list[_sqlite.Connection] = []
+    thread = threading.Thread(target=lambda: there.append(_sqlite.connection(str(database))))
+    thread.start()
+    thread.join()
+    assert there[0] is not here
+
+
+def test_a_changed_file_is_opened_anew(database: Path) -> None:
+    assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
+    replacement = database.with_name("new.sqlite")
+    make_database(replacement, "CREATE TABLE item (id)")
+    os.replace(replacement, database)
+    assert run_query(database, "SELECT count(*) FROM item").rows == [(0,)]
+
+
+def test_open_connections_are_bounded(tmp_path: Path) -> None:
+    for number in range(_sqlite._CONNECTIONS_PER_THREAD + 5):
+        make_database(tmp_path / f"{number}.sqlite", "CREATE TABLE t (a)")
+        run_query(tmp_path / f"{number}.sqlite", "SELECT * FROM t")
+    assert len(_sqlite._open.connections) == _sqlite._CONNECTIONS_PER_THREAD
+
+
+def test_a_database_in_wal_mode_is_read_and_nothing_appears_beside_it(database: Path) -> None:
+    make_database(database, "PRAGMA journal_mode = WAL; INSERT INTO sale VALUES (2, 'tue')")
+    before = sorted(os.listdir(database.parent))
+    assert before == ["shop.sqlite"]
+    assert run_query(database, "SELECT count(*) FROM sale").rows == [(2,)]
+    assert sorted(os.listdir(database.parent)) == before
+
+
+def test_what_waits_in_a_write_ahead_log_is_read(database: Path) -> None:
+    writer = sqlite3.connect(database, isolation_level=None)
+    writer.execute("PRAGMA journal_mode = WAL")
+    assert run_query(database, "SELECT count(*) FROM sale").rows == [(1,)]
+    writer.execute("INSERT INTO sale VALUES (2, 'tue')")
+    assert run_query(database, "SELECT count(*) FROM sale").rows == [(2,)]
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("trim('xxaxx', 'x')", "a"),
+        ("ltrim('xyax', 'yx')", "ax"),
+        ("rtrim(1.50, '5')", "1."),
+        ("rtrim(120, '0')", "12"),
+        ("trim(1e20, '1')", ".0e+20"),
+        ("trim(NULL, 'x')", None),
+        ("trim('a', NULL)", None),
+        ("trim('a', '')", "a"),
+        ("trim('  a ')", "a"),
+    ],
+)
+def test_our_trim_answers_as_sqlites_own(database: Path, expression: str, value: str | None) -> None:
+    assert run_query(database, f"SELECT {expression}").rows == [(value,)]
+    assert sqlite3.connect(":memory:").execute(f"SELECT {expression}").fetchall() == [(value,)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot set SQLite's limits: the heap limit holds")
+def test_a_value_is_bounded(database: Path) -> None:
+    with pytest.raises(SqlError, match="too big"):
+        run_query(database, "SELECT hex(zeroblob(400000000))")
+
+
+RESULT = QueryResult(["a", "b"], [("x", 1), ("y", None), ("z", 2.5)], False, 0.0)
+
+
+def test_rendering_is_tuples_in_a_list() -> None:
+    assert render(RESULT) == "[('x', 1), ('y', None), ('z', 2.5)]"
+    assert render(RESULT, columns=True) == "(a, b)\n[('x', 1), ('y', None), ('z', 2.5)]"
+    assert render(QueryResult([], [], False, 0.0)) == "[]"
+
+
+def test_rendering_cuts_whole_rows_and_counts_them() -> None:
+    assert render(RESULT, max_chars=14) == "[('x', 1), ... 2 more rows]"
+    assert render(RESULT, max_chars=25) == "[('x', 1), ('y', None), ... 1 more row]"
+    truncated = QueryResult(["a"], [(1,), (2,)], True, 0.0)
+    assert render(truncated) == "[(1,), (2,), ... and more rows]"
+    assert render(truncated, max_chars=8) == "[(1,), ... 1 more row, and more]"
+
+
+def test_rendering_cuts_a_row_that_is_too_long_for_itself() -> None:
+    assert render(QueryResult(["a"], [("x" * 100,)], False, 0.0), max_chars=10) == "[('xxxxxx...]"
+
+
+def test_every_error_is_a_query_error() -> None:
+    assert {each.__base__ for each in (SqlError, NotAllowedError, QueryTimeoutError, DatabaseError)} == {QueryError}
