@@ -15,7 +15,7 @@ from benchmarks._tracing_setup import Load, Process, load, started
 
 CLIENTS = (1, 16, 64)
 WARM_UP_CALLS = 16
-SECONDS = 2.0
+SECONDS = 1.5
 
 
 async def main() -> None:
