@@ -7,10 +7,30 @@ serves every turn: with several rollouts a question, and several turns a rollout
 from __future__ import annotations
 
 import re
+from typing import Any
 
-__all__ = ["check_message", "extract_sql", "fence", "is_correct", "rewrite_message", "system_message", "write_message"]
+__all__ = [
+    "QUERY_TOOL",
+    "check_message",
+    "extract_sql",
+    "fence",
+    "fenced_sql",
+    "is_correct",
+    "rewrite_message",
+    "system_message",
+    "tool_system_message",
+    "write_message",
+]
 
 CORRECT, INCORRECT = "CORRECT", "INCORRECT"
+
+QUERY_TOOL: dict[str, Any] = {
+    "name": "query_database_by_sql",
+    "description": "Run one SQLite query and read its rows.",
+    "parameters": {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]},
+    "strict": False,
+}
+"""The function of a tool-calling agent's one tool, as it stands in a request. It is in every prompt, so it is short."""
 
 _FENCE = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _VERDICT = re.compile(r"\b(?:IN)?CORRECT\b")
@@ -21,6 +41,18 @@ def system_message(table_info: str) -> str:
     return (
         "You answer questions about a SQLite database. Write one query in a ```sql block; "
         "use only these tables:\n" + table_info
+    )
+
+
+def tool_system_message(table_info: str) -> str:
+    """The system message of an agent that runs its queries with :data:`QUERY_TOOL`.
+
+    The user's message is :func:`write_message`; a tool's reply is the rendered rows or ``Error: ...``; the answer is
+    the final query in a fenced block.
+    """
+    return (
+        "You answer questions about a SQLite database. Run a query with query_database_by_sql, "
+        "then write the final query in a ```sql block; use only these tables:\n" + table_info
     )
 
 
@@ -46,8 +78,14 @@ def fence(sql: str) -> str:
 
 def extract_sql(reply: str) -> str:
     """The last fenced block of a reply, or the whole reply where there is none."""
+    sql = fenced_sql(reply)
+    return reply.strip() if sql is None else sql
+
+
+def fenced_sql(reply: str) -> str | None:
+    """The last fenced block of a reply, or None where there is none."""
     blocks = _FENCE.findall(reply)
-    return (blocks[-1] if blocks else reply).strip()
+    return blocks[-1].strip() if blocks else None
 
 
 def is_correct(reply: str) -> bool:
