@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import pluggy
 
-__all__ = ["NAMESPACE", "Registry", "UnknownNameError", "hookimpl"]
+__all__ = ["NAMESPACE", "Registry", "UnknownNameError", "hookimpl", "plugin"]
 
 NAMESPACE = "lightning_rod"
 T = TypeVar("T")
@@ -34,6 +34,17 @@ class _Hooks:
     @_hookspec
     def register_domains(self, register: Callable[[str, Any], None]) -> None:
         """Register domains: ``register(name, domain)``."""
+
+
+_PLUGINS: list[Any] = []
+
+
+def plugin(module: Any) -> None:
+    """Register a plugin (a module or object with hook functions) by hand: for a script that is no installed package.
+
+    To be called before the first name is looked up.
+    """
+    _PLUGINS.append(module)
 
 
 class UnknownNameError(LookupError):
@@ -77,6 +88,8 @@ class Registry(Generic[T]):
             manager.add_hookspecs(_Hooks)
             manager.register(importlib.import_module(self._builtin), self._builtin)
             manager.load_setuptools_entrypoints(NAMESPACE)
+            for module in _PLUGINS:
+                manager.register(module)
             entries: dict[str, Any] = {}
             getattr(manager.hook, self._hook)(register=self._add_to(entries))
             self._entries = entries

@@ -35,7 +35,7 @@ _keep_freed_memory()
 logging.disable_progress_bar()  # a bar for one shard of four megabytes
 
 
-def new_policy(  # noqa: PLR0913
+def new_policy(
     tokenizer: PreTrainedTokenizerFast,
     *,
     width: int = 128,

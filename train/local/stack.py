@@ -29,7 +29,7 @@ __all__ = ["LocalStack"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
-_SPAN_BYTES = 256 << 20  # the store's spans are read once, right after their rollout; older ones may go
+_SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
 
 
 class LocalStack:

@@ -1,0 +1,30 @@
+"""The SQL agent as a plain LangGraph graph: any chat model, any SQLite file, no training.
+
+    python examples/langgraph_without_training.py concerts.sqlite "How many singers are there?"
+
+Reads OPENAI_API_KEY, and OPENAI_BASE_URL and MODEL where the model is somewhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from langchain_openai import ChatOpenAI
+
+from adapters.langgraph import SQLContext, build_sql_graph
+
+
+async def main(database: str, question: str) -> None:
+    """Ask one question, and print what the agent did and its final query."""
+    graph = build_sql_graph(max_turns=3)
+    context = SQLContext(model=ChatOpenAI(model=os.environ.get("MODEL", "gpt-5-mini")), database=database)
+    state = await graph.ainvoke({"question": question}, context=context)
+    for step in state["trace"]:
+        print(f"{step['agent']}: {step['output']}")
+    print(f"\n{state['sql']}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:3]))
