@@ -255,7 +255,7 @@ class Engine:
                 with torch.inference_mode(), self._clock.busy("sampling") if self._clock else nullcontext():
                     self._turn()
             except Exception as error:
-                self._fail(self._rows, EngineError(f"sampling failed: {type(error).__name__}: {error}"))
+                self._fail(self._rows, _failure(error))
                 self._rows = []
             self._stats.busy_s += time.perf_counter() - started
         closed = EngineClosedError("the engine was closed before the request finished")
@@ -278,10 +278,9 @@ class Engine:
                 before = time.perf_counter()
                 try:
                     self._admit(arrived)
-                except Exception as error:
-                    unknown = [row for row in arrived if row not in self._rows]
-                    self._fail(unknown, EngineError(f"sampling failed: {type(error).__name__}: {error}"))
-                    raise
+                except Exception as error:  # those that are being decoded go on
+                    self._rows = [row for row in self._rows if row not in arrived]
+                    self._fail(arrived, _failure(error))
                 self._stats.prefill_s += time.perf_counter() - before
         self._leave()
         if self._rows:
@@ -503,6 +502,12 @@ class _Prefixes:
         self._tokens += len(prompt)
         for _, value in self._marks(prompt):
             self._begins[value] = prompt
+
+
+def _failure(error: Exception) -> EngineError:
+    # TorchScript's errors begin with a traceback of their own; what happened is in the last line.
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return EngineError(f"sampling failed: {lines[-1].removeprefix('RuntimeError: ')}")
 
 
 def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

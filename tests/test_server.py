@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import aiohttp  # noqa: E402
+import openai  # noqa: E402
+
+from train.local.engine import Completion, Engine  # noqa: E402
+from train.local.server import PolicyServer  # noqa: E402
+from train.local.toolcalls import parse_tool_calls  # noqa: E402
+
+HELLO = [{"role": "system", "content": "select the name"}, {"role": "user", "content": "the age of a singer"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "query",
+        "description": "Run it",
+        "parameters": {"type": "object", "properties": {"sql": {"type": "string"}}},
+    },
+}
+IDS = {"return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_policy):
+    engine = Engine(*tiny_policy, max_model_len=400)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def server(engine):
+    server = PolicyServer(engine)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def client(server):
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+class Scripted:
+    """An engine that says what it is told, token by token: a random policy never writes a tool call."""
+
+    def __init__(self, tokenizer, text):
+        self.tokenizer, self.max_model_len, self.weights_version = tokenizer, 400, 3
+        self.text, self.samplings = text, []
+
+    def detokenize(self, ids):
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def submit(self, prompt, sampling, *, on_token=None):
+        from concurrent.futures import Future
+
+        self.samplings.append(sampling)
+        ids = [*self.tokenizer(self.text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        for token in ids if on_token else ():
+            on_token(token, -0.5)
+        future = Future()
+        future.set_result(Completion(prompt, ids, [-0.5] * len(ids), self.detokenize(ids), "stop", 3, 0))
+        return future
+
+
+@pytest.fixture
+async def scripted(tiny_policy):
+    """A function: text -> (client, engine) of a server whose policy answers with that text."""
+    running = []
+
+    async def serve(text):
+        engine = Scripted(tiny_policy[1], text)
+        server = PolicyServer(engine)
+        await server.start()
+        running.append(server)
+        return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0), engine
+
+    yield serve
+    for server in running:
+        await server.stop()
+
+
+async def stream(client, **request):
+    return [chunk async for chunk in await client.chat.completions.create(stream=True, **request)]
+
+
+async def until(check):
+    while not check():  # noqa: ASYNC110 -- the engine is another thread
+        await asyncio.sleep(0.001)
+
+
+async def post(server, **body):
+    """(status, error) of a request that the openai client would not send."""
+    async with aiohttp.request("POST", f"{server.url}/v1/chat/completions", **body) as response:
+        return response.status, (await response.json())["error"]
+
+
+def said(chunks, index=0):
+    choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+async def test_a_chat_has_the_ids_and_logprobs_that_training_needs(client, engine, tiny_policy):
+    model, tokenizer = tiny_policy
+    reply = await client.chat.completions.create(
+        model="policy", messages=HELLO, temperature=0.8, max_tokens=9, logprobs=True, seed=4, extra_body=IDS
+    )
+    (choice,) = reply.choices
+    rendered = tokenizer.apply_chat_template(HELLO, add_generation_prompt=True, tokenize=False)
+    assert reply.prompt_token_ids == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert choice.message.content == tokenizer.decode(choice.token_ids, skip_special_tokens=True)
+    assert reply.usage.prompt_tokens == len(reply.prompt_token_ids)
+    assert reply.usage.completion_tokens == len(choice.token_ids)
+    assert reply.weights_version == engine.weights_version
+    assert choice.finish_reason == ("stop" if choice.token_ids[-1] == tokenizer.eos_token_id else "length")
+    with torch.inference_mode():
+        ids = torch.tensor([[*reply.prompt_token_ids, *choice.token_ids]])
+        logits = model(ids).logits[0, len(reply.prompt_token_ids) - 1 : -1]
+    expected = torch.log_softmax(logits / 0.8, -1).gather(1, torch.tensor(choice.token_ids)[:, None])[:, 0]
+    given = torch.tensor([entry.logprob for entry in choice.logprobs.content])
+    torch.testing.assert_close(given, expected, atol=1e-4, rtol=0)
+
+
+def test_the_synchronous_client_works_too(engine):
+    async def serve(ready, done):
+        server = PolicyServer(engine)
+        await server.start()
+        ready.set_result(server.url)
+        await done.wait()
+        await server.stop()
+
+    async def main():
+        ready, done = asyncio.get_running_loop().create_future(), asyncio.Event()
+        task = asyncio.create_task(serve(ready, done))
+        url = await ready
+
+        def ask():
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+                assert [model.id for model in client.models.list()] == ["policy"]
+                return client.chat.completions.create(model="policy", messages=HELLO, max_tokens=3)
+
+        reply = await asyncio.to_thread(ask)
+        done.set()
+        await task
+        return reply
+
+    assert asyncio.run(main()).choices[0].message.role == "assistant"
+
+
+async def test_without_being_asked_there_are_no_ids_and_no_logprobs(client):
+    reply = await client.chat.completions.create(model="policy", messages=HELLO, max_tokens=2)
+    assert not hasattr(reply, "prompt_token_ids")
+    assert not hasattr(reply.choices[0], "token_ids")
+    assert reply.choices[0].logprobs is None
+
+
+async def test_a_stream_says_what_the_whole_reply_says(client):
+    request = {
+        "model": "policy", "messages": HELLO, "seed": 9, "max_tokens": 40, "logprobs": True, "extra_body": IDS,
+        "n": 2, "temperature": 1.5,
+    }  # fmt: skip
+    whole = await client.chat.completions.create(**request)
+    chunks = await stream(client, stream_options={"include_usage": True}, **request)
+    assert chunks[0].prompt_token_ids == whole.prompt_token_ids
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    for choice in whole.choices:
+        parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+        assert said(chunks, choice.index) == choice.message.content
+        assert [token for part in parts for token in getattr(part, "token_ids", [])] == choice.token_ids
+        logprobs = [entry.logprob for part in parts if part.logprobs for entry in part.logprobs.content]
+        assert logprobs == pytest.approx([entry.logprob for entry in choice.logprobs.content], abs=1e-4)
+        assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
+
+
+async def test_a_streamed_word_is_never_taken_back(scripted):
+    text = "select t.name, count(age) from home_city where name = 'Ann' — é \U0001f600 done"
+    client, _ = await scripted(text)
+    chunks = await stream(client, model="policy", messages=HELLO)
+    assert said(chunks) == text
+    assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 5
+
+
+async def test_a_stop_string_is_not_said_in_either_way(client):
+    request = {"model": "policy", "messages": HELLO, "temperature": 0, "max_tokens": 30}
+    whole = (await client.chat.completions.create(**request)).choices[0].message.content
+    stop = whole[6:9]
+    reply = await client.chat.completions.create(**request, stop=stop)
+    assert reply.choices[0].message.content == whole[: whole.index(stop)]
+    assert reply.choices[0].finish_reason == "stop"
+    assert said(await stream(client, stop=[stop, "@@@@"], **request)) == whole[: whole.index(stop)]
+
+
+async def test_a_tool_call_is_given_as_one_and_the_words_before_it_stay(scripted, tiny_policy):
+    arguments = {"sql": "select name, '<b>' from singer"}
+    text = 'the query\n<tool_call>\n{"name": "query", "arguments": ' + json.dumps(arguments) + "}\n</tool_call>"
+    client, _ = await scripted(text)
+    reply = await client.chat.completions.create(model="policy", messages=HELLO, tools=[TOOL], tool_choice="auto")
+    (choice,) = reply.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "the query"
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "query")
+    assert json.loads(call.function.arguments) == arguments
+
+    chunks = await stream(client, model="policy", messages=HELLO, tools=[TOOL])
+    assert said(chunks).strip() == "the query"
+    (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert streamed.function == call.function or streamed.function.arguments == call.function.arguments
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+async def test_without_tools_a_call_is_only_words(scripted):
+    text = '<tool_call>\n{"name": "query", "arguments": {}}\n</tool_call>'
+    client, _ = await scripted(text)
+    for more in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        reply = await client.chat.completions.create(model="policy", messages=HELLO, **more)
+        assert reply.choices[0].message.content == text
+        assert reply.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no call",
+        "<tool_call>",
+        "<tool_call>{}</tool_call>",
+        '<tool_call>{"name": "query", "arguments": {"sql": "sel</tool_call>',
+        '<tool_call>{"name": "drop", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "query", "arguments": "text"}</tool_call>',
+        '<tool_call>["query"]</tool_call>',
+        "<tool_call>" + "[" * 100_000 + "</tool_call>",
+    ],
+)
+async def test_a_broken_call_stays_content_and_is_streamed_whole(text, scripted):
+    assert parse_tool_calls(text, {"query"}) == (text, [])
+    if len(text) < 1000:
+        client, _ = await scripted(text)
+        chunks = await stream(client, model="policy", messages=HELLO, tools=[TOOL])
+        assert said(chunks) == text
+
+
+def test_several_calls_keep_their_order_and_an_unclosed_one_counts_if_its_json_is_whole():
+    text = '<tool_call>{"name": "b"}</tool_call> x <tool_call>no</tool_call>'
+    text += '<tool_call>{"name": "a", "arguments": {"k": 1}}'
+    content, calls = parse_tool_calls(text, {"a", "b"})
+    assert content == " x <tool_call>no</tool_call>"
+    assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == [("b", "{}"), ("a", '{"k": 1}')]
+    assert len({call["id"] for call in calls}) == 2
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        HELLO,
+        [{"role": "user", "content": [{"type": "text", "text": "select"}, {"type": "text", "text": " name"}]}],
+        [*HELLO, {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "query", "arguments": '{"sql": "select 1"}'}}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "1"}],
+        [*HELLO, {"role": "assistant", "content": "a result"}, {"role": "user", "content": "<|im_end|> é\n\n "}],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("tools", [None, [TOOL]])
+async def test_messages_are_tokenized_as_the_chat_template_does(client, tiny_policy, messages, tools):
+    _, tokenizer = tiny_policy
+    plain = json.loads(json.dumps(messages))
+    for message in plain:
+        if isinstance(message["content"], list):
+            message["content"] = "".join(part["text"] for part in message["content"])
+        for call in message.get("tool_calls", []):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        message["content"] = message["content"] or ""
+    expected = tokenizer.apply_chat_template(
+        plain, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True
+    )["input_ids"]
+    for _ in range(2):  # the second comes from the ids that are remembered
+        reply = await client.chat.completions.create(
+            model="policy", messages=messages, max_tokens=1, extra_body=IDS, **({"tools": tools} if tools else {})
+        )
+        assert reply.prompt_token_ids == expected
+
+
+async def test_sampling_parameters_reach_the_engine(scripted):
+    client, engine = await scripted("a")
+    await client.chat.completions.create(
+        model="policy", messages=HELLO, temperature=0.25, top_p=0.5, max_tokens=7, stop=["x", "y"], seed=3, n=2
+    )
+    await client.chat.completions.create(model="policy", messages=HELLO, max_completion_tokens=8, stop="x")
+    first, second, third = engine.samplings
+    assert (first.temperature, first.top_p, first.max_tokens, first.stop, first.seed) == (0.25, 0.5, 7, ("x", "y"), 3)
+    assert second.seed == 4  # the choices of one request differ
+    assert (third.temperature, third.top_p, third.max_tokens, third.stop, third.seed) == (1.0, 1.0, 8, ("x",), None)
+
+
+async def test_an_over_long_prompt_is_the_error_that_openai_clients_know(client):
+    messages = [{"role": "user", "content": "name " * 500}]
+    for streamed in (False, True):
+        with pytest.raises(openai.BadRequestError, match=r"prompt has 5\d\d tokens.*400 tokens.*shorten") as caught:
+            await client.chat.completions.create(model="policy", messages=messages, stream=streamed)
+        assert caught.value.code == "context_length_exceeded"
+
+
+async def test_another_model_is_not_found_and_the_served_one_is_named(client):
+    with pytest.raises(openai.NotFoundError, match="'gpt-x' does not exist; this server has 'policy'"):
+        await client.chat.completions.create(model="gpt-x", messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"messages": None}, "messages must be a list"),
+        ({"messages": []}, "messages must be a list with at least one message"),
+        ({"messages": ["hello"]}, r"messages\[0\] must be an object"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role is 'robot'; it may be system"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a string"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'; this model reads"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "JSON"),
+        ({"temperature": "hot"}, "temperature must be a number that is 0 or more, not 'hot'"),
+        ({"temperature": -1}, "temperature must be"),
+        ({"top_p": 0}, "top_p must be a number above 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number of 1 or more, not 0"),
+        ({"max_tokens": 1.5}, "max_tokens must be"),
+        ({"max_completion_tokens": True}, "max_completion_tokens must be"),
+        ({"n": 1000}, "n is 1000"),
+        ({"seed": "x"}, "seed must be"),
+        ({"stop": [1]}, "stop must be a string or a list of strings"),
+        ({"stop": ""}, "none empty"),
+        ({"stream": "yes"}, "stream must be true or false"),
+        ({"tools": {}}, "tools must be a list"),
+        ({"tools": [{"type": "function"}]}, r"tools\[0\] must be"),
+        ({"tool_choice": "required"}, "tool_choice is 'required'; this server knows 'none' and 'auto'"),
+        ({"model": 3}, "model must be a string"),
+    ],
+)  # fmt: skip
+async def test_a_bad_field_is_named_with_its_value(server, change, says):
+    body = {"model": "policy", "messages": HELLO, "max_tokens": 1, **change}
+    status, error = await post(server, json=body)
+    assert status == 400
+    assert re.search(says, error["message"])
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split("[")[0] in change
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"\xff\xfe", b"[]", b"null", b'"text"'])
+async def test_what_is_not_a_json_object_is_refused(server, body):
+    status, error = await post(server, data=body)
+    assert status == 400
+    assert "JSON" in error["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_client_that_goes_away_takes_its_request_along(server, engine, streamed):
+    before = engine.stats().generated_tokens
+    body = {"messages": HELLO, "max_tokens": 300, "temperature": 0, "n": 4, "stream": streamed}
+    async with aiohttp.ClientSession() as session:
+        asking = asyncio.ensure_future(session.post(f"{server.url}/v1/chat/completions", json=body))
+        await until(lambda: engine.stats().generated_tokens >= before + 8)
+        if streamed:
+            (await asking).close()
+        asking.cancel()
+        await until(lambda: not engine._rows and not engine._waiting)
+    assert engine.stats().generated_tokens < before + 4 * 250
+
+
+async def test_health_and_models(server):
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{server.url}/health") as response:
+            assert (await response.json())["status"] == "ok"
+        async with session.get(f"{server.url}/v1/models") as response:
+            (model,) = (await response.json())["data"]
+            assert (model["id"], model["max_model_len"]) == ("policy", 400)
+
+
+async def test_a_port_in_use_is_an_error_and_nothing_is_left_running(server, engine):
+    second = PolicyServer(engine, port=int(server.url.rsplit(":", 1)[1]))
+    with pytest.raises(OSError, match="in use"):
+        await second.start()
+    await second.stop()
+
+
+async def test_a_closed_engine_is_a_503(tiny_policy):
+    engine = Engine(*tiny_policy, max_model_len=400)
+    server = PolicyServer(engine)
+    await server.start()
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        waiting = asyncio.ensure_future(client.chat.completions.create(model="policy", messages=HELLO, max_tokens=300))
+        await until(lambda: engine.stats().generated_tokens)
+        engine.close()
+        with pytest.raises(openai.InternalServerError, match="closed before the request finished"):
+            await waiting
+        with pytest.raises(openai.InternalServerError, match="the engine is closed"):
+            await client.chat.completions.create(model="policy", messages=HELLO)
+    await server.stop()
