@@ -49,7 +49,7 @@ where no deadline is looked at (27 s for values of 1 MB, a quarter of a second f
 
 _HEAP_LIMIT = 256 * 1024 * 1024
 _PAGE_CACHE_KB = 500  # a connection; the heap limit must hold those of all threads
-_CONNECTIONS_PER_THREAD = 16
+_CONNECTIONS_PER_THREAD = 32
 _LOCK_WAIT_S = 1.0
 # Fewer slow down the heavy queries (18 % at 100, 4 % at 1000); more let a query of slow opcodes run further over.
 _OPCODES_PER_CHECK = 100
