@@ -93,8 +93,8 @@ def make_database(
     if free:
         everything = [(name, kind) for entities in SUBJECTS.values() for name, kind in entities.items()]
         entities = dict(rng.sample(everything, 5))
-        if rng.random() < 0.5:
-            entities |= {_made_up(rng): rng.choice("plteo") for _ in range(3)}
+        if rng.random() < 0.25:
+            entities |= {_made_up(rng): rng.choice("plteo") for _ in range(2)}
     names = rng.sample(sorted(entities), rng.choice(n_tables))
     database = Database(db_id or subject, subject, [], [])
     for i, name in enumerate(names):

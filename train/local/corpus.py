@@ -34,7 +34,7 @@ class Stage:
 
     n_tables: tuple[int, ...] = (2, 2, 3, 3, 4)
     n_attributes: tuple[int, ...] = (2, 3, 3, 4)
-    invented: float = 0.6
+    invented: float = 0.9
     """Share of databases with names from anywhere, and of attributes that suit no entity."""
     freedom: float = 0.3
     """How freely questions are phrased; the tasks of reinforcement learning have 1."""
@@ -42,7 +42,7 @@ class Stage:
     writes: int = 6
     checks: int = 0
     rewrites: int = 0
-    result_chars: int = 60
+    result_chars: int = 72
 
 
 @dataclass(frozen=True)

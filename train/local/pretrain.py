@@ -55,28 +55,36 @@ class Recipe:
     warmup_steps: int = 60
     decay: float = 0.3
     """Share of the steps, at the end, over which the learning rate falls to a twentieth."""
+    stop_after: int | None = None
+    """End here, in the middle of the schedule: the starter is stopped early, not trained to a smaller end."""
     model: dict[str, int] = field(default_factory=dict)
+    """Other sizes than :func:`train.local.model.new_policy` has by default."""
 
     @property
     def steps(self) -> int:
-        """Steps in all."""
+        """Steps that are made."""
+        return min(self.planned, self.stop_after or self.planned)
+
+    @property
+    def planned(self) -> int:
+        """Steps of the whole schedule."""
         return sum(part.steps for part in self.parts)
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        left = (self.steps - step) / (self.decay * self.steps)
+        left = (self.planned - step) / (self.decay * self.planned)
         return self.learning_rate * min(1.0, (step + 1) / self.warmup_steps) * min(1.0, 0.05 + 0.95 * left)
 
 
 _SMALL = Stage(
     n_tables=(1, 1, 2),
     n_attributes=(2, 2, 3),
-    invented=0.8,
+    invented=0.9,
     mix={"easy": 0.8, "medium": 0.2},
     writes=5,
 )
 _FULL = Stage(writes=5)
-_AGENT = Stage(writes=2, checks=1, rewrites=1)
+_AGENT = Stage(writes=3, checks=1, rewrites=1)
 
 RECIPE = Recipe(
     parts=(
@@ -106,22 +114,18 @@ def pretrain(
     model = new_policy(tokenizer, seed=seed, **recipe.model)
     optimizers = _optimizers(model, recipe.learning_rate)
     model.train()
-    step = 0
-    for number, part in enumerate(recipe.parts):
-        stream = dialogues(random.Random(f"{seed}-{number}"), part.stage)
-        for batch in itertools.islice(_batches(stream, part.batch), part.steps):
-            packed = pack(encode(tokenizer, batch))
-            loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = recipe.rate(step)
-                optimizer.step()
-                optimizer.zero_grad()
-            step += 1
-            if on_step:
-                on_step(step, loss.item(), model, tokenizer)
+    for step, batch in enumerate(itertools.islice(_corpus(recipe, seed), recipe.steps)):
+        packed = pack(encode(tokenizer, batch))
+        loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.rate(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        if on_step:
+            on_step(step + 1, loss.item(), model, tokenizer)
     return model.eval(), tokenizer
 
 
@@ -153,6 +157,12 @@ def accuracy(
     engine.close()
     model.train(was_training)
     return {key: sum(values) / len(values) for key, values in scores.items()}
+
+
+def _corpus(recipe: Recipe, seed: int) -> Iterator[list[Dialogues]]:
+    for number, part in enumerate(recipe.parts):
+        stream = dialogues(random.Random(f"{seed}-{number}"), part.stage)
+        yield from itertools.islice(_batches(stream, part.batch), part.steps)
 
 
 def _batches(stream: Iterator[Dialogues], size: int, pool: int = 8) -> Iterator[list[Dialogues]]:

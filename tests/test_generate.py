@@ -1,0 +1,158 @@
+"""The generated data: Spider's layout, golds worth judging by, and a validation split that was never trained on."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sqlite3
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+from domains.spider.databases import fill, make_database, schema_text
+from domains.spider.generate import generate
+from domains.spider.hardness import LEVELS, hardness
+from domains.spider.lexicon import CATEGORIES, FAMILIAR_SUBJECTS, NEW_SUBJECTS, NUMBERS, SUBJECTS
+from domains.spider.loader import BUNDLED, SpiderDomain
+from domains.spider.questions import TEMPLATES, write_question
+from tools.schema import table_info
+
+
+@pytest.fixture(scope="module")
+def data():
+    return SpiderDomain().load(str(BUNDLED))
+
+
+@pytest.fixture(scope="module")
+def tasks(data):
+    return [*data.train, *data.validation]
+
+
+def test_the_bundled_data_is_what_the_generator_writes(tmp_path):
+    generate(tmp_path)
+    for name in ("train_spider.json", "dev.json", "tables.json", "report.json"):
+        assert (tmp_path / name).read_bytes() == (BUNDLED / name).read_bytes()
+    # SQLite writes its own version into a file, so contents are compared, not bytes.
+    for path in sorted(BUNDLED.glob("database/*/*.sqlite"))[::10]:
+        assert dump(path) == dump(tmp_path / path.relative_to(BUNDLED))
+
+
+def dump(path):
+    connection = sqlite3.connect(path)
+    lines = list(connection.iterdump())
+    connection.close()
+    return lines
+
+
+def test_no_validation_database_is_trained_on(data):
+    assert not {t["db_id"] for t in data.train} & {t["db_id"] for t in data.validation}
+
+
+def test_the_new_half_is_about_subjects_that_training_never_sees(data):
+    trained = {t["subject"] for t in data.train}
+    halves = Counter(t["subject_split"] for t in data.validation)
+    assert min(halves["familiar"], halves["new"]) >= 200
+    for task in data.validation:
+        assert (task["subject"] in trained) == (task["subject_split"] == "familiar")
+    assert trained == set(FAMILIAR_SUBJECTS)
+    assert not trained & set(NEW_SUBJECTS)
+
+
+def test_there_are_enough_tasks_of_every_level(data):
+    assert len(data.train) >= 1500
+    for part in (data.train, data.validation):
+        assert set(Counter(t["hardness"] for t in part)) == set(LEVELS)
+        assert all(t["hardness"] == hardness(t["query"]) for t in part)
+
+
+def test_no_question_is_asked_twice(tasks):
+    assert max(Counter(t["question"] for t in tasks).values()) == 1
+
+
+def test_every_gold_returns_something_that_is_not_only_null_or_zero(tasks):
+    for task in tasks:
+        connection = sqlite3.connect(task["db_path"])
+        rows = connection.execute(task["query"]).fetchall()
+        connection.close()
+        assert any(value not in (None, 0) for row in rows for value in row), task["query"]
+
+
+def test_tables_of_a_database_differ_in_size():
+    for path in BUNDLED.glob("database/*/*.sqlite"):
+        connection = sqlite3.connect(path)
+        names = [n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        sizes = [connection.execute(f"SELECT count(*) FROM {n}").fetchone() for n in names]
+        connection.close()
+        assert len(set(sizes)) == len(names) >= 2
+
+
+def test_tables_json_describes_the_files():
+    entries = {entry["db_id"]: entry for entry in json.loads((BUNDLED / "tables.json").read_text())}
+    for db_id, entry in entries.items():
+        columns = entry["column_names_original"]
+        assert columns[0] == [-1, "*"]
+        assert len(columns) == len(entry["column_names"]) == len(entry["column_types"])
+        connection = sqlite3.connect(BUNDLED / "database" / db_id / f"{db_id}.sqlite")
+        for number, table in enumerate(entry["table_names_original"]):
+            real = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            assert [name for owner, name in columns if owner == number] == real
+        connection.close()
+        for child, parent in entry["foreign_keys"]:
+            parent_table = entry["table_names_original"][columns[parent][0]]
+            assert columns[child][1] == f"{parent_table}_id"
+            assert parent in entry["primary_keys"]
+
+
+def test_parquet_has_the_columns_of_the_field_and_relative_paths():
+    rows = pq.read_table(BUNDLED / "test_dev.parquet").to_pylist()
+    assert {"id", "question", "db_id", "query", "db_path", "hardness", "subject", "subject_split"} == set(rows[0])
+    assert all((BUNDLED / row["db_path"]).is_file() for row in rows)
+
+
+def test_the_bundled_data_is_small():
+    assert sum(path.stat().st_size for path in BUNDLED.rglob("*") if path.is_file()) < 4_000_000
+
+
+def test_the_corpus_shows_schemas_as_the_agent_does(tmp_path):
+    rng = random.Random(3)
+    for i in range(10):
+        database = make_database(rng, "music", invented=0.5)
+        path = tmp_path / f"{i}.sqlite"
+        fill(database, str(path)).close()
+        assert table_info(str(path), sample_values=0, keys=False).text == schema_text(database)
+
+
+def test_every_template_writes_queries_that_run():
+    rng = random.Random(0)
+    seen = Counter()
+    for _ in range(150):
+        database = make_database(rng, rng.choice(sorted(SUBJECTS)), invented=0.3)
+        connection = fill(database)
+        for _ in range(6):
+            question = write_question(rng, database)
+            connection.execute(question.sql)
+            assert re.fullmatch(r"[A-Z].*[?.]", question.text)
+            seen[question.template] += 1
+        connection.close()
+    assert set(seen) == {template.__name__ for group in TEMPLATES.values() for template in group}
+
+
+def test_no_name_has_to_be_quoted():
+    connection = sqlite3.connect(":memory:")
+    entities = [name for group in SUBJECTS.values() for name in group]
+    assert max(Counter(entities).values()) == 1
+    for name in [*entities, *NUMBERS, *CATEGORIES]:
+        connection.execute(f"CREATE TABLE {name} ({name} int, {name}_id int)")
+        connection.execute(f"SELECT {name}.{name} FROM {name} GROUP BY {name} ORDER BY {name}")
+        connection.execute(f"DROP TABLE {name}")
+
+
+def test_the_seed_decides():
+    def questions(seed):
+        rng = random.Random(seed)
+        database = make_database(rng, "music")
+        return [write_question(rng, database) for _ in range(5)]
+
+    assert questions(1) == questions(1) != questions(2)
