@@ -9,5 +9,6 @@ from tools.plugins import hookimpl
 
 @hookimpl
 def register_backends(register: Callable[[str, str], None]) -> None:
-    """LangGraph; each further framework is one line here and one file beside."""
+    """Each framework is one line here and one file beside."""
     register("langgraph", "adapters.langgraph:LangGraphBackend")
+    register("openai-agents", "adapters.openai_agents:OpenAIAgentsBackend")

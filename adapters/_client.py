@@ -1,0 +1,63 @@
+"""One HTTP client for all rollouts of a backend, and what its errors mean.
+
+Building an OpenAI client with its connection pool costs more than a call; a copy with another base URL does not. The
+client follows no proxy settings of the environment and never retries by itself: a retry is a sample that nobody judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+
+from adapters._contract import AgentError, BackendError, Endpoint, EndpointError, PromptTooLongError, ToolError
+from tools.sql import DatabaseError
+
+__all__ = ["Clients", "typed_failures"]
+
+
+class Clients:
+    """OpenAI clients over one connection pool; they live on the event loop that used them first."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._client: openai.AsyncOpenAI | None = None
+
+    def at(self, endpoint: Endpoint) -> openai.AsyncOpenAI:
+        """The client of one rollout."""
+        if self._client is None:
+            limits = httpx.Limits(max_connections=512, max_keepalive_connections=512)
+            self._client = openai.AsyncOpenAI(
+                base_url=endpoint.base_url,
+                api_key=endpoint.api_key,
+                http_client=httpx.AsyncClient(limits=limits, timeout=self._timeout_s, trust_env=False),
+                max_retries=0,
+            )
+        return self._client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
+
+    async def close(self) -> None:
+        """Close the connections; a later rollout opens new ones."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+
+@contextmanager
+def typed_failures(endpoint: Endpoint) -> Iterator[None]:
+    """Raise what goes wrong inside as the :class:`adapters.BackendError` of the boundary that it crossed."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except DatabaseError as error:
+        raise ToolError(str(error)) from error
+    except openai.APIStatusError as error:
+        failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
+        message = f"the model's endpoint answered {error.status_code}: {error.message}"
+        raise failure(message, status=error.status_code) from error
+    except openai.APIError as error:
+        raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
+    except Exception as error:
+        raise AgentError(f"{type(error).__name__}: {error}") from error
