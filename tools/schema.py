@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from tools import _sqlite
-from tools.sql import DatabaseError, QueryError, run_query
+from tools.sql import DatabaseError, QueryError, SqlError, run_query
 
-__all__ = ["TableInfo", "table_info"]
+__all__ = ["TableInfo", "describe_table", "table_info"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The keywords that SQLite does not take for a name without quotes.
@@ -72,6 +72,32 @@ def table_info(
     path = os.fspath(database)
     try:
         return _described(path, _sqlite.signature(path), max_chars, sample_values, keys)
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseError(_sqlite.broken(path, error)) from error
+
+
+def describe_table(database: str | Path, table: str, *, sample_values: int = 3) -> str:
+    """One table as :func:`table_info` writes it, or one view, without sample values for they may be slow to compute.
+
+    Raises :class:`tools.sql.SqlError` when there is none of that name, and :class:`tools.sql.DatabaseError`.
+    """
+    path = os.fspath(database)
+    try:
+        with contextlib.closing(_sqlite.open_readonly(path)) as conn:
+            kinds = dict(
+                conn.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+            )
+            name = next((name for name in kinds if name.lower() == table.lower()), None)
+            if name is None:
+                known = [name for name in kinds if not name.startswith("sqlite_")]
+                raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
+            if kinds[name] == "table":
+                return "\n".join(_table(conn, path, name, sample_values, keys=True))
+            try:
+                (line,) = _table(conn, path, name, 0, keys=False)
+            except sqlite3.OperationalError as error:  # a view over what is no longer there
+                raise SqlError(f"the view {name} cannot be used: {error}") from error
+            return line.replace("TABLE", "VIEW", 1)
     except (OSError, sqlite3.Error) as error:
         raise DatabaseError(_sqlite.broken(path, error)) from error
 
