@@ -118,7 +118,7 @@ def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> boo
     stack = [choices()]
     while stack:
         if time.perf_counter() > deadline:
-            raise ComparisonTimeoutError
+            raise ComparisonTimeoutError("the results were not compared by the deadline")
         del chosen[len(stack) - 1 :]
         source = next(stack[-1], None)
         if source is None:
