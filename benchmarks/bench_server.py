@@ -19,8 +19,9 @@ from pathlib import Path
 
 import torch
 
-from train.local.engine import Engine, Sampling
+from train.local.engine import Engine
 from train.local.model import count_parameters, load_policy, new_policy
+from train.local.sampling import Sampling
 from train.local.server import PolicyServer
 from train.local.tokenizer import train_tokenizer
 

@@ -21,8 +21,9 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from train.local.engine import Engine, EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
+from train.local.engine import Engine  # noqa: E402
 from train.local.forward import UnsupportedModelError, choose  # noqa: E402
+from train.local.sampling import EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
-from train.local.engine import Completion, Engine  # noqa: E402
+from train.local.engine import Engine  # noqa: E402
+from train.local.sampling import Completion  # noqa: E402
 from train.local.server import PolicyServer  # noqa: E402
 from train.local.toolcalls import parse_tool_calls  # noqa: E402
 

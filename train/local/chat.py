@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from train.local.engine import Sampling
+from train.local.sampling import Sampling
 
 __all__ = ["ChatRequest", "RequestError", "parse_request"]
 

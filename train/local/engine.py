@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import nullcontext, suppress
@@ -23,75 +24,16 @@ import torch
 
 from train.clock import StepClock
 from train.local.forward import Decoder, choose
+from train.local.prefixes import Prefixes
+from train.local.sampling import Completion, EngineClosedError, EngineError, EngineStats, PromptTooLongError, Sampling
 
-__all__ = ["Completion", "Engine", "EngineClosedError", "EngineError", "EngineStats", "PromptTooLongError", "Sampling"]
+__all__ = ["Engine"]
 
-BLOCK = 16
-"""Tokens between two places at which a kept prompt can be resumed."""
 PREFILL_TOKENS = 4096
 """Most tokens, padding included, that one prefill call reads: it bounds the memory of a crowd's arrival."""
 
-
-class EngineError(RuntimeError):
-    """A request could not be completed."""
-
-
-class EngineClosedError(EngineError):
-    """The engine was closed before, or while, the request was worked on."""
-
-
-class PromptTooLongError(ValueError):
-    """The prompt leaves no room for a reply. Both numbers are attributes."""
-
-    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
-        self.prompt_tokens, self.max_model_len = prompt_tokens, max_model_len
-        super().__init__(
-            f"the prompt has {prompt_tokens} tokens, and the model's context of {max_model_len} tokens must also hold "
-            "the reply; shorten the messages (the table info, or earlier turns), or serve with a longer context"
-        )
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a reply is drawn. ``max_tokens`` None means up to the end of the context, which also caps a larger number."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished reply.
-
-    ``token_ids`` are the sampled ones, the end token included where it was sampled. ``logprobs`` has one for each:
-    ``log_softmax(logits / temperature)`` before ``top_p`` (at temperature 0: at temperature 1), natural logarithm.
-    ``text`` has no special tokens and ends before the stop string, if one was met. ``cached_tokens`` of the prompt were
-    not read again.
-    """
-
-    prompt_ids: tuple[int, ...]
-    token_ids: list[int]
-    logprobs: list[float]
-    text: str
-    finish_reason: str
-    weights_version: int
-    cached_tokens: int
-
-
-@dataclass
-class EngineStats:
-    """Sums since the start. ``busy_s`` is the time in which the engine had something to do, in seconds."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    decode_steps: int = 0
-    prefill_s: float = 0.0
-    busy_s: float = 0.0
+SWITCH_S = 2e-4
+"""The process's switch interval while an engine exists, in seconds (Python's own is 5e-3)."""
 
 
 @dataclass(eq=False)
@@ -152,7 +94,7 @@ class Engine:
         self._decoder = Decoder(model, max_positions=max_model_len)
         self._ends = _end_tokens(model, tokenizer)
         self._threads, self._gather_s = threads, gather_s
-        self._prefixes = _Prefixes(prefix_cache_tokens)
+        self._prefixes = Prefixes(prefix_cache_tokens)
         self._seeds = random.Random(0)
         self._stats = EngineStats()
         self._clock = clock
@@ -162,6 +104,8 @@ class Engine:
         self._update: tuple[int, Future[None]] | None = None
         self._closing = False
         self._changed = threading.Condition()
+        # Between a step's calls this thread needs the interpreter lock back; a busy event loop keeps it for this long.
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
         self._thread.start()
 
@@ -451,57 +395,6 @@ class Engine:
         new_length = has_length if length <= has_length else min(self.max_model_len, max(length, 2 * has_length, 64))
         self._cache = self._decoder.cache(new_rows, new_length)
         self._cache[:, :, :has_rows, :, :has_length] = old
-
-
-class _Prefixes:
-    """Keys and values of recent prompts, found again by how a later prompt begins; the least recently used go first."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens, self._tokens = max_tokens, 0
-        self._kept: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
-        self._begins: dict[int, tuple[int, ...]] = {}
-
-    def clear(self) -> None:
-        self._kept.clear()
-        self._begins.clear()
-        self._tokens = 0
-
-    @staticmethod
-    def _marks(prompt: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(length, hash of so many tokens) at each block's end and before the last token, the longest first.
-
-        The last token is always read again, because its logits are what is asked for.
-        """
-        marks, value = [], 0
-        end = len(prompt) - 1
-        for at in range(0, end, BLOCK):
-            stop = min(at + BLOCK, end)
-            value = hash((value, prompt[at:stop]))
-            marks.append((stop, value))
-        return marks[::-1]
-
-    def longest(self, prompt: tuple[int, ...]) -> tuple[int, torch.Tensor | None]:
-        """How many tokens of ``prompt`` are known, and ``[2, layers, key heads, at least so many, head width]``."""
-        for length, value in self._marks(prompt):
-            owner = self._begins.get(value)
-            if owner is not None and owner[:length] == prompt[:length]:
-                self._kept.move_to_end(owner)
-                return length, self._kept[owner]
-        return 0, None
-
-    def keep(self, prompt: tuple[int, ...], cache: torch.Tensor) -> None:
-        if len(prompt) > self._max_tokens or prompt in self._kept:
-            return
-        while self._tokens + len(prompt) > self._max_tokens:
-            old, _ = self._kept.popitem(last=False)
-            self._tokens -= len(old)
-            for _, value in self._marks(old):
-                if self._begins.get(value) == old:
-                    del self._begins[value]
-        self._kept[prompt] = cache.clone()
-        self._tokens += len(prompt)
-        for _, value in self._marks(prompt):
-            self._begins[value] = prompt
 
 
 def _failure(error: Exception) -> EngineError:

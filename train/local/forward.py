@@ -89,23 +89,23 @@ def _choose(
     logits = logits.float()
     greedy = temperature == 0
     logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature).unsqueeze(1), -1)
-    weight = logprobs.double().exp()
+    weight = logprobs.exp()
     if any_top_p:
         # The smallest set of the likeliest tokens whose mass reaches top_p; the likeliest always stays.
         ordered, order = weight.sort(-1, descending=True)
-        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= top_p.unsqueeze(1), 0.0)
+        ordered = ordered.masked_fill(ordered.cumsum(-1, dtype=torch.float64) - ordered >= top_p.unsqueeze(1), 0.0)
         weight = torch.zeros_like(weight).scatter_(1, order, ordered)
     # One uniform number a row, and the inverse of the distribution: a row's draw depends on nothing but itself.
-    mass = weight.cumsum(-1)
+    # In float64, because over a large vocabulary the sum would swallow the smallest weights.
+    mass = weight.cumsum(-1, dtype=torch.float64)
     drawn = torch.searchsorted(mass, (uniform * mass[:, -1]).unsqueeze(1), right=True).squeeze(1)
     token = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[1] - 1))
     return token, logprobs.gather(1, token.unsqueeze(1)).squeeze(1)
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore"
-    )  # TorchScript is frozen, not gone; nothing else keeps the lock away without a compiler.
+    # TorchScript is frozen, not gone, and nothing else runs a whole step outside the lock without a compiler.
+    warnings.simplefilter("ignore")
     _scripted_logits = torch.jit.script(_logits)
     _scripted_choose = torch.jit.script(_choose)
 

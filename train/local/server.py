@@ -21,7 +21,8 @@ from typing import Any
 from aiohttp import web
 
 from train.local.chat import ChatRequest, RequestError, parse_request
-from train.local.engine import Completion, Engine, EngineClosedError, EngineError, PromptTooLongError
+from train.local.engine import Engine
+from train.local.sampling import Completion, EngineClosedError, EngineError, PromptTooLongError
 from train.local.toolcalls import OPENING, parse_tool_calls
 
 __all__ = ["PolicyServer"]
@@ -50,6 +51,7 @@ class PolicyServer:
     def __init__(self, engine: Engine, *, host: str = "127.0.0.1", port: int = 0, model_name: str = "policy") -> None:
         self._engine, self._host, self._port, self.model_name = engine, host, port, model_name
         self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._names: dict[int, dict[str, Any]] = {}
         self._started = int(time.time())
         self._runner: web.AppRunner | None = None
 
@@ -228,8 +230,10 @@ class PolicyServer:
     def _logprobs(self, token_ids: list[int], logprobs: list[float]) -> dict[str, Any]:
         content = []
         for token, logprob in zip(token_ids, logprobs, strict=True):
-            text = self._engine.tokenizer.decode([token])
-            content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+            if token not in self._names:
+                text = self._engine.tokenizer.decode([token])
+                self._names[token] = {"token": text, "bytes": list(text.encode()), "top_logprobs": []}
+            content.append({"logprob": logprob, **self._names[token]})
         return {"content": content}
 
 

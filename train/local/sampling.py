@@ -1,0 +1,74 @@
+"""What is asked of the sampling engine, and what it answers.
+
+EngineError           a request could not be completed
+  EngineClosedError   because the engine was closed
+PromptTooLongError    a ValueError: the request could never have been completed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Completion", "EngineClosedError", "EngineError", "EngineStats", "PromptTooLongError", "Sampling"]
+
+
+class EngineError(RuntimeError):
+    """A request could not be completed."""
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed before, or while, the request was worked on."""
+
+
+class PromptTooLongError(ValueError):
+    """The prompt leaves no room for a reply. Both numbers are attributes."""
+
+    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
+        self.prompt_tokens, self.max_model_len = prompt_tokens, max_model_len
+        super().__init__(
+            f"the prompt has {prompt_tokens} tokens, and the model's context of {max_model_len} tokens must also hold "
+            "the reply; shorten the messages (the table info, or earlier turns), or serve with a longer context"
+        )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a reply is drawn. ``max_tokens`` None means up to the end of the context, which also caps a larger number."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished reply.
+
+    ``token_ids`` are the sampled ones, the end token included where it was sampled. ``logprobs`` has one for each:
+    ``log_softmax(logits / temperature)`` before ``top_p`` (at temperature 0: at temperature 1), natural logarithm.
+    ``text`` has no special tokens and ends before the stop string, if one was met. ``cached_tokens`` of the prompt were
+    not read again.
+    """
+
+    prompt_ids: tuple[int, ...]
+    token_ids: list[int]
+    logprobs: list[float]
+    text: str
+    finish_reason: str
+    weights_version: int
+    cached_tokens: int
+
+
+@dataclass
+class EngineStats:
+    """Sums since the start. ``busy_s`` is the time in which the engine had something to do, in seconds."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    decode_steps: int = 0
+    prefill_s: float = 0.0
+    busy_s: float = 0.0
