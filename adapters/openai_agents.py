@@ -152,6 +152,10 @@ class OpenAIAgentsBackend:
             result_chars=self.result_chars,
         )
 
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._clients.close()
+
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question with a query. Raises a :class:`adapters.BackendError`."""
         run = SQLRun(database=question.database)

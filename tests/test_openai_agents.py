@@ -1,0 +1,302 @@
+"""The OpenAI Agents SDK agent queries, answers and hands over, and its own mistakes are never the infrastructure's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+import agents
+import pytest
+from agents import Agent
+from agents.tracing import TracingProcessor, get_trace_provider
+
+import adapters
+from adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError, prompts
+from adapters.openai_agents import OpenAIAgentsBackend
+from adapters.tracing import Call, calls_from_spans, select, trajectories
+from adapters.tracing.proxy import LLMProxy
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+
+NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
+_ids = itertools.count()
+Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
+
+
+def _calls(*queries: str, arguments: str | None = None, name: str = "query_database_by_sql") -> Reply:
+    """A reply that runs ``queries`` at once."""
+    texts = [arguments] if arguments is not None else [json.dumps({"sql": sql}) for sql in queries]
+    return Reply(
+        tool_calls=[
+            {"id": f"call_{next(_ids)}", "type": "function", "function": {"name": name, "arguments": text}}
+            for text in texts
+        ]
+    )
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    path = tmp_path / "concerts.sqlite"
+    with sqlite3.connect(path) as conn:
+        conn.executescript("CREATE TABLE singer (id int, name text); INSERT INTO singer VALUES (1, 'Ann'), (2, 'Bob');")
+    conn.close()
+    return str(path)
+
+
+async def _run(
+    replies: Script, database: str, backend: OpenAIAgentsBackend | None = None, **sampling: Any
+) -> tuple[Answer, list[dict[str, Any]]]:
+    async with ScriptedPolicyServer(replies=replies) as server:
+        endpoint = Endpoint(base_url=server.base_url, model=server.model, sampling=sampling)
+        backend = backend or OpenAIAgentsBackend()
+        try:
+            answer = await backend.run(Question(id="1", text="Which singers?", database=database), endpoint)
+        finally:
+            await backend.stop()
+        return answer, server.requests
+
+
+async def _traced(replies: Script, database: str, backend: OpenAIAgentsBackend) -> tuple[Answer, list[Call]]:
+    store = agl.InMemoryLightningStore()
+    rollout = await store.start_rollout(input={})
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    async with (
+        ScriptedPolicyServer(replies=replies) as server,
+        LLMProxy(upstreams=[server.base_url], store=store) as proxy,
+    ):
+        endpoint = Endpoint(base_url=proxy.base_url(*ids), model=server.model)
+        answer = await backend.run(Question(id="1", text="Which singers?", database=database), endpoint)
+        await backend.stop()
+        await proxy.flush()
+    return answer, calls_from_spans(await store.query_spans(*ids))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(database: str, stream: bool) -> None:
+    backend = OpenAIAgentsBackend(stream=stream)
+    replies = [_calls("SELECT id FROM singer"), f"```sql\nSELECT 1\n```\n{FENCED}"]
+    answer, requests = await _run(replies, database, backend)
+    assert answer.text == NAMES
+    assert [bool(request.get("stream")) for request in requests] == [stream, stream]
+    assert requests[1]["messages"][-1]["content"] == "[(1,), (2,)]"
+    assert [(step["kind"], step["ok"]) for step in answer.trace] == [("llm", True), ("tool", True), ("llm", True)]
+
+
+async def test_the_conversation_is_the_one_that_policies_are_taught(database: str) -> None:
+    backend = OpenAIAgentsBackend(sample_values=0, keys=False)
+    _, [request, _] = await _run([_calls(NAMES), FENCED], database, backend)
+    system, user = request["messages"]
+    assert system["content"] == prompts.tool_system_message("CREATE TABLE singer ( id int , name text )")
+    assert user["content"] == prompts.write_message("Which singers?")
+    assert request["tools"] == [{"type": "function", "function": prompts.QUERY_TOOL}]
+
+
+async def test_an_error_of_the_query_is_for_the_model_to_repair(database: str) -> None:
+    answer, requests = await _run([_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED], database)
+    assert answer.text == NAMES
+    assert requests[1]["messages"][-1]["content"].startswith("Error: no such column: nam")
+    assert [step["ok"] for step in answer.trace if step["kind"] == "tool"] == [False, True]
+
+
+async def test_a_reply_without_a_block_leaves_the_last_query_that_ran(database: str) -> None:
+    answer, _ = await _run([_calls(NAMES), _calls("SELECT nam FROM singer"), "Ann and Bob."], database)
+    assert answer.text == NAMES
+    answer, _ = await _run(["<tool_call>\n{broken"], database)
+    assert answer.text == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_turns_that_run_out_are_an_answer_and_no_failure(database: str, stream: bool) -> None:
+    backend = OpenAIAgentsBackend(max_turns=2, stream=stream)
+    answer, requests = await _run([_calls(NAMES), *[_calls("SELECT nope")] * 2], database, backend)
+    assert answer.text == NAMES
+    assert len(requests) == 3
+    answer, _ = await _run([_calls("SELECT nope")] * 2, database, OpenAIAgentsBackend(max_turns=1))
+    assert answer.text == ""
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (_calls(arguments='{"query": "SELECT 1"}'), "the arguments are not"),
+        (_calls(arguments='{"sql": 5}'), "the arguments are not"),
+        (_calls(arguments="not JSON"), "the arguments are not"),
+        (_calls(arguments="[]"), "the arguments are not"),
+        (_calls("SELECT 1", name="drop_database"), "drop_database"),
+    ],
+)
+async def test_a_malformed_tool_call_is_answered_with_what_is_wrong(database: str, reply: Reply, words: str) -> None:
+    answer, requests = await _run([reply, FENCED], database)
+    assert words in requests[1]["messages"][-1]["content"]
+    assert answer.text == NAMES
+
+
+async def test_several_calls_in_one_reply_are_all_answered(database: str) -> None:
+    _, requests = await _run([_calls("SELECT 1", "SELECT 2"), FENCED], database)
+    assert [message["content"] for message in requests[1]["messages"][-2:]] == ["[(1,)]", "[(2,)]"]
+
+
+async def test_sampling_parameters_reach_the_model_whatever_the_sdk_calls_them(database: str) -> None:
+    given = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "seed": 3, "stop": ["x"]}
+    _, [request] = await _run([FENCED], database, **given)
+    assert {name: request[name] for name in given} == given
+
+
+async def test_a_refused_call_is_an_endpoint_error_and_is_not_sent_again(database: str) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="out of cards")) as server:
+        endpoint = Endpoint(base_url=server.base_url, model="m")
+        with pytest.raises(EndpointError, match="out of cards") as caught:
+            await OpenAIAgentsBackend().run(Question(id="1", text="?", database=database), endpoint)
+        assert caught.value.status == 503
+        assert len(server.requests) == 1
+
+
+async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
+        await OpenAIAgentsBackend().run(Question(id="1", text="?", database=database), endpoint)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_database_that_breaks_is_a_tool_error_and_not_the_policys_fault(database: str, stream: bool) -> None:
+    def reply(_: Any) -> Reply:
+        Path(database).unlink()
+        return _calls(NAMES)
+
+    with pytest.raises(ToolError, match=r"concerts\.sqlite"):
+        await _run(reply, database, OpenAIAgentsBackend(stream=stream))
+    with pytest.raises(ToolError, match=r"concerts\.sqlite"):
+        await _run([FENCED], database)
+
+
+async def test_a_fault_in_an_authors_own_code_is_an_agent_error(database: str) -> None:
+    def instructions(context: Any, agent: Any) -> str:
+        raise KeyError("a bug")
+
+    class Broken(OpenAIAgentsBackend):
+        def build(self) -> Agent[Any]:
+            return Agent(name="broken", instructions=instructions)
+
+    with pytest.raises(AgentError, match="KeyError: 'a bug'"):
+        await _run([FENCED], database, Broken())
+
+
+class _Triage(OpenAIAgentsBackend):
+    """An author's own agents: one hands over to the other."""
+
+    agents = ("triage", "sql_agent")
+
+    def build(self) -> Agent[Any]:
+        return Agent(name="triage", instructions="Hand over.", handoffs=[super().build()])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_call_is_named_by_the_agent_that_makes_it_also_after_a_handoff(database: str, stream: bool) -> None:
+    replies = [_calls(arguments="{}", name="transfer_to_sql_agent"), _calls(NAMES), FENCED]
+    answer, calls = await _traced(replies, database, _Triage(stream=stream))
+    assert answer.text == NAMES
+    assert [call.agent for call in calls] == ["triage", "sql_agent", "sql_agent"]
+    assert [call.agent for call in select(calls, "^sql")] == ["sql_agent", "sql_agent"]
+
+
+async def test_rollouts_at_once_keep_their_names_and_answers_apart(database: str) -> None:
+    def reply(body: dict[str, Any]) -> str:
+        return f"```sql\nSELECT {body['messages'][-1]['content'].split()[1]}\n```"
+
+    async with ScriptedPolicyServer(replies=reply) as server:
+        backend = OpenAIAgentsBackend()
+        endpoint = Endpoint(base_url=server.base_url, model="m")
+        questions = [Question(id=str(i), text=str(i), database=database) for i in range(16)]
+        answers = await asyncio.gather(*(backend.run(question, endpoint) for question in questions))
+        await backend.stop()
+    assert [answer.text for answer in answers] == [f"SELECT {i}" for i in range(16)]
+
+
+async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
+    replies = [_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED]
+    _, calls = await _traced(replies, database, OpenAIAgentsBackend())
+    [trajectory] = trajectories(calls)
+    assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.calls]
+    assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
+
+
+async def test_a_rollout_that_is_cancelled_leaves_no_call_running(database: str) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(text=FENCED, delay_s=60)) as server:
+        endpoint = Endpoint(base_url=server.base_url, model="m")
+        question = Question(id="1", text="?", database=database)
+        for stream in (False, True):
+            backend = OpenAIAgentsBackend(stream=stream)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(backend.run(question, endpoint), 0.5)
+            await backend.stop()
+        for _ in range(100):
+            if server.cancelled == 2:
+                break
+            await asyncio.sleep(0.05)
+        assert server.cancelled == 2
+
+
+async def test_nothing_is_exported_and_the_processs_own_tracing_stays_as_it_was(database: str) -> None:
+    seen: list[str] = []
+
+    class Recorder(TracingProcessor):
+        def on_trace_start(self, trace: Any) -> None:
+            seen.append(trace.name)
+
+        def on_trace_end(self, trace: Any) -> None:
+            pass
+
+        def on_span_start(self, span: Any) -> None:
+            seen.append(type(span.span_data).__name__)
+
+        def on_span_end(self, span: Any) -> None:
+            pass
+
+        def shutdown(self) -> None:
+            pass
+
+        def force_flush(self) -> None:
+            pass
+
+    processors = get_trace_provider()._multi_processor._processors
+    agents.set_trace_processors([Recorder()])
+    try:
+        await _run([_calls(NAMES), FENCED], database)
+        assert seen == []
+        with agents.trace("the user's own"):
+            pass
+        assert seen == ["the user's own"]
+    finally:
+        agents.set_trace_processors(list(processors))
+
+
+async def test_a_prompt_that_does_not_fit_is_told_apart(database: str) -> None:
+    # The scripted server gives a numeric code; the real one says what it is.
+    from aiohttp import web
+
+    async def refuse(_: web.Request) -> web.Response:
+        error = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
+        return web.json_response({"error": error}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", refuse)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", model="m")
+        with pytest.raises(PromptTooLongError, match="too long"):
+            await OpenAIAgentsBackend().run(Question(id="1", text="?", database=database), endpoint)
+    finally:
+        await runner.cleanup()
+
+
+def test_the_backend_has_its_name_and_refuses_a_turn_limit_below_one() -> None:
+    assert adapters.get("openai-agents") is OpenAIAgentsBackend
+    with pytest.raises(ValueError, match="max_turns is 0"):
+        OpenAIAgentsBackend(max_turns=0)
