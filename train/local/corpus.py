@@ -87,9 +87,10 @@ def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[t
         for user, reply in item.turns:
             texts += [prompt("", user)[1], reply + IM_END]
     ids = iter(tokenizer(texts)["input_ids"])
-    sequences = []
+    sequences: list[tuple[list[int], list[Branch]]] = []
     for item in items:
-        prefix, branches = next(ids), []
+        prefix = next(ids)
+        branches: list[Branch] = []
         for _ in item.turns:
             context, reply = next(ids), next(ids)
             branches.append((context + reply, [0] * len(context) + [1] * len(reply)))

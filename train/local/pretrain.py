@@ -53,7 +53,7 @@ class Recipe:
     learning_rate: float = 4e-3
     """Of both optimizers; Muon's is scaled to AdamW's size (``match_rms_adamw``)."""
     warmup_steps: int = 60
-    decay: float = 0.3
+    decay: float = 0.4
     """Share of the steps, at the end, over which the learning rate falls to a twentieth."""
     stop_after: int | None = None
     """End here, in the middle of the schedule: the starter is stopped early, not trained to a smaller end."""
@@ -83,15 +83,11 @@ _SMALL = Stage(
     mix={"easy": 0.8, "medium": 0.2},
     writes=5,
 )
-_FULL = Stage(writes=5)
-_AGENT = Stage(writes=3, checks=1, rewrites=1)
+_WHOLE = Stage(writes=3, checks=1, rewrites=1)
 
 RECIPE = Recipe(
-    parts=(
-        Part(steps=250, batch=10, stage=_SMALL),
-        Part(steps=250, batch=8, stage=_FULL),
-        Part(steps=250, batch=8, stage=_AGENT),
-    )
+    parts=(Part(steps=300, batch=10, stage=_SMALL), Part(steps=360, batch=8, stage=_WHOLE)),
+    stop_after=450,
 )
 
 
@@ -192,7 +188,7 @@ if __name__ == "__main__":
     def main(
         out: Annotated[Path, typer.Option(help="The folder for the checkpoint")],
         seed: Annotated[int, typer.Option(help="Another seed, other weights")] = 0,
-        threads: Annotated[int, typer.Option(help="Torch threads")] = 2,
+        threads: Annotated[int, typer.Option(help="Torch threads; another number rounds otherwise")] = 1,
     ) -> None:
         """Make the starter policy from random weights."""
         torch.set_num_threads(threads)

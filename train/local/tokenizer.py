@@ -73,7 +73,7 @@ def train_tokenizer(
     draft.train_from_iterator((piece for piece in sorted(counts) for _ in range(min(counts[piece], 50))), trainer)
     learned = [piece for piece, _ in sorted(draft.get_vocab().items(), key=lambda item: item[1])]
     vocabulary = {piece: i for i, piece in enumerate(learned + sorted(wanted.difference(learned)))}
-    learned_merges = [tuple(merge) for merge in _merges(draft)]
+    learned_merges = [(left, right) for left, right in _merges(draft)]
 
     tokenizer = _skeleton(models.BPE(vocab=vocabulary, merges=learned_merges, ignore_merges=True))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END_OF_TEXT, IM_START, IM_END)])
