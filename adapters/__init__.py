@@ -12,6 +12,7 @@ from adapters._contract import (
     EndpointError,
     PromptTooLongError,
     Question,
+    Stoppable,
     ToolError,
 )
 from adapters._registry import check, get, names
@@ -26,6 +27,7 @@ __all__ = [
     "EndpointError",
     "PromptTooLongError",
     "Question",
+    "Stoppable",
     "ToolError",
     "check",
     "get",

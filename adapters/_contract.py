@@ -23,6 +23,7 @@ __all__ = [
     "EndpointError",
     "PromptTooLongError",
     "Question",
+    "Stoppable",
     "ToolError",
 ]
 
@@ -111,10 +112,19 @@ class PromptTooLongError(EndpointError):
 
 @runtime_checkable
 class Backend(Protocol):
-    """An agent framework. ``agents`` are the names that ``agent_match`` can select."""
+    """An agent framework. ``agents`` are the names that ``agent_match`` can select; none where only the run tells."""
 
     agents: tuple[str, ...]
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`BackendError`; many calls run at once on one event loop."""
+        ...
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """What a backend may be besides: one that holds connections or processes, and lets go of them."""
+
+    async def stop(self) -> None:
+        """Called once, after the last rollout and on the same event loop."""
         ...

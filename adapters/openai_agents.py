@@ -35,7 +35,7 @@ from agents.tool_context import ToolContext
 
 from adapters import prompts
 from adapters._client import Clients, typed_failures
-from adapters._contract import Answer, Endpoint, Question
+from adapters._contract import Answer, Endpoint, Question, ToolError
 from tools.schema import table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
 from tools.types import Step
@@ -62,7 +62,7 @@ class SQLRun:
 
 
 Query = Callable[[SQLRun, str], Awaitable[str]]
-"""Runs a query and returns what the model reads. Raises :class:`tools.sql.QueryError`."""
+"""Runs a query and returns what the model reads. Raises :class:`tools.sql.QueryError` or :class:`ToolError`."""
 
 
 def local_query(*, result_chars: int = 2048, query_timeout_s: float = 5.0) -> Query:
@@ -97,7 +97,7 @@ def build_sql_agent(
         else:
             try:
                 text, ok = await query(run, sql), True
-            except DatabaseError as error:
+            except (DatabaseError, ToolError) as error:
                 run.failure = error
                 raise
             except QueryError as error:

@@ -92,6 +92,8 @@ class LocalStack:
         await self._run(server)
         proxy = LLMProxy(upstreams=[f"{server.url}/v1"], store=store, model=MODEL_NAME, port=self._port)
         await self._run(proxy)
+        if isinstance(self.agent.backend, adapters.Stoppable):
+            self._running.append(self.agent.backend)
         runners = RunnerPool(
             store=store,
             agent=self.agent,
