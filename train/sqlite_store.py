@@ -3,56 +3,43 @@
 Every public call of the store is one transaction, so whatever was acknowledged is in the file and whatever was not has
 left no trace: a rollout is never taken from the queue without its attempt. The file is in WAL mode with
 ``synchronous=NORMAL``: a commit survives the process being killed at any moment; only a power failure can take the last
-ones. One process owns the file. Nothing is kept in memory but SQLite's page cache, so history costs disk and no RAM.
-
-A table has the primary key and the fields that are searched as columns, and the whole item as JSON.
+ones. One process owns the file. Memory holds SQLite's page cache and the items used last: history costs disk, no RAM.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-import math
 import sqlite3
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from agentlightning.store.base import LightningStoreCapabilities
-from agentlightning.store.collection.base import (
-    Collection,
-    DuplicatedPrimaryKeyError,
-    KeyValue,
-    LightningCollections,
-    Queue,
-    ensure_numeric,
-    normalize_filter_options,
-    resolve_sort_options,
-)
+from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
-from agentlightning.types import (
-    Attempt,
-    FilterField,
-    FilterOptions,
-    PaginatedResult,
-    ResourcesUpdate,
-    Rollout,
-    SortOptions,
-    Span,
-    Worker,
-)
-from pydantic import BaseModel
+from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
+
+from train.sqlite_tables import KeyValueTable, QueueTable, Table
 
 __all__ = ["MEMORY", "SqliteLightningStore", "StoreFileError"]
 
-M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 MEMORY = ":memory:"
 """The path of a store that keeps nothing."""
 _APPLICATION, _SCHEMA = 0x4C520D00, 1
 _CACHE_KIB = 32 << 10
+_KEEP = 1024
 _SCAN_S = 2.0
+# All but the two that wait, wait_for_rollout and wait_for_rollouts, which only read.
+_CALLS = [
+    *("start_rollout", "enqueue_rollout", "enqueue_many_rollouts", "dequeue_rollout", "dequeue_many_rollouts"),
+    *("start_attempt", "update_rollout", "update_attempt", "update_worker", "add_resources", "update_resources"),
+    *("get_next_span_sequence_id", "get_many_span_sequence_ids", "add_span", "add_many_spans", "add_otel_span"),
+    *("query_rollouts", "query_attempts", "query_spans", "query_workers", "query_resources", "get_rollout_by_id"),
+    *("get_latest_attempt", "get_resources_by_id", "get_latest_resources", "get_worker_by_id"),
+    "_scan_for_unhealthy_rollouts",
+]
 
 
 class StoreFileError(Exception):
@@ -88,14 +75,7 @@ def _in_one_transaction(name: str) -> Any:
     return whole
 
 
-# The two that wait, wait_for_rollout and wait_for_rollouts, only read.
-for _name in (
-    "start_rollout enqueue_rollout enqueue_many_rollouts dequeue_rollout dequeue_many_rollouts start_attempt "
-    "add_resources update_resources get_next_span_sequence_id get_many_span_sequence_ids add_span add_many_spans "
-    "add_otel_span update_rollout update_attempt update_worker query_rollouts query_attempts query_spans query_workers "
-    "query_resources get_rollout_by_id get_latest_attempt get_resources_by_id get_latest_resources get_worker_by_id "
-    "_scan_for_unhealthy_rollouts"
-).split():
+for _name in _CALLS:
     setattr(SqliteLightningStore, _name, _in_one_transaction(_name))
 
 
@@ -106,14 +86,16 @@ class SqliteCollections(LightningCollections):
         super().__init__()
         self._conn = _open(str(path))
         self._depth = 0
-        table = functools.partial(_Table, self._conn)
-        self._rollouts = table(Rollout, "rollouts", key=("rollout_id",), indexed=("status",))
-        self._attempts = table(Attempt, "attempts", key=("rollout_id", "attempt_id"))
+        table = functools.partial(Table, self._conn)
+        self._rollouts = table(Rollout, "rollouts", key=("rollout_id",), indexed=("status",), keep=_KEEP)
+        self._attempts = table(Attempt, "attempts", key=("rollout_id", "attempt_id"), keep=_KEEP)
         self._spans = table(Span, "spans", key=("rollout_id", "attempt_id", "span_id"))
-        self._resources = table(ResourcesUpdate, "resources", key=("resources_id",), indexed=("update_time",))
-        self._workers = table(Worker, "workers", key=("worker_id",))
-        self._queue = _QueueTable(self._conn, "rollout_queue")
-        self._sequences = _KeyValueTable(self._conn, "span_sequence_ids")
+        self._resources = table(
+            ResourcesUpdate, "resources", key=("resources_id",), indexed=("update_time",), keep=_KEEP
+        )
+        self._workers = table(Worker, "workers", key=("worker_id",), keep=_KEEP)
+        self._queue = QueueTable(self._conn, "rollout_queue")
+        self._sequences = KeyValueTable(self._conn, "span_sequence_ids")
 
     @property
     def collection_name(self) -> str:
@@ -121,37 +103,37 @@ class SqliteCollections(LightningCollections):
         return "sqlite"
 
     @property
-    def rollouts(self) -> _Table[Rollout]:
+    def rollouts(self) -> Table[Rollout]:
         """Rollouts by id."""
         return self._rollouts
 
     @property
-    def attempts(self) -> _Table[Attempt]:
+    def attempts(self) -> Table[Attempt]:
         """Attempts by rollout and id."""
         return self._attempts
 
     @property
-    def spans(self) -> _Table[Span]:
+    def spans(self) -> Table[Span]:
         """Spans by rollout, attempt and id."""
         return self._spans
 
     @property
-    def resources(self) -> _Table[ResourcesUpdate]:
+    def resources(self) -> Table[ResourcesUpdate]:
         """Resources by id."""
         return self._resources
 
     @property
-    def workers(self) -> _Table[Worker]:
+    def workers(self) -> Table[Worker]:
         """Workers by id."""
         return self._workers
 
     @property
-    def rollout_queue(self) -> _QueueTable:
+    def rollout_queue(self) -> QueueTable:
         """Ids of the rollouts that wait for a runner."""
         return self._queue
 
     @property
-    def span_sequence_ids(self) -> _KeyValueTable:
+    def span_sequence_ids(self) -> KeyValueTable:
         """The last number given to a span, by rollout."""
         return self._sequences
 
@@ -176,6 +158,8 @@ class SqliteCollections(LightningCollections):
         except BaseException:
             if self._conn.in_transaction:
                 self._conn.execute("ROLLBACK")
+            for table in (self._rollouts, self._attempts, self._resources, self._workers):
+                table.forget()
             raise
         finally:
             self._depth = 0
@@ -189,9 +173,9 @@ def _finish(call: Coroutine[Any, Any, T]) -> T:
     try:
         call.send(None)
     except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+        return end.value
     call.close()
-    raise RuntimeError(f"{call.__name__} waited for something in the middle of a transaction")
+    raise RuntimeError(f"{call} waited for something in the middle of a transaction")
 
 
 def _open(path: str) -> sqlite3.Connection:
@@ -228,270 +212,3 @@ def _open(path: str) -> sqlite3.Connection:
         conn.close()
         raise
     return conn
-
-
-class _Table(Collection[M], Generic[M]):
-    """A collection as a table; its order is that of insertion."""
-
-    def __init__(
-        self,
-        conn: sqlite3.Connection,
-        model: type[M],
-        name: str,
-        *,
-        key: tuple[str, ...],
-        indexed: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__()
-        self._conn, self._model, self._name, self._key = conn, model, name, key
-        self._columns = (*key, *indexed)
-        conn.execute(
-            f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, "
-            + "".join(f"{column} NOT NULL, " for column in self._columns)
-            + f"body TEXT NOT NULL, UNIQUE ({', '.join(key)}))"
-        )
-        for column in indexed:
-            conn.execute(f"CREATE INDEX IF NOT EXISTS {name}_{column} ON {name} ({column})")
-        self._insert = (
-            f"INSERT INTO {name} ({', '.join(self._columns)}, body) VALUES ({', '.join('?' * len(self._columns))}, ?)"
-        )
-        self._by_key = " AND ".join(f"{column} = ?" for column in key)
-        self._replace = (
-            f"UPDATE {name} SET {''.join(f'{column} = ?, ' for column in indexed)}body = ? WHERE {self._by_key}"
-        )
-
-    @property
-    def collection_name(self) -> str:
-        return self._name
-
-    def primary_keys(self) -> Sequence[str]:
-        return self._key
-
-    def item_type(self) -> type[M]:
-        return self._model
-
-    async def size(self) -> int:
-        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
-
-    async def query(
-        self,
-        filter: FilterOptions | None = None,
-        sort: SortOptions | None = None,
-        limit: int = -1,
-        offset: int = 0,
-    ) -> PaginatedResult[M]:
-        where, values = self._where(filter)
-        rows = self._conn.execute(
-            f"SELECT body FROM {self._name}{where}{self._order(sort)} LIMIT ? OFFSET ?", (*values, limit, offset)
-        ).fetchall()
-        total = offset + len(rows)
-        if limit != -1 or (offset and not rows):
-            total = self._conn.execute(f"SELECT count(*) FROM {self._name}{where}", values).fetchone()[0]
-        return PaginatedResult(items=[self._read(row) for row in rows], limit=limit, offset=offset, total=total)
-
-    async def get(self, filter: FilterOptions | None = None, sort: SortOptions | None = None) -> M | None:
-        where, values = self._where(filter)
-        row = self._conn.execute(f"SELECT body FROM {self._name}{where}{self._order(sort)} LIMIT 1", values).fetchone()
-        return None if row is None else self._read(row)
-
-    async def insert(self, items: Sequence[M]) -> None:
-        self._conn.execute("SAVEPOINT batch")  # all of them or none
-        try:
-            self._conn.executemany(self._insert, [(*self._values(item, self._columns), _json(item)) for item in items])
-        except sqlite3.IntegrityError as error:
-            self._conn.execute("ROLLBACK TO batch")
-            raise DuplicatedPrimaryKeyError(f"an item with this key is already in {self._name}: {error}") from error
-        finally:
-            self._conn.execute("RELEASE batch")
-
-    async def update(self, items: Sequence[M], update_fields: Sequence[str] | None = None) -> Sequence[M]:
-        return [self._update(item, update_fields) for item in items]
-
-    async def upsert(self, items: Sequence[M], update_fields: Sequence[str] | None = None) -> Sequence[M]:
-        stored = []
-        for item in items:
-            if self._find(item) is None:
-                await self.insert([item])
-                stored.append(item)
-            else:
-                stored.append(self._update(item, update_fields))
-        return stored
-
-    async def delete(self, items: Sequence[M]) -> None:
-        for item in items:
-            deleted = self._conn.execute(
-                f"DELETE FROM {self._name} WHERE {self._by_key}", self._values(item, self._key)
-            )
-            if not deleted.rowcount:
-                raise self._missing(item)
-
-    def _find(self, item: M) -> M | None:
-        query = f"SELECT body FROM {self._name} WHERE {self._by_key}"
-        row = self._conn.execute(query, self._values(item, self._key)).fetchone()
-        return None if row is None else self._read(row)
-
-    def _update(self, item: M, fields: Sequence[str] | None) -> M:
-        if fields is not None:
-            found = self._find(item)
-            if found is None:
-                raise self._missing(item)
-            item = found.model_copy(update={name: getattr(item, name) for name in fields})
-        values = (*self._values(item, self._columns[len(self._key) :]), _json(item), *self._values(item, self._key))
-        if not self._conn.execute(self._replace, values).rowcount:
-            raise self._missing(item)
-        return item
-
-    def _missing(self, item: M) -> ValueError:
-        key = ", ".join(
-            f"{name}={value!r}" for name, value in zip(self._key, self._values(item, self._key), strict=True)
-        )
-        return ValueError(f"{self._name} has no item with {key}")
-
-    def _read(self, row: tuple[str]) -> M:
-        return self._model.model_validate_json(row[0])
-
-    def _values(self, item: M, names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(getattr(item, name) for name in names)
-
-    def _expression(self, field: str) -> str:
-        if field in self._columns:
-            return field
-        if field not in self._model.model_fields:
-            raise ValueError(f"{self._name} have no field {field!r}; known: {', '.join(self._model.model_fields)}")
-        return f"json_extract(body, '$.{field}')"
-
-    def _where(self, options: FilterOptions | None) -> tuple[str, list[Any]]:
-        filters, must, logic = normalize_filter_options(options)
-        values: list[Any] = []
-        parts = [self._condition(field, ops, values) for field, ops in (must or {}).items()]
-        required = [one for part in parts for one in part]
-        chosen = [one for field, ops in (filters or {}).items() for one in self._condition(field, ops, values)]
-        if filters and (chosen or logic == "or"):  # "any of none" matches nothing
-            required.append(f"({f' {logic.upper()} '.join(chosen) or '0'})")
-        return (f" WHERE {' AND '.join(required)}" if required else ""), values
-
-    def _condition(self, field: str, ops: FilterField, values: list[Any]) -> list[str]:
-        expression, conditions = self._expression(field), []
-        for name, expected in ops.items():
-            if expected is None:
-                continue
-            if name == "exact":
-                conditions.append(f"{expression} = ?")
-                values.append(expected)
-            elif name == "within":
-                conditions.append(f"{expression} IN (SELECT value FROM json_each(?))")
-                values.append(json.dumps(list(expected)))  # type: ignore[call-overload]
-            elif name == "contains":
-                conditions.append(f"instr({expression}, ?) > 0")
-                values.append(expected)
-            else:
-                raise ValueError(f"unsupported filter operator {name!r} for field {field!r}")
-        return conditions
-
-    def _order(self, sort: SortOptions | None) -> str:
-        field, direction = resolve_sort_options(sort)
-        if field is None:
-            return " ORDER BY id"
-        expression = self._expression(field)
-        # A time that has not come yet is later than all that have.
-        last = f"{expression} IS NULL {direction}, " if field in ("end_time", "last_heartbeat_time") else ""
-        return f" ORDER BY {last}{expression} {direction}, id"
-
-
-class _QueueTable(Queue[str]):
-    """A queue as a table."""
-
-    def __init__(self, conn: sqlite3.Connection, name: str) -> None:
-        super().__init__()
-        self._conn, self._name = conn, name
-        conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, item TEXT NOT NULL)")
-        conn.execute(f"CREATE INDEX IF NOT EXISTS {name}_item ON {name} (item)")
-
-    @property
-    def collection_name(self) -> str:
-        return self._name
-
-    def item_type(self) -> type[str]:
-        return str
-
-    async def has(self, item: str) -> bool:
-        return self._conn.execute(f"SELECT 1 FROM {self._name} WHERE item = ?", (item,)).fetchone() is not None
-
-    async def enqueue(self, items: Sequence[str]) -> Sequence[str]:
-        self._conn.executemany(f"INSERT INTO {self._name} (item) VALUES (?)", [(item,) for item in items])
-        return items
-
-    async def dequeue(self, limit: int = 1) -> Sequence[str]:
-        rows = self._front(limit)
-        if rows:
-            self._conn.execute(f"DELETE FROM {self._name} WHERE id <= ?", (rows[-1][0],))
-        return [item for _, item in rows]
-
-    async def peek(self, limit: int = 1) -> Sequence[str]:
-        return [item for _, item in self._front(limit)]
-
-    async def size(self) -> int:
-        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
-
-    def _front(self, limit: int) -> list[tuple[int, str]]:
-        query = f"SELECT id, item FROM {self._name} ORDER BY id LIMIT ?"
-        return self._conn.execute(query, (max(0, limit),)).fetchall()
-
-
-class _KeyValueTable(KeyValue[str, int]):
-    """Counters as a table."""
-
-    def __init__(self, conn: sqlite3.Connection, name: str) -> None:
-        super().__init__()
-        self._conn, self._name = conn, name
-        conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID")
-
-    @property
-    def collection_name(self) -> str:
-        return self._name
-
-    async def has(self, key: str) -> bool:
-        return await self.get(key) is not None
-
-    async def get(self, key: str, default: int | None = None) -> int | None:
-        row = self._conn.execute(f"SELECT value FROM {self._name} WHERE key = ?", (key,)).fetchone()
-        return default if row is None else row[0]
-
-    async def set(self, key: str, value: int) -> None:
-        self._conn.execute(f"INSERT OR REPLACE INTO {self._name} VALUES (?, ?)", (key, value))
-
-    async def inc(self, key: str, amount: int) -> int:
-        ensure_numeric(amount, description="amount")
-        value = (await self.get(key) or 0) + amount
-        await self.set(key, value)
-        return value
-
-    async def chmax(self, key: str, value: int) -> int:
-        ensure_numeric(value, description="value")
-        current = await self.get(key)
-        if current is not None and current >= value:
-            return current
-        await self.set(key, value)
-        return value
-
-    async def pop(self, key: str, default: int | None = None) -> int | None:
-        value = await self.get(key, default)
-        self._conn.execute(f"DELETE FROM {self._name} WHERE key = ?", (key,))
-        return value
-
-    async def size(self) -> int:
-        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
-
-
-def _json(item: BaseModel) -> str:
-    if isinstance(item, Span) and not all(map(_finite, item.attributes.values())):
-        # JSON has no NaN and no infinity, and a null could not be read back: their names are kept.
-        plain = {name: value if _finite(value) else str(value) for name, value in item.attributes.items()}
-        item = item.model_copy(update={"attributes": plain})
-    return item.model_dump_json()
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)

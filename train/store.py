@@ -30,9 +30,7 @@ class _Stop(Exception):
 
 @app.command()
 def main(
-    path: Annotated[
-        Path | None, typer.Option(help="The file that keeps everything; made where it is not there")
-    ] = None,
+    path: Annotated[Path | None, typer.Option(help="The file that keeps everything")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Keep nothing: all is gone when the store stops")] = False,
     mongo: Annotated[str | None, typer.Option(help="Agent Lightning's own MongoDB store, at this URI")] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any that is free")] = 4747,

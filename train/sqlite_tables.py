@@ -1,0 +1,331 @@
+"""Agent Lightning's collections as tables of a SQLite database.
+
+A table has the primary key and the fields that are searched most as columns, and the whole item as JSON. The items that
+were used last are kept as objects too, for reading JSON costs more than finding it: one process owns the file, so what
+it wrote last is what is there. A transaction that is rolled back must :meth:`Table.forget` them.
+"""
+
+# Names of tables and columns are this module's own, values are always bound; methods are documented in the interface.
+# ruff: noqa: S608, D102
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from agentlightning.store.collection.base import (
+    Collection,
+    DuplicatedPrimaryKeyError,
+    KeyValue,
+    Queue,
+    ensure_numeric,
+    normalize_filter_options,
+    resolve_sort_options,
+)
+from agentlightning.types import FilterField, FilterOptions, PaginatedResult, SortOptions, Span
+from pydantic import BaseModel
+
+__all__ = ["KeyValueTable", "QueueTable", "Table"]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Table(Collection[M], Generic[M]):
+    """A collection as a table; its order is that of insertion. ``keep`` items stay in memory."""
+
+    def __init__(
+        self,
+        conn: sqlite3.Connection,
+        model: type[M],
+        name: str,
+        *,
+        key: tuple[str, ...],
+        indexed: tuple[str, ...] = (),
+        keep: int = 0,
+    ) -> None:
+        super().__init__()
+        self._conn, self._model, self._name, self._key = conn, model, name, key
+        self._columns, self._keep = (*key, *indexed), keep
+        self._kept: dict[tuple[Any, ...], M] = {}
+        conn.execute(
+            f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, "
+            + "".join(f"{column} NOT NULL, " for column in self._columns)
+            + f"body TEXT NOT NULL, UNIQUE ({', '.join(key)}))"
+        )
+        for column in indexed:
+            conn.execute(f"CREATE INDEX IF NOT EXISTS {name}_{column} ON {name} ({column})")
+        places, by_key = ", ".join("?" * len(self._columns)), " AND ".join(f"{column} = ?" for column in key)
+        self._insert = f"INSERT INTO {name} ({', '.join(self._columns)}, body) VALUES ({places}, ?)"
+        self._replace = f"UPDATE {name} SET {''.join(f'{column} = ?, ' for column in indexed)}body = ? WHERE {by_key}"
+        self._select = f"SELECT {', '.join(key)}, body FROM {name}"
+        self._select_one = f"{self._select} WHERE {by_key}"
+        self._delete = f"DELETE FROM {name} WHERE {by_key}"
+
+    @property
+    def collection_name(self) -> str:
+        return self._name
+
+    def primary_keys(self) -> Sequence[str]:
+        return self._key
+
+    def item_type(self) -> type[M]:
+        return self._model
+
+    def forget(self) -> None:
+        """Read everything from the file again."""
+        self._kept.clear()
+
+    async def size(self) -> int:
+        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
+
+    async def query(
+        self,
+        filter: FilterOptions | None = None,
+        sort: SortOptions | None = None,
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[M]:
+        where, values = self._where(filter)
+        rows = self._conn.execute(
+            f"{self._select}{where}{self._order(sort)} LIMIT ? OFFSET ?", (*values, limit, offset)
+        ).fetchall()
+        total = offset + len(rows)
+        if limit != -1 or (offset and not rows):
+            total = self._conn.execute(f"SELECT count(*) FROM {self._name}{where}", values).fetchone()[0]
+        return PaginatedResult(items=[self._read(row) for row in rows], limit=limit, offset=offset, total=total)
+
+    async def get(self, filter: FilterOptions | None = None, sort: SortOptions | None = None) -> M | None:
+        if (key := self._exact_key(filter)) is not None:
+            return self._find(key)
+        where, values = self._where(filter)
+        row = self._conn.execute(f"{self._select}{where}{self._order(sort)} LIMIT 1", values).fetchone()
+        return None if row is None else self._read(row)
+
+    async def insert(self, items: Sequence[M]) -> None:
+        rows = [(*self._values(item, self._columns), _json(item)) for item in items]
+        self._conn.execute("SAVEPOINT batch")  # all of them or none
+        try:
+            self._conn.executemany(self._insert, rows)
+        except sqlite3.IntegrityError as error:
+            self._conn.execute("ROLLBACK TO batch")
+            raise DuplicatedPrimaryKeyError(f"an item with this key is already in {self._name}: {error}") from error
+        finally:
+            self._conn.execute("RELEASE batch")
+        for item in items:
+            self._remember(self._values(item, self._key), item)
+
+    async def update(self, items: Sequence[M], update_fields: Sequence[str] | None = None) -> Sequence[M]:
+        return [self._update(item, update_fields) for item in items]
+
+    async def upsert(self, items: Sequence[M], update_fields: Sequence[str] | None = None) -> Sequence[M]:
+        stored = []
+        for item in items:
+            if self._find(self._values(item, self._key)) is None:
+                await self.insert([item])
+                stored.append(item)
+            else:
+                stored.append(self._update(item, update_fields))
+        return stored
+
+    async def delete(self, items: Sequence[M]) -> None:
+        for item in items:
+            key = self._values(item, self._key)
+            self._kept.pop(key, None)
+            if not self._conn.execute(self._delete, key).rowcount:
+                raise self._missing(key)
+
+    def _exact_key(self, options: FilterOptions | None) -> tuple[Any, ...] | None:
+        """The key where the filter says exactly that and no more."""
+        if not options or len(options) != len(self._key):
+            return None
+        operators = [options.get(name) for name in self._key]
+        if not all(isinstance(one, dict) and len(one) == 1 and one.get("exact") is not None for one in operators):
+            return None
+        return tuple(one["exact"] for one in operators)
+
+    def _find(self, key: tuple[Any, ...]) -> M | None:
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        row = self._conn.execute(self._select_one, key).fetchone()
+        return None if row is None else self._read(row)
+
+    def _read(self, row: tuple[Any, ...]) -> M:
+        key = row[:-1]
+        item = self._kept.get(key)
+        if item is None:
+            item = self._model.model_validate_json(row[-1])
+            self._remember(key, item)
+        return item
+
+    def _remember(self, key: tuple[Any, ...], item: M) -> None:
+        if self._keep:
+            self._kept.pop(key, None)
+            if len(self._kept) >= self._keep:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = item
+
+    def _update(self, item: M, fields: Sequence[str] | None) -> M:
+        key = self._values(item, self._key)
+        if fields is not None:
+            found = self._find(key)
+            if found is None:
+                raise self._missing(key)
+            item = found.model_copy(update={name: getattr(item, name) for name in fields})
+        values = (*self._values(item, self._columns[len(self._key) :]), _json(item), *key)
+        if not self._conn.execute(self._replace, values).rowcount:
+            raise self._missing(key)
+        self._remember(key, item)
+        return item
+
+    def _missing(self, key: tuple[Any, ...]) -> ValueError:
+        named = ", ".join(f"{name}={value!r}" for name, value in zip(self._key, key, strict=True))
+        return ValueError(f"{self._name} has no item with {named}")
+
+    def _values(self, item: M, names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(getattr(item, name) for name in names)
+
+    def _expression(self, field: str) -> str:
+        if field in self._columns:
+            return field
+        if field not in self._model.model_fields:
+            raise ValueError(f"{self._name} have no field {field!r}; known: {', '.join(self._model.model_fields)}")
+        return f"json_extract(body, '$.{field}')"
+
+    def _where(self, options: FilterOptions | None) -> tuple[str, list[Any]]:
+        filters, must, logic = normalize_filter_options(options)
+        values: list[Any] = []
+        parts = [self._condition(field, ops, values) for field, ops in (must or {}).items()]
+        required = [one for part in parts for one in part]
+        chosen = [one for field, ops in (filters or {}).items() for one in self._condition(field, ops, values)]
+        if filters and (chosen or logic == "or"):  # "any of none" matches nothing
+            required.append(f"({f' {logic.upper()} '.join(chosen) or '0'})")
+        return (f" WHERE {' AND '.join(required)}" if required else ""), values
+
+    def _condition(self, field: str, ops: FilterField, values: list[Any]) -> list[str]:
+        expression, conditions = self._expression(field), []
+        for name, expected in ops.items():
+            if expected is None:
+                continue
+            if name == "exact":
+                conditions.append(f"{expression} = ?")
+                values.append(expected)
+            elif name == "within":
+                conditions.append(f"{expression} IN (SELECT value FROM json_each(?))")
+                values.append(json.dumps(list(expected)))
+            elif name == "contains":
+                conditions.append(f"instr({expression}, ?) > 0")
+                values.append(expected)
+            else:
+                raise ValueError(f"unsupported filter operator {name!r} for field {field!r}")
+        return conditions
+
+    def _order(self, sort: SortOptions | None) -> str:
+        field, direction = resolve_sort_options(sort)
+        if field is None:
+            return " ORDER BY id"
+        expression = self._expression(field)
+        # A time that has not come yet is later than all that have.
+        last = f"{expression} IS NULL {direction}, " if field in ("end_time", "last_heartbeat_time") else ""
+        return f" ORDER BY {last}{expression} {direction}, id"
+
+
+class QueueTable(Queue[str]):
+    """A queue as a table."""
+
+    def __init__(self, conn: sqlite3.Connection, name: str) -> None:
+        super().__init__()
+        self._conn, self._name = conn, name
+        conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, item TEXT NOT NULL)")
+        conn.execute(f"CREATE INDEX IF NOT EXISTS {name}_item ON {name} (item)")
+
+    @property
+    def collection_name(self) -> str:
+        return self._name
+
+    def item_type(self) -> type[str]:
+        return str
+
+    async def has(self, item: str) -> bool:
+        return self._conn.execute(f"SELECT 1 FROM {self._name} WHERE item = ?", (item,)).fetchone() is not None
+
+    async def enqueue(self, items: Sequence[str]) -> Sequence[str]:
+        self._conn.executemany(f"INSERT INTO {self._name} (item) VALUES (?)", [(item,) for item in items])
+        return items
+
+    async def dequeue(self, limit: int = 1) -> Sequence[str]:
+        rows = self._front(limit)
+        if rows:
+            self._conn.execute(f"DELETE FROM {self._name} WHERE id <= ?", (rows[-1][0],))
+        return [item for _, item in rows]
+
+    async def peek(self, limit: int = 1) -> Sequence[str]:
+        return [item for _, item in self._front(limit)]
+
+    async def size(self) -> int:
+        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
+
+    def _front(self, limit: int) -> list[tuple[int, str]]:
+        query = f"SELECT id, item FROM {self._name} ORDER BY id LIMIT ?"
+        return self._conn.execute(query, (max(0, limit),)).fetchall()
+
+
+class KeyValueTable(KeyValue[str, int]):
+    """Counters as a table."""
+
+    def __init__(self, conn: sqlite3.Connection, name: str) -> None:
+        super().__init__()
+        self._conn, self._name = conn, name
+        conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID")
+
+    @property
+    def collection_name(self) -> str:
+        return self._name
+
+    async def has(self, key: str) -> bool:
+        return await self.get(key) is not None
+
+    async def get(self, key: str, default: int | None = None) -> int | None:
+        row = self._conn.execute(f"SELECT value FROM {self._name} WHERE key = ?", (key,)).fetchone()
+        return default if row is None else row[0]
+
+    async def set(self, key: str, value: int) -> None:
+        self._conn.execute(f"INSERT OR REPLACE INTO {self._name} VALUES (?, ?)", (key, value))
+
+    async def inc(self, key: str, amount: int) -> int:
+        ensure_numeric(amount, description="amount")
+        value = (await self.get(key) or 0) + amount
+        await self.set(key, value)
+        return value
+
+    async def chmax(self, key: str, value: int) -> int:
+        ensure_numeric(value, description="value")
+        current = await self.get(key)
+        if current is not None and current >= value:
+            return current
+        await self.set(key, value)
+        return value
+
+    async def pop(self, key: str, default: int | None = None) -> int | None:
+        value = await self.get(key, default)
+        self._conn.execute(f"DELETE FROM {self._name} WHERE key = ?", (key,))
+        return value
+
+    async def size(self) -> int:
+        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
+
+
+def _json(item: BaseModel) -> str:
+    if isinstance(item, Span) and not all(map(_finite, item.attributes.values())):
+        # JSON has no NaN and no infinity, and a null could not be read back: their names are kept.
+        plain = {name: value if _finite(value) else str(value) for name, value in item.attributes.items()}
+        item = item.model_copy(update={"attributes": plain})
+    return item.model_dump_json()
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

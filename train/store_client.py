@@ -1,0 +1,117 @@
+"""Agent Lightning's store client, for processes that outlive their store.
+
+Agent Lightning's own gives up after eight seconds, or at once and in silence where it takes from the queue. This one
+goes on asking until the store is back, for ``patience_s`` at most, says once that it waits, and tells a store that is
+away (:class:`StoreGoneError`) from one that refuses (``ValueError``, which nobody should try again). Spans and their
+numbers go in batches where the store takes them, as ours does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import agentlightning as agl
+import aiohttp
+import pydantic_core
+
+__all__ = ["StoreClient", "StoreGoneError"]
+
+_log = logging.getLogger(__name__)
+_FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
+_CLIENT_ERROR, _SERVER_ERROR = range(400, 500), 500
+_REQUEST_S = 60.0
+
+
+class StoreGoneError(Exception):
+    """The store did not come back in time."""
+
+
+class StoreClient(agl.LightningStoreClient):
+    """A client of the store at ``address``, of whatever make.
+
+    ``batches`` says whether the store takes spans in batches (its health tells). Where a reply was lost, a request is
+    sent twice: an enqueued rollout may then run once for nobody, and one taken from the queue waits for its heartbeat
+    to be missed. Neither is lost.
+    """
+
+    def __init__(self, address: str, *, batches: bool, patience_s: float = float("inf")) -> None:
+        super().__init__(address, request_timeout=_REQUEST_S, retry_delays=(), health_retry_delays=())
+        self._batches, self._patience_s = batches, patience_s
+        self._away_since: float | None = None
+
+    async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
+        session = await self._get_session()
+        url = f"{self.server_address}{path}"
+        body = None if json is None else pydantic_core.to_json(json)
+        delay = _FIRST_DELAY_S
+        while True:
+            try:
+                headers = {"Content-Type": "application/json"}
+                async with session.request(method, url, data=body, params=params, headers=headers) as reply:
+                    data = await reply.read()
+                    self._back()
+                    if reply.ok:
+                        return pydantic_core.from_json(data)
+                    why = _refusal(reply.status, data)
+            except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+                self._away(error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LAST_DELAY_S)
+                continue
+            if why is None:
+                self._away(f"status {reply.status}: {data[:200]!r}")
+                await asyncio.sleep(_LAST_DELAY_S)
+                continue
+            raise ValueError(f"the store refused {method.upper()} {path}: {why}")
+
+    def _back(self) -> None:
+        if self._away_since is not None:
+            _log.warning("the store at %s is back after %.1f s", self.server_address_root, self._away_for())
+            self._away_since = None
+
+    def _away(self, error: Any) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            _log.warning("the store at %s does not answer (%s); waiting for it", self.server_address_root, error)
+        if self._away_for() > self._patience_s:
+            raise StoreGoneError(f"the store at {self.server_address_root} has been away for {self._away_for():.0f} s")
+
+    def _away_for(self) -> float:
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    async def _dequeue_batch(self, *, limit: int, worker_id: str | None) -> list[agl.AttemptedRollout]:
+        payload = {"limit": limit, "worker_id": worker_id}
+        taken = await self._request_json("post", "/queues/rollouts/dequeue", json=payload)
+        return [agl.AttemptedRollout.model_validate(item) for item in taken]
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """One number for each pair, rising within a rollout."""
+        if not self._batches:
+            return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+        return await self._request_json("post", "/spans/next/batch", json=rollout_attempt_ids)
+
+    async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
+        """Persist spans; returns those that were new."""
+        if not self._batches:
+            return await super().add_many_spans(spans)
+        new = set(await self._request_json("post", "/spans/batch", json=list(spans)))
+        return [span for span in spans if span.span_id in new]
+
+
+def _refusal(status: int, body: bytes) -> str | None:
+    """Why the store will not do it, ever; None where it may when it is asked again."""
+    try:
+        answer = pydantic_core.from_json(body)
+    except ValueError:
+        answer = {}
+    detail = answer.get("detail") if isinstance(answer, dict) else None
+    if status in _CLIENT_ERROR and status != 408:
+        return str(detail or body[:200].decode(errors="replace"))
+    if status == _SERVER_ERROR and isinstance(answer, dict) and answer.get("error_type") == "ValueError":
+        # Agent Lightning's server has no other word for a rollout that is not there.
+        return str(answer.get("traceback") or detail).strip().rsplit("\n", 1)[-1]
+    return None
