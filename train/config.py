@@ -21,6 +21,8 @@ class RunConfig:
     """Every setting of ``python -m train.run``."""
 
     backend: str = "langgraph"
+    agent: str | None = None
+    """``module:function`` of an agent that is a function of yours (backend ``custom``)."""
     domain: str = "spider"
     reward: str | None = None
     """Name of the reward; the domain's own by default."""

@@ -24,13 +24,14 @@ import adapters
 import domains
 import rewards
 from tools.plugins import UnknownNameError
+from train.backends import make_backend
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.rundir import RunDir, RunDirError
 from train.summary import summarize
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
-_FIXED = ("backend", "domain", "model", "data_dir", "seed")
+_FIXED = ("backend", "agent", "domain", "model", "data_dir", "seed")
 """What a resumed run cannot change: it would be another run."""
 
 
@@ -44,7 +45,12 @@ class _Stop(Exception):
 
 @app.command()
 def main(
-    backend: Annotated[str | None, typer.Option(help="Agent framework. Default: langgraph")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Agent framework: langgraph, openai-agents, mcp, custom. Default: langgraph")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+    ] = None,
     domain: Annotated[str | None, typer.Option(help="What is asked. Default: spider")] = None,
     model: Annotated[
         str | None, typer.Option(help="'starter' (ships with the project), or a folder in Hugging Face's format")
@@ -84,6 +90,7 @@ def main(
         raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
     given: dict[str, Any] = {
         "backend": backend,
+        "agent": agent,
         "domain": domain,
         "model": model,
         "reward": reward,
@@ -120,8 +127,8 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
         empty = "training" if not data.train else "validation"
         raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
     _check_model(settings.model)
-    agents = adapters.get(settings.backend).agents  # type: ignore[attr-defined]
-    if not any(re.search(settings.agent_match or "", name) for name in agents):
+    agents = make_backend(settings).agents
+    if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
         raise _Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
     _quiet(debug)
     if dev:

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
-import adapters
 import rewards
 from adapters.tracing import select, trajectories
 from domains import Domain, Task, TaskData
+from train.backends import make_backend
 from train.clock import StepClock
 from train.config import ConfigError, RunConfig
 from train.local.engine import Engine
@@ -79,13 +79,7 @@ class LocalTrainer:
             self.grpo.load_state(state)
         # A run that is resumed gets its earlier wall time back from its last line.
         self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
-        backend = adapters.get(config.backend)(
-            max_turns=config.max_turns,
-            table_info_chars=config.table_info_truncate,
-            sample_values=config.sample_values,
-            keys=config.keys,
-            result_chars=config.execution_truncate,
-        )
+        backend = make_backend(config)
         engine = Engine(self.model, self.tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=self.clock)
         engine.update_weights(self.first_step)
         self.stack = LocalStack(

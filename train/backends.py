@@ -1,0 +1,49 @@
+"""From a run's settings to its backend.
+
+A backend takes the options that mean something to it, and its constructor says which: a parameter is filled where it
+has the name of an option. A setting that the user changed and the backend does not take is refused rather than ignored.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import adapters
+from train.config import ConfigError, RunConfig, resolve
+
+__all__ = ["make_backend"]
+
+_OPTIONS = {
+    "agent": "agent",
+    "max_turns": "max_turns",
+    "table_info_chars": "table_info_truncate",
+    "sample_values": "sample_values",
+    "keys": "keys",
+    "result_chars": "execution_truncate",
+}
+"""A constructor's parameter, and the setting that fills it."""
+
+
+def make_backend(config: RunConfig) -> adapters.Backend:
+    """The backend of a run. Raises :class:`train.config.ConfigError` where it cannot be made with these settings."""
+    try:
+        factory = adapters.get(config.backend)
+    except ImportError as error:
+        missing = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else "is its version right?"
+        raise ConfigError(f"backend {config.backend!r} cannot be imported: {error}; {missing}") from error
+    takes = inspect.signature(factory).parameters
+    usual = resolve(config.config)
+    options = {}
+    for option, setting in _OPTIONS.items():
+        value = getattr(config, setting)
+        if option in takes:
+            options[option] = value
+        elif value != getattr(usual, setting):
+            flag = setting.replace("_", "-")
+            raise ConfigError(f"--{flag} means nothing to backend {config.backend!r}: leave it out")
+    if options.get("agent", "") is None:
+        raise ConfigError(f"backend {config.backend!r} needs --agent module:function")
+    try:
+        return factory(**options)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
