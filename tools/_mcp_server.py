@@ -168,7 +168,7 @@ def _rows(result: QueryResult, max_chars: int) -> ToolResult:
 
 def _names(kind: str, names: list[str], max_chars: int) -> ToolResult:
     left = max_chars
-    shown = []
+    shown: list[str] = []
     for name in names:
         left -= len(name) + 2
         if left < 0 and shown:

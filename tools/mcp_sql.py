@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import ipaddress
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         limits = Limits(timeout_s=options.timeout, max_rows=options.max_rows, max_chars=options.max_chars)
         server = sql_server(databases, limits=limits, token=token)
         if listener is None:
+            # A thread of the server waits for stdin and cannot be woken; nothing has to be put in order at the end.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             server.run(transport="stdio", show_banner=False, log_level="ERROR")
         else:
             host, port = listener.getsockname()[:2]
@@ -66,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-chars", type=_positive(int), default=2000, help="characters of an answer (%(default)s)")
     parser.add_argument("--transport", choices=("stdio", "http"), default="stdio", help="(%(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="for http; others than this machine need a token")
-    parser.add_argument("--port", type=int, default=8000, help="for http; 0 is any that is free (%(default)s)")
+    parser.add_argument("--port", type=_port, default=8000, help="for http; 0 is any that is free (%(default)s)")
     parser.add_argument("--token", help=f"bearer token that http clients must send; or set {_TOKEN}")
     return parser
 
@@ -85,6 +89,12 @@ class _positive:
         return value
 
 
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 to 65535")
+    return int(text)
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -98,7 +108,8 @@ def _listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=256)
     except (OSError, OverflowError) as error:
-        _give_up(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}")
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        _give_up(f"cannot listen on {host}:{port}: {'the port is taken, choose another --port' if taken else error}")
 
 
 def _url(host: str, port: int) -> str:

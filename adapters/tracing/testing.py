@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-__all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render"]
+__all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
 
 END = 256
 """The token that ends a turn, in prompts and in replies."""
@@ -38,6 +38,8 @@ class Reply:
     finish_reason: str | None = None
     weights_version: int | None = None
     status: int = 200
+    code: str | None = None
+    """Of an error reply: ``context_length_exceeded``; its status where it is None."""
     delay_s: float = 0.0
     """Silence before the reply; in a stream, before its last chunk."""
     breaks_off: bool = False
@@ -57,9 +59,15 @@ def render(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     ids: list[int] = []
     for message in messages:
         calls = message.get("tool_calls") or ()
-        content = (message.get("content") or "") + "".join(_call_text(call) for call in calls)
+        content = text_of(message) + "".join(_call_text(call) for call in calls)
         ids += [_ROLES[message["role"]], *encode(content), END]
     return [*ids, _ROLES["assistant"]]
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """A message's text, whether it stands as a string, in parts, or not at all."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 @dataclass
@@ -118,7 +126,7 @@ class ScriptedPolicyServer:
             self.cancelled += 1
             raise
         if reply.status >= _ERROR:
-            error = {"message": reply.text, "type": "scripted_error", "param": None, "code": reply.status}
+            error = {"message": reply.text, "type": "scripted_error", "param": None, "code": reply.code or reply.status}
             return web.json_response({"error": error}, status=reply.status)
         return web.json_response(self._completion(body, reply))
 
@@ -205,6 +213,13 @@ def _logprobs(reply: Reply, start: int, end: int) -> dict[str, Any]:
 
 def _finish_reason(reply: Reply) -> str:
     return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
+
+
+def _text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The OpenAI API takes a message's text whole or in parts; agents with MCP tools send parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.get("text", "") for part in content)
 
 
 def _call_text(call: Mapping[str, Any]) -> str:
