@@ -1,0 +1,36 @@
+"""A SQL server in a process of its own, as its users run it, and a database for it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SLOW = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c"
+COMMAND = [sys.executable, "-m", "tools.mcp_sql"]
+
+
+def make_database(path: Path, table: str = "singer") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, name TEXT, age INT)")
+        conn.executemany(f"INSERT INTO {table} VALUES (?, ?, ?)", [(i, f"name {i}", 20 + i) for i in range(300)])
+        conn.execute(f"CREATE VIEW old AS SELECT name FROM {table} WHERE age > 60")
+    return path
+
+
+@contextlib.contextmanager
+def http_server(database: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """(URL, process) of a server on a free port."""
+    command = [*COMMAND, "--database", str(database), "--transport", "http", "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stderr.readline()
+        assert line.startswith("serving "), line
+        yield line.split()[-1], process
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,136 @@
+"""The MCP SQL server in other people's clients: the examples are run, with a scripted model behind the agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastmcp")
+
+from mcp_servers import COMMAND, http_server, make_database
+
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+INSPECTOR = "@modelcontextprotocol/inspector@0.15.0"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return make_database(tmp_path_factory.mktemp("mcp") / "concert.sqlite")
+
+
+def _calls(name, **arguments):
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return Reply(tool_calls=[{"id": f"call_{name}", "type": "function", "function": function}])
+
+
+async def _run_example(name, database, **environment):
+    """The example's answer, and what its model was told by the tools."""
+    script = [
+        _calls("list_tables"),
+        _calls("query_database_by_sql", sql="SELECT agee FROM singer"),
+        _calls("query_database_by_sql", sql="SELECT max(age) FROM singer"),
+        "The oldest is 319.",
+    ]
+    async with ScriptedPolicyServer(replies=script) as model:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(EXAMPLES / name),
+            str(database),
+            "How old is the oldest singer?",
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                "OPENAI_BASE_URL": model.base_url,
+                "OPENAI_API_KEY": "none",
+                "OPENAI_AGENTS_DISABLE_TRACING": "1",
+                **environment,
+            },
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        last = model.requests[-1]["messages"]
+    return output.decode().strip(), [json.dumps(message["content"]) for message in last if message["role"] == "tool"]
+
+
+def _assert_an_agent_repaired_its_query(answer, told):
+    assert answer == "The oldest is 319."
+    assert ["singer, old" in told[0], "Columns of singer: id, name, age" in told[1], "[(319,)]" in told[2]] == [
+        True
+    ] * 3
+
+
+async def test_an_openai_agent_uses_it_over_stdio(database):
+    pytest.importorskip("agents")
+    _assert_an_agent_repaired_its_query(*await _run_example("mcp_openai_agents.py", database))
+
+
+async def test_an_openai_agent_uses_it_over_http(database):
+    pytest.importorskip("agents")
+    with http_server(database) as (url, _):
+        _assert_an_agent_repaired_its_query(*await _run_example("mcp_openai_agents.py", url))
+
+
+@pytest.fixture
+def adapters_of_langchain(request):
+    """A folder with langchain-mcp-adapters and the mcp 1.x that it needs, to lie over the installed packages."""
+    target = Path(request.config.cache.mkdir("langchain-mcp-adapters"))
+    if not (target / "langchain_mcp_adapters").exists():
+        packages = ["langchain-mcp-adapters==0.3.2", "mcp>=1.24,<2", "httpx-sse"]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), *packages]
+        installed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        if installed.returncode:
+            pytest.skip(f"langchain-mcp-adapters cannot be installed here: {installed.stderr.strip()[-200:]}")
+    return target
+
+
+async def test_a_langgraph_agent_uses_it(database, adapters_of_langchain):
+    pytest.importorskip("langchain_openai")
+    answer, told = await _run_example("mcp_langgraph.py", database, PYTHONPATH=str(adapters_of_langchain))
+    _assert_an_agent_repaired_its_query(answer, told)
+
+
+def test_the_inspector_of_the_protocol_s_authors_reads_it(database):
+    if shutil.which("npx") is None:
+        pytest.skip("npx is not installed")
+    try:
+        asked = subprocess.run(
+            ["npx", "--yes", "--package", INSPECTOR, "true"], check=False, capture_output=True, timeout=180
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{INSPECTOR} took too long to install")
+    if asked.returncode:
+        pytest.skip(f"{INSPECTOR} cannot be installed here: {asked.stderr.decode()[-200:]}")
+    server = [*COMMAND, "--database", str(database)]
+    call = [
+        "--method",
+        "tools/call",
+        "--tool-name",
+        "query_database_by_sql",
+        "--tool-arg",
+        "sql=SELECT max(age) FROM singer",
+    ]
+    answer = subprocess.run(
+        ["npx", "--yes", INSPECTOR, "--cli", *server, *call], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert json.loads(answer.stdout)["structuredContent"] == {"columns": ["max(age)"], "rows": [[319]]}, answer.stderr
+
+
+async def test_the_desktop_s_configuration_starts_it(database):
+    from mcp import Client, StdioServerParameters
+
+    server = json.loads((EXAMPLES / "mcp_desktop.json").read_text())["mcpServers"]["sql"]
+    assert server["command"] == "python"
+    arguments = [argument.replace("/path/to/database.sqlite", str(database)) for argument in server["args"]]
+    assert str(database) in arguments
+    async with Client(StdioServerParameters(command=sys.executable, args=arguments)) as client:
+        result = await client.call_tool("list_tables", {})
+    assert result.structured_content == {"tables": ["singer", "old"]}

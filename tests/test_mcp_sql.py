@@ -1,0 +1,382 @@
+"""The MCP SQL server: what its tools answer, whom it serves, and how it refuses to start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastmcp")
+
+from mcp import Client, StdioServerParameters
+from mcp_servers import COMMAND, SLOW, http_server, make_database
+
+from tools._databases import Databases, UnknownDatabaseError
+from tools._mcp_server import Limits, sql_server
+from tools.mcp_sql import database_names
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return make_database(tmp_path_factory.mktemp("mcp") / "concert.sqlite")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("spider")
+    for name in ("concert", "pets"):
+        make_database(root / "database" / name / f"{name}.sqlite", table=f"{name}_table")
+    return root / "database"
+
+
+@pytest.fixture(scope="module")
+def url(database):
+    with http_server(database, "--timeout", "60") as (url, _):
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def connected(path, **limits):
+    from fastmcp import Client as InProcess
+
+    async with InProcess(sql_server(Databases(path), limits=Limits(**limits))) as client:
+        yield client
+
+
+async def call(client, name, **arguments):
+    result = await client.call_tool_mcp(name, arguments)
+    return result, result.content[0].text
+
+
+async def query(path, sql, **limits):
+    async with connected(path, **limits) as client:
+        return await call(client, "query_database_by_sql", sql=sql)
+
+
+# What a model sees
+
+
+async def _seen(path):
+    async with connected(path) as client:
+        tools = [tool.model_dump(by_alias=True, exclude_none=True) for tool in await client.list_tools()]
+    return json.dumps(
+        [{key: tool[key] for key in ("name", "description", "inputSchema", "outputSchema")} for tool in tools]
+    )
+
+
+def _tokens(text):
+    try:
+        import tiktoken
+
+        return len(tiktoken.get_encoding("cl100k_base").encode(text))
+    except Exception:  # not installed, or its vocabulary cannot be downloaded: words and marks are more than tokens
+        return len(re.findall(r"\w+|[^\w\s]", text))
+
+
+async def test_the_whole_schema_of_the_tools_is_under_a_thousand_tokens(database, folder):
+    assert 100 < _tokens(await _seen(database)) < 1000
+    assert 100 < _tokens(await _seen(folder)) < 1000
+
+
+async def test_only_a_folder_makes_the_tools_ask_for_a_database(database, folder):
+    assert '"database":' not in await _seen(database)
+    async with connected(folder) as client:
+        asked = {tool.name: tool.input_schema["required"] for tool in await client.list_tools()}
+    assert asked == {
+        "list_databases": [],
+        "query_database_by_sql": ["database", "sql"],
+        "list_tables": ["database"],
+        "describe_table": ["database", "table"],
+    }
+
+
+async def test_every_tool_says_that_it_only_reads(database):
+    async with connected(database) as client:
+        hints = [tool.annotations for tool in await client.list_tools()]
+    assert len(hints) == 3
+    assert all(hint.read_only_hint and not hint.destructive_hint and not hint.open_world_hint for hint in hints)
+
+
+# What the tools answer
+
+
+async def test_rows_come_as_text_and_as_data(database):
+    result, text = await query(database, "SELECT id, name FROM singer LIMIT 2")
+    assert text == "(id, name)\n[(0, 'name 0'), (1, 'name 1')]"
+    assert result.structured_content == {"columns": ["id", "name"], "rows": [[0, "name 0"], [1, "name 1"]]}
+
+
+async def test_a_long_result_ends_with_what_was_cut_and_how_to_ask_for_less(database):
+    result, text = await query(database, "SELECT * FROM singer", max_chars=500, max_rows=100)
+    shown = len(result.structured_content["rows"])
+    note = f"{shown} of more than 100 rows shown: ask for less with WHERE, LIMIT, fewer columns or an aggregate."
+    assert 5 < shown < 100
+    assert text.endswith(note)
+    assert result.structured_content["cut"] == note
+    assert len(text) < 500 + len(note) + 2
+
+
+async def test_one_long_value_is_shortened_and_the_model_is_told(database):
+    result, text = await query(database, "SELECT printf('%.5000c', 'x'), 1", max_chars=200)
+    assert "5000 characters" in text
+    assert "substr()" in text
+    assert len(text) < 400
+    assert result.structured_content["rows"][0][1] == 1
+
+
+async def test_values_that_json_lacks_come_as_text(database):
+    result, _ = await query(database, "SELECT x'00ff', 9e999, zeroblob(100), NULL")
+    assert result.structured_content["rows"] == [["x'00ff'", "inf", f"x'{'00' * 32}'... 100 bytes", None]]
+
+
+async def test_tables_and_views_are_listed_and_described(database):
+    async with connected(database) as client:
+        listed, text = await call(client, "list_tables")
+        described, definition = await call(client, "describe_table", table="SINGER")
+        _, view = await call(client, "describe_table", table="old")
+    assert (text, listed.structured_content) == ("singer, old", {"tables": ["singer", "old"]})
+    assert definition.startswith(
+        "CREATE TABLE singer ( id int , name text , age int , primary key ( id ) )\n-- id : 0 , 1"
+    )
+    assert described.structured_content == {"columns": ["id", "name", "age"], "definition": definition}
+    assert view == "CREATE VIEW old ( name text )"
+
+
+async def test_the_schema_is_a_resource(database, folder):
+    async with connected(database) as client:
+        (resource,) = await client.list_resources()
+        (content,) = await client.read_resource(resource.uri)
+    assert str(resource.uri) == "sqlite:///concert/schema"
+    assert content.text.startswith("CREATE TABLE singer (")
+    async with connected(folder) as client:
+        (content,) = await client.read_resource("sqlite:///pets/schema")
+    assert content.text.startswith("CREATE TABLE pets_table (")
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind", "says"),
+    [
+        ("SELECT agee FROM singer", "sql", "Columns of singer: id, name, age"),
+        ("SELECT * FROM nobody", "sql", "Tables: singer, old"),
+        ("DROP TABLE singer", "sql", "not allowed"),
+        ("", "sql", "write one SELECT"),
+        ("SELECT '" + "x" * 1_000_000 + "'", "sql", "too long"),
+        (SLOW, "timeout", "longer than 0.1 s"),
+    ],
+)
+async def test_a_mistake_is_a_tool_error_that_helps_to_repair_it(database, sql, kind, says):
+    result, text = await query(database, sql, timeout_s=0.1)
+    assert result.is_error
+    assert result.meta["error"] == kind
+    assert says in text
+
+
+async def test_wrong_arguments_are_named(database):
+    async with connected(database) as client:
+        result, text = await call(client, "query_database_by_sql", query="SELECT 1", limit=3)
+    assert result.is_error
+    assert result.meta["error"] == "arguments"
+    assert text == "query_database_by_sql needs 'sql' (a string); it was given 'query' (str), 'limit' (int)"
+
+
+async def test_a_database_that_broke_is_told_apart_from_a_mistake(tmp_path):
+    path = make_database(tmp_path / "gone.sqlite")
+    async with connected(path) as client:
+        path.unlink()
+        for name, arguments in (("query_database_by_sql", {"sql": "SELECT 1"}), ("list_tables", {})):
+            result, text = await call(client, name, **arguments)
+            assert result.is_error
+            assert result.meta["error"] == "database"
+            assert str(tmp_path) not in text
+
+
+# Names of databases
+
+
+async def test_a_folder_s_databases_are_found_by_name(folder):
+    async with connected(folder) as client:
+        _, names = await call(client, "list_databases")
+        result, _ = await call(client, "query_database_by_sql", database="pets", sql="SELECT count(*) FROM pets_table")
+        unknown, text = await call(client, "list_tables", database="../pets")
+    assert names == "concert, pets"
+    assert result.structured_content["rows"] == [[300]]
+    assert unknown.is_error
+    assert unknown.meta["error"] == "arguments"
+    assert text == "no database '../pets'. Databases: pets"
+
+
+def test_a_name_never_comes_to_mean_another_file(tmp_path):
+    first = make_database(tmp_path / "a" / "a.sqlite")
+    (tmp_path / "notes.txt").write_text("no database")
+    databases = Databases(tmp_path)
+    assert databases.path("a") == databases.path("a/a.sqlite") == first
+    second = make_database(tmp_path / "a.db")
+    assert database_names(tmp_path) == {"a.db": second, "a/a.sqlite": first}
+    assert databases.names() == ["a.db", "a/a.sqlite"]
+    assert databases.path("a/a.sqlite") == first
+    with pytest.raises(UnknownDatabaseError, match=r"a\.db, a/a\.sqlite"):
+        databases.path("a")
+
+
+def test_a_new_database_is_served_at_once(tmp_path):
+    make_database(tmp_path / "old.db")
+    databases = Databases(tmp_path)
+    new = make_database(tmp_path / "deep" / "new.sqlite")
+    assert databases.path("deep/new") == new
+
+
+# Clients
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_the_python_sdk_is_served_over_stdio(database, mode):
+    command = StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], "--database", str(database)])
+    async with Client(command, mode=mode) as client:
+        result = await client.call_tool("query_database_by_sql", {"sql": "SELECT count(*) FROM singer"})
+    assert result.structured_content["rows"] == [[300]]
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_a_query_stops_when_its_client_cancels_it(database, mode):
+    """Seen from outside: the server's processor time stands still long before the query's deadline."""
+    with http_server(database, "--timeout", "300") as (url, process):
+        async with Client(url, mode=mode) as client:
+            slow = asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW}))
+            await _until(lambda: _cpu_ticks(process.pid, 0.5) > 10)
+            slow.cancel()
+            await _until(lambda: _cpu_ticks(process.pid, 0.5) <= 5)
+            result = await client.call_tool("query_database_by_sql", {"sql": "SELECT 1"})
+    assert not result.is_error
+
+
+async def _until(happens):
+    for _ in range(40):
+        if await asyncio.to_thread(happens):
+            return
+    raise AssertionError("it did not happen")
+
+
+def _cpu_ticks(pid, seconds):
+    """The hundredths of a second that a process computes in ``seconds``."""
+
+    def used():
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc")
+    before = used()
+    time.sleep(seconds)
+    return used() - before
+
+
+async def test_slow_queries_hold_up_nobody_among_64_clients(url):
+    """All the others are answered while the slow ones run: none of those ends before it is cancelled."""
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(url)) for _ in range(64)]
+        slow = [asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW})) for client in clients[:8]]
+        await asyncio.sleep(0.2)
+        quick = [
+            client.call_tool("query_database_by_sql", {"sql": "SELECT max(id) FROM singer"}) for client in clients[8:]
+        ]
+        answers = await asyncio.gather(*quick)
+        still_running = [not task.done() for task in slow]
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+    assert [answer.structured_content["rows"] for answer in answers] == [[[299]]] * 56
+    assert all(still_running)
+
+
+# Doors
+
+
+def _post(url, **headers):
+    request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_web_page_that_rebinds_a_name_is_turned_away(url):
+    assert _post(url, Host="evil.example") == 421
+    assert _post(url, Origin="http://evil.example") == 403
+
+
+async def test_with_a_token_nobody_gets_in_without_it(database):
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    with http_server(database, "--token", "secret") as (url, _):
+        assert _post(url) == _post(url, Authorization="Bearer wrong") == 401
+        http = httpx2.AsyncClient(headers={"Authorization": "Bearer secret"})
+        async with http, Client(streamable_http_client(url, http_client=http)) as client:
+            assert len((await client.list_tools()).tools) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--database", "nowhere.sqlite"], "no database at nowhere.sqlite"),
+        (["--database", __file__], "is no SQLite database"),
+        (["--database", str(Path(__file__).parent)], "no SQLite database in"),
+        (["--database", "{database}", "--transport", "http", "--host", "0.0.0.0"], "needs a token"),
+        (["--database", "{database}", "--transport", "http", "--port", "{taken}"], "the port is taken"),
+        (["--database", "{database}", "--port", "70000"], "is no port"),
+        (["--database", "{database}", "--max-rows", "0"], "is no positive number"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_sentence(database, options, says):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = [option.format(database=database, taken=port) for option in options]
+        ended = subprocess.run([*COMMAND, *options], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert says in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+def test_ctrl_c_ends_it_without_a_traceback(database, transport):
+    if transport == "http":
+        with http_server(database) as (_, process):
+            process.send_signal(signal.SIGINT)
+            errors = process.stderr.read()
+            assert process.wait(30) == 0
+    else:
+        process = subprocess.Popen(
+            [*COMMAND, "--database", str(database)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            hello = {"jsonrpc": "2.0", "id": 1, "method": "server/discover", "params": {}}
+            process.stdin.write(json.dumps(hello) + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == -signal.SIGINT
+            errors = process.stderr.read()
+    assert errors == ""
+
+
+def test_help_and_the_sql_tools_do_without_fastmcp():
+    code = "import sys, tools, tools.sql, tools.mcp_sql; print([name for name in sys.modules if 'mcp' in name])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        == "['tools.mcp_sql']\n"
+    )
