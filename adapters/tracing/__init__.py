@@ -5,6 +5,8 @@ The proxy is in :mod:`adapters.tracing.proxy`: it needs aiohttp, which reading s
 
 from __future__ import annotations
 
+import os
+
 from adapters.tracing.calls import Call, from_span, to_span
 from adapters.tracing.triplets import (
     Trajectory,
@@ -16,6 +18,9 @@ from adapters.tracing.triplets import (
     trajectories,
     triplets,
 )
+
+# agentlightning is imported with the first span, and LiteLLM with it, which otherwise fetches a list of prices.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 __all__ = [
     "Call",
