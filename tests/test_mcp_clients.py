@@ -27,17 +27,17 @@ def database(tmp_path_factory):
     return make_database(tmp_path_factory.mktemp("mcp") / "concert.sqlite")
 
 
-def _calls(name, **arguments):
+def _calls(number, name, **arguments):
     function = {"name": name, "arguments": json.dumps(arguments)}
-    return Reply(tool_calls=[{"id": f"call_{name}", "type": "function", "function": function}])
+    return Reply(tool_calls=[{"id": f"call_{number}", "type": "function", "function": function}])
 
 
 async def _run_example(name, database, **environment):
     """The example's answer, and what its model was told by the tools."""
     script = [
-        _calls("list_tables"),
-        _calls("query_database_by_sql", sql="SELECT agee FROM singer"),
-        _calls("query_database_by_sql", sql="SELECT max(age) FROM singer"),
+        _calls(1, "list_tables"),
+        _calls(2, "query_database_by_sql", sql="SELECT agee FROM singer"),
+        _calls(3, "query_database_by_sql", sql="SELECT max(age) FROM singer"),
         "The oldest is 319.",
     ]
     async with ScriptedPolicyServer(replies=script) as model:
