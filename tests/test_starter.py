@@ -1,0 +1,41 @@
+"""The checkpoint that ships: small, loadable by anybody, and neither ignorant nor finished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import train.local
+from domains import get
+from train.local.model import load_policy
+from train.local.pretrain import accuracy
+
+STARTER = Path(train.local.__file__).parent / "starter"
+
+
+@pytest.fixture(scope="module")
+def policy():
+    torch.set_num_threads(1)
+    return load_policy(STARTER)
+
+
+def test_it_is_small_and_has_no_pickles():
+    files = [path for path in STARTER.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 20_000_000
+    assert {path.suffix for path in files} == {".json", ".jinja", ".md", ".safetensors"}
+
+
+def test_its_vocabulary_is_its_tokenizers(policy):
+    model, tokenizer = policy
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+def test_reinforcement_learning_has_room_in_both_halves(policy):
+    tasks = get("spider").load().validation[:96]
+    greedy, sampled = accuracy(*policy, tasks), accuracy(*policy, tasks, temperature=1.0)
+    for half in ("familiar", "new"):
+        assert 0.25 < greedy[half] < 0.75
+        assert 0.08 < sampled[half] < 0.6
