@@ -12,6 +12,12 @@ from typing import Any
 __all__ = ["PRESETS", "ConfigError", "RunConfig", "resolve"]
 
 
+_AGENTS = (
+    *("config", "backend", "domain", "reward", "max_turns", "table_info_truncate", "sample_values", "keys"),
+    *("execution_truncate", "rollout_timeout_s"),
+)
+
+
 class ConfigError(ValueError):
     """A setting that is unknown or out of range; the message names it, its value and what it may be."""
 
@@ -39,6 +45,12 @@ class RunConfig:
     group_size: int = 8
     """Rollouts per task and step: the group that a reward is compared with."""
     n_runners: int = 96
+    external_store_address: str | None = None
+    """A Lightning store in another process (``http://HOST:PORT``); by default it lives and ends with the run."""
+    unresponsive_s: float = 30.0
+    """Silence after which a runner elsewhere loses its rollout to another."""
+    proxy_host: str = "127.0.0.1"
+    """Address of this machine that the LLM proxy listens on, and that runners elsewhere are told."""
     proxy_port: int = 0
     """Port of the LLM proxy; 0 takes any that is free."""
     agent_match: str | None = None
@@ -79,8 +91,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "tasks_per_step", "n_runners", "max_turns", "max_tokens", "checkpoint_every"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) < 1 and (name != "n_runners" or self.external_store_address is None):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.n_runners < 0:
+            raise ConfigError(f"n_runners is {self.n_runners}; 0 leaves all rollouts to runners elsewhere")
         if self.group_size < 2:
             raise ConfigError(f"group_size is {self.group_size}; a rollout needs another one to be compared with")
         for name in ("temperature", "learning_rate"):
@@ -96,6 +110,10 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """The record as plain values."""
         return asdict(self)
+
+    def for_agents(self) -> dict[str, Any]:
+        """What a runner elsewhere must know to make the same agents."""
+        return {name: getattr(self, name) for name in _AGENTS}
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -66,7 +66,9 @@ class RolloutCollector:
 
     ``retries`` is how often a failed attempt is given to a runner again; ``poll_s`` is how often the store is asked
     what has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
-    :meth:`nudge`.
+    :meth:`nudge`. For those in other processes: ``resources_id`` names what the store tells them of this run (always
+    the newest address of the proxy), ``settings`` are how their agents are made, and a runner that is silent for
+    ``unresponsive_s`` seconds loses its rollout to another.
     """
 
     def __init__(
@@ -79,28 +81,45 @@ class RolloutCollector:
         rollout_timeout_s: float = 120.0,
         poll_s: float = 0.5,
         wake: Callable[[], None] = lambda: None,
+        resources_id: str = "rs-run",
+        settings: Mapping[str, Any] | None = None,
+        unresponsive_s: float | None = None,
     ) -> None:
         self._store, self._proxy, self._model, self._wake = store, proxy, model, wake
         self._poll_s, self._nudged, self._bell = poll_s, set[str](), asyncio.Event()
         self._config = agl.RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
+            unresponsive_seconds=unresponsive_s,
             max_attempts=1 + retries,
             retry_condition=["failed", "timeout", "unresponsive"],
         )
-        self._resources_id: str | None = None
+        self._resources_id, self._settings = resources_id, dict(settings or {})
+        self._announced = False
+
+    async def _announce(self) -> None:
+        """Tell runners, wherever they are, where the proxy is; cancel what an earlier life of this run left."""
+        if self._announced:
+            return
+        policy = agl.ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
+        await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
+        unfinished = ["queuing", "requeuing", "preparing", "running"]
+        for rollout in await self._store.query_rollouts(status_in=unfinished):
+            if rollout.resources_id == self._resources_id:
+                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
+        self._announced = True
 
     async def run(
         self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Outcome]:
         """Run the jobs and return their outcomes in the same order, at most ``deadline_s`` seconds later."""
-        resources_id = await self._announce()
+        await self._announce()
         requests = [
             agl.EnqueueRolloutRequest(
                 input=dict(job.task),
                 mode=job.mode,
-                resources_id=resources_id,
+                resources_id=self._resources_id,
                 config=self._config,
-                metadata={"group": job.group, "sampling": dict(job.sampling)},
+                metadata={"group": job.group, "sampling": dict(job.sampling), "settings": self._settings},
             )
             for job in jobs
         ]
@@ -109,14 +128,7 @@ class RolloutCollector:
         ids = [rollout.rollout_id for rollout in rollouts]
         await self._wait(ids, deadline_s, on_end)
         await self._proxy.flush()
-        return [await self._collect(job, rollout_id) for job, rollout_id in zip(jobs, ids, strict=True)]
-
-    async def _announce(self) -> str:
-        """Tell runners, wherever they are, where the proxy is."""
-        if self._resources_id is None:
-            policy = agl.ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
-            self._resources_id = (await self._store.add_resources({POLICY_RESOURCE: policy})).resources_id
-        return self._resources_id
+        return await asyncio.gather(*map(self._collect, jobs, ids))
 
     def nudge(self, rollout_id: str) -> None:
         """Look at this rollout now rather than at the next poll: an attempt of it ended in this process."""
@@ -145,8 +157,8 @@ class RolloutCollector:
             on_end()
 
     async def _collect(self, job: Job, rollout_id: str) -> Outcome:
-        attempt = await self._store.get_latest_attempt(rollout_id)
         rollout = await self._store.get_rollout_by_id(rollout_id)
+        attempt = rollout.attempt if isinstance(rollout, agl.AttemptedRollout) else None
         spans: Sequence[agl.Span] = []
         if attempt is not None:
             spans = list(await self._store.query_spans(rollout_id, attempt.attempt_id))

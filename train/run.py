@@ -27,12 +27,16 @@ from tools.plugins import UnknownNameError
 from train.backends import make_backend
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.rundir import RunDir, RunDirError
+from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 _FIXED = ("backend", "agent", "domain", "model", "data_dir", "seed")
 """What a resumed run cannot change: it would be another run."""
+
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class _Stop(Exception):
@@ -77,6 +81,13 @@ def main(
     ] = None,
     data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: what is bundled")] = None,
     output_dir: Annotated[str | None, typer.Option(help="Where run folders are made. Default: runs")] = None,
+    external_store_address: Annotated[
+        str | None, typer.Option(help="Train through a store in another process", metavar="http://HOST:PORT")
+    ] = None,
+    llm_proxy: Annotated[bool, typer.Option("--llm-proxy", help="Trace LLM calls in the proxy (always so)")] = False,
+    proxy_host: Annotated[
+        str | None, typer.Option(help="Address of this machine at which runners elsewhere reach the proxy")
+    ] = None,
     proxy_port: Annotated[int | None, typer.Option(help="Port of the LLM proxy. Default: any that is free")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the order of tasks. Default: 0")] = None,
@@ -104,6 +115,8 @@ def main(
         "val_tasks": 32 if ci_fast and val_tasks is None else val_tasks,
         "data_dir": data_dir,
         "output_dir": output_dir,
+        "external_store_address": external_store_address,
+        "proxy_host": proxy_host,
         "proxy_port": proxy_port,
         "device": device,
         "seed": seed,
@@ -116,6 +129,7 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
     console = Console(highlight=False)
     run = RunDir.open(resume) if resume else None
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
+    _check_store(settings.external_store_address)
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
     rewards.check(settings.reward or domain.default_reward)
@@ -146,11 +160,12 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
 def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
 ) -> dict[str, Any]:
-    from adapters.tracing.proxy import ProxyError
+    from adapters.tracing.proxy import ProxyError, SpansNotStoredError
     from train.curve import draw_curve
     from train.display import Display
     from train.local.forward import UnsupportedModelError
     from train.local.trainer import LocalTrainer
+    from train.store_client import StoreFailedError, StoreGoneError
 
     try:
         with Display(console, settings.steps) as display:
@@ -163,12 +178,28 @@ def _train(
         ) from None
     except (ProxyError, UnsupportedModelError) as error:
         raise _Stop(str(error), code=1) from error
+    except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
+        raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:
         # Whatever ended the run, what it has so far is put into the files that people read.
         if metrics := run.metrics():
             summarize(run, settings, data.source)
             run.merge_rollouts()
             draw_curve(metrics, run.path / "curve.png")
+
+
+def _check_store(address: str | None) -> None:
+    """``AGL_MANAGED_STORE`` is Agent Lightning's way to say whether the trainer starts a store of its own."""
+    name = "AGL_MANAGED_STORE"
+    said = os.environ.get(name, "").strip().lower()
+    if said not in ("", *_YES, *_NO):
+        raise _Stop(f"{name} is {said!r}; it is one of {', '.join((*_YES, *_NO))}")
+    if said in _NO and address is None:
+        raise _Stop(f"{name}={said} says that the store is somewhere else: give its --external-store-address")
+    if said in _YES and address is not None:
+        raise _Stop(f"{name}={said} asks for a store in the trainer, --external-store-address for {address}: give one")
+    if address is not None:
+        check_store(address)
 
 
 def _check_model(model: str) -> None:
@@ -276,7 +307,7 @@ def _one_sentence(debug: bool) -> Iterator[None]:
         yield
     except _Stop as stop:
         message, code = str(stop), stop.code
-    except (ConfigError, UnknownNameError, domains.DataError, RunDirError) as error:
+    except (ConfigError, UnknownNameError, domains.DataError, RunDirError, StoreAddressError) as error:
         message, code = str(error), 2
     except KeyboardInterrupt:
         message, code = "stopped before the run began", 130

@@ -13,8 +13,10 @@ makes a step count: on resuming, whatever lies beyond the newest one is dropped 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -60,6 +62,11 @@ class RunDir:
         if not (folder / "config.json").is_file():
             raise RunDirError(f"{path} is not a run: it has no config.json. Give a folder like runs/latest")
         return cls(folder)
+
+    @property
+    def resources_id(self) -> str:
+        """What a store shared with other runs knows this one by; a resumed run is the same one."""
+        return f"rs-{hashlib.sha256(f'{platform.node()}:{self.path.resolve()}'.encode()).hexdigest()[:12]}"
 
     def config(self) -> dict[str, Any]:
         """The settings that the run was started with."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -17,15 +18,33 @@ API = "/v1/agl"
 HEALTH = {"status": "ok", "api": "agentlightning 0.3", "batches": True}
 """What our own store says of itself; Agent Lightning's says the first."""
 _ANSWER_BYTES = 4096
+_AGAIN_S = 0.1
 
 
 class StoreAddressError(Exception):
     """No store can be used at the address; the message says why."""
 
 
-def check_store(address: str, *, timeout_s: float = 2.0) -> dict[str, Any]:
-    """What the store at ``address`` says of its health. Raises :class:`StoreAddressError`."""
+def check_store(address: str, *, timeout_s: float = 3.0) -> dict[str, Any]:
+    """What the store at ``address`` says of its health; one that is just being started is waited for.
+
+    Raises :class:`StoreAddressError`, within about ``timeout_s`` seconds.
+    """
     parts = _parts(address)
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _checked(address, timeout_s)
+        except OSError as error:
+            if isinstance(getattr(error, "reason", error), ConnectionRefusedError) and time.monotonic() < deadline:
+                time.sleep(_AGAIN_S)
+                continue
+            why = _reason(error, timeout_s)
+            start = f"python -m train.store --path FILE --port {parts.port or 4747}"
+            raise StoreAddressError(f"no store answers at {address} ({why}); start one with: {start}") from error
+
+
+def _checked(address: str, timeout_s: float) -> dict[str, Any]:
     try:
         health = _ask(f"{address.rstrip('/')}{API}/health", None, timeout_s)
         if not isinstance(health, dict) or health.get("status") != "ok":
@@ -41,10 +60,6 @@ def check_store(address: str, *, timeout_s: float = 2.0) -> dict[str, Any]:
         raise StoreAddressError(f"what answers at {address} is {what} ({error.code} for {error.url})") from error
     except ValueError as error:
         raise StoreAddressError(f"what answers at {address} is no Lightning store: it does not speak JSON") from error
-    except OSError as error:
-        why = _reason(error, timeout_s)
-        start = f"python -m train.store --path FILE --port {parts.port or 4747}"
-        raise StoreAddressError(f"no store answers at {address} ({why}); start one with: {start}") from error
     return health
 
 

@@ -18,11 +18,14 @@ import agentlightning as agl
 import aiohttp
 import pydantic_core
 
-__all__ = ["StoreClient", "StoreGoneError"]
+from train.store_address import check_store
+
+__all__ = ["StoreClient", "StoreFailedError", "StoreGoneError"]
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
-_CLIENT_ERROR, _SERVER_ERROR = range(400, 500), 500
+_CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
+_FAILURES = 4
 _REQUEST_S = 60.0
 
 
@@ -30,43 +33,56 @@ class StoreGoneError(Exception):
     """The store did not come back in time."""
 
 
+class StoreFailedError(Exception):
+    """The store answers, but cannot do what it should."""
+
+
 class StoreClient(agl.LightningStoreClient):
     """A client of the store at ``address``, of whatever make.
 
-    ``batches`` says whether the store takes spans in batches (its health tells). Where a reply was lost, a request is
-    sent twice: an enqueued rollout may then run once for nobody, and one taken from the queue waits for its heartbeat
-    to be missed. Neither is lost.
+    :meth:`start` before use. Where a reply was lost, a request is sent twice: an enqueued rollout may then run once for
+    nobody, and one taken from the queue waits for its heartbeat to be missed. Neither is lost.
     """
 
-    def __init__(self, address: str, *, batches: bool, patience_s: float = float("inf")) -> None:
+    def __init__(self, address: str, *, patience_s: float = float("inf")) -> None:
         super().__init__(address, request_timeout=_REQUEST_S, retry_delays=(), health_retry_delays=())
-        self._batches, self._patience_s = batches, patience_s
+        self._patience_s = patience_s
+        self._batches = False
         self._away_since: float | None = None
+
+    async def start(self) -> None:
+        """See what answers there. Raises :class:`train.store_address.StoreAddressError`."""
+        health = await asyncio.to_thread(check_store, self.server_address_root)
+        self._batches = bool(health.get("batches"))
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self.close()
 
     async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
         session = await self._get_session()
         url = f"{self.server_address}{path}"
         body = None if json is None else pydantic_core.to_json(json)
-        delay = _FIRST_DELAY_S
+        headers = {"Content-Type": "application/json"}
+        delay, failures = _FIRST_DELAY_S, 0
         while True:
             try:
-                headers = {"Content-Type": "application/json"}
                 async with session.request(method, url, data=body, params=params, headers=headers) as reply:
-                    data = await reply.read()
-                    self._back()
-                    if reply.ok:
-                        return pydantic_core.from_json(data)
-                    why = _refusal(reply.status, data)
+                    status, data = reply.status, await reply.read()
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
                 self._away(error)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _LAST_DELAY_S)
-                continue
-            if why is None:
-                self._away(f"status {reply.status}: {data[:200]!r}")
-                await asyncio.sleep(_LAST_DELAY_S)
-                continue
-            raise ValueError(f"the store refused {method.upper()} {path}: {why}")
+            else:
+                if status < _CLIENT_ERROR:
+                    self._back()
+                    return pydantic_core.from_json(data)
+                if (why := _refusal(status, data)) is not None:
+                    raise ValueError(f"the store refused {method.upper()} {path}: {why}")
+                failures += status == _SERVER_ERROR
+                if failures > _FAILURES:
+                    raise StoreFailedError(f"the store fails at {method.upper()} {path}: {_said(data)}")
+                self._away(f"status {status}: {_said(data)}")
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_DELAY_S)
 
     def _back(self) -> None:
         if self._away_since is not None:
@@ -104,14 +120,22 @@ class StoreClient(agl.LightningStoreClient):
 
 def _refusal(status: int, body: bytes) -> str | None:
     """Why the store will not do it, ever; None where it may when it is asked again."""
+    if _CLIENT_ERROR <= status < _SERVER_ERROR and status != _REQUEST_TIMEOUT:
+        return _said(body)
+    answer = _answer(body)
+    if answer.get("error_type") == "ValueError":
+        # Agent Lightning's server has no other word for a rollout that is not there.
+        return str(answer.get("traceback")).strip().rsplit("\n", 1)[-1]
+    return None
+
+
+def _said(body: bytes) -> str:
+    return str(_answer(body).get("detail") or body[:200].decode(errors="replace"))
+
+
+def _answer(body: bytes) -> dict[str, Any]:
     try:
         answer = pydantic_core.from_json(body)
     except ValueError:
-        answer = {}
-    detail = answer.get("detail") if isinstance(answer, dict) else None
-    if status in _CLIENT_ERROR and status != 408:
-        return str(detail or body[:200].decode(errors="replace"))
-    if status == _SERVER_ERROR and isinstance(answer, dict) and answer.get("error_type") == "ValueError":
-        # Agent Lightning's server has no other word for a rollout that is not there.
-        return str(answer.get("traceback") or detail).strip().rsplit("\n", 1)[-1]
-    return None
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -14,10 +14,10 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import agentlightning as agl
 import pydantic
 import pydantic_core
 from agentlightning.store import client_server as wire
+from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, NamedResources, ResourcesUpdate, Rollout, Span, Worker
 from agentlightning.utils.otlp import spans_from_proto
 from aiohttp import web
@@ -43,14 +43,14 @@ _SEARCHED = {
 }
 _LISTS = ("status_in", "rollout_id_in")
 
-Call = Callable[[agl.LightningStore, Mapping[str, str], Any], Awaitable[Any]]
+Call = Callable[[LightningStore, Mapping[str, str], Any], Awaitable[Any]]
 
 
 class _Refused(Exception):
     """The request cannot be served, now or later."""
 
 
-def application(store: agl.LightningStore) -> web.Application:
+def application(store: LightningStore) -> web.Application:
     """The API over ``store``, to be run on one event loop."""
     app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
     app.router.add_get(f"{API}/health", _health)
@@ -65,7 +65,7 @@ def application(store: agl.LightningStore) -> web.Application:
 def _fields(method: str, **renamed: str) -> Call:
     """Call the store with what the request says, and nothing about what it does not mention."""
 
-    async def call(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+    async def call(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
         given = {name: getattr(body, name) for name in body.model_fields_set} if body is not None else {}
         if method in _SEARCHED:
             _check_search(given, _SEARCHED[method])
@@ -86,11 +86,11 @@ def _check_search(given: Mapping[str, Any], model: type[pydantic.BaseModel]) -> 
         raise _Refused(f"offset is {given['offset']}; it must not be negative")
 
 
-async def _enqueue(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _enqueue(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     return list(await store.enqueue_many_rollouts(body.rollouts)) if body.rollouts else []
 
 
-async def _dequeue(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _dequeue(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     if body is None:
         body = wire.DequeueManyRolloutsRequest()
     if body.limit <= 0:
@@ -98,28 +98,28 @@ async def _dequeue(store: agl.LightningStore, path: Mapping[str, str], body: Any
     return list(await store.dequeue_many_rollouts(limit=body.limit, worker_id=body.worker_id))
 
 
-async def _add_span(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _add_span(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     return await store.add_span(body)
 
 
-async def _add_spans(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _add_spans(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     # The ids of those that were new: the sender has the rest.
     return [span.span_id for span in await store.add_many_spans(body)]
 
 
-async def _next_number(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _next_number(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     return {"sequence_id": await store.get_next_span_sequence_id(body.rollout_id, body.attempt_id)}
 
 
-async def _next_numbers(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _next_numbers(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     return await store.get_many_span_sequence_ids(body)
 
 
-async def _set_resources(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _set_resources(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     return await store.update_resources(path["resources_id"], body)
 
 
-async def _add_resources(store: agl.LightningStore, path: Mapping[str, str], body: Any) -> Any:
+async def _add_resources(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
     return await store.add_resources(body)
 
 
@@ -157,7 +157,7 @@ _ROUTES: dict[str, tuple[int, Any, Call]] = {
 }
 
 
-def _handler(store: agl.LightningStore, status: int, model: Any, call: Call) -> Any:
+def _handler(store: LightningStore, status: int, model: Any, call: Call) -> Any:
     adapter = None if model is None else pydantic.TypeAdapter(model)
 
     async def handle(request: web.Request) -> web.Response:
@@ -205,7 +205,7 @@ async def _unknown(request: web.Request) -> web.Response:
     )
 
 
-def _traces(store: agl.LightningStore) -> Any:
+def _traces(store: LightningStore) -> Any:
     """OTLP over HTTP, as the OpenTelemetry exporter of Agent Lightning's tracer sends it."""
 
     async def handle(request: web.Request) -> web.Response:

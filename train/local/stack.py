@@ -20,10 +20,13 @@ from adapters.tracing.proxy import LLMProxy
 from domains import Domain
 from train.agent import RolloutAgent
 from train.clock import StepClock, timed_event_loop
+from train.config import RunConfig
 from train.local.engine import Engine
 from train.local.server import PolicyServer
 from train.rollouts import Job, Outcome, RolloutCollector
-from train.runners import RunnerPool
+from train.rundir import RunDir
+from train.runners import POLL_S, RunnerPool
+from train.store_client import StoreClient
 
 __all__ = ["LocalStack"]
 
@@ -43,19 +46,16 @@ class LocalStack:
         domain: Domain,
         reward: rewards.Reward,
         clock: StepClock,
-        n_runners: int,
-        proxy_port: int = 0,
-        retries: int = 1,
-        rollout_timeout_s: float = 120.0,
+        config: RunConfig,
+        run: RunDir,
     ) -> None:
-        self.engine, self._clock = engine, clock
-        self._n_runners, self._port, self._retries, self._timeout_s = n_runners, proxy_port, retries, rollout_timeout_s
+        self.engine, self._clock, self._config, self._run_dir = engine, clock, config, run
 
         async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
             with clock.busy("reward"):
                 return await reward(task, answer, trace)
 
-        self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=rollout_timeout_s)
+        self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
         self._loop = timed_event_loop(clock)
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
 
@@ -85,19 +85,32 @@ class LocalStack:
 
     async def _start(self) -> None:
         self._running: list[Any] = []
-        store = agl.InMemoryLightningStore(
-            eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2
-        )
+        config, external = self._config, self._config.external_store_address
+        store: agl.LightningStore
+        if external is None:
+            store = agl.InMemoryLightningStore(
+                eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2
+            )
+        else:
+            store = StoreClient(external, patience_s=config.step_deadline_s)
+            await self._run(store)
         server = PolicyServer(self.engine, model_name=MODEL_NAME)
         await self._run(server)
-        proxy = LLMProxy(upstreams=[f"{server.url}/v1"], store=store, model=MODEL_NAME, port=self._port)
+        proxy = LLMProxy(
+            upstreams=[f"{server.url}/v1"],
+            store=store,
+            model=MODEL_NAME,
+            host=config.proxy_host,
+            port=config.proxy_port,
+        )
         await self._run(proxy)
         if isinstance(self.agent.backend, adapters.Stoppable):
             self._running.append(self.agent.backend)
         runners = RunnerPool(
             store=store,
             agent=self.agent,
-            n_runners=self._n_runners,
+            n_runners=config.n_runners,
+            poll_interval=5.0 if external is None else POLL_S,
             on_attempt_end=self._nudge,
         )
         await self._run(runners)
@@ -105,9 +118,12 @@ class LocalStack:
             store=store,
             proxy=proxy,
             model=MODEL_NAME,
-            retries=self._retries,
-            rollout_timeout_s=self._timeout_s,
+            retries=config.retries,
+            rollout_timeout_s=config.rollout_timeout_s,
             wake=runners.wake,
+            resources_id=self._run_dir.resources_id,
+            settings=config.for_agents(),
+            unresponsive_s=None if external is None else config.unresponsive_s,
         )
 
     def _nudge(self, rollout_id: str) -> None:

@@ -88,10 +88,8 @@ class LocalTrainer:
             domain=domain,
             reward=rewards.get(config.reward or domain.default_reward),
             clock=self.clock,
-            n_runners=config.n_runners,
-            proxy_port=config.proxy_port,
-            retries=config.retries,
-            rollout_timeout_s=config.rollout_timeout_s,
+            run=run,
+            config=config,
         )
 
     def train(self) -> dict[str, Any]:
@@ -185,7 +183,7 @@ class LocalTrainer:
         for name, temperature in temperatures.items():
             self.watcher.phase(f"validation at temperature {temperature:g}", len(tasks))
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
-            deadline_s = config.step_deadline_s * max(1.0, len(jobs) / config.n_runners)
+            deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
             self.run.write_rollouts(step, [_row(step, o) for o in outcomes], kind=f"val-{temperature:g}")
             results[name] = accuracy(outcomes)
