@@ -177,11 +177,8 @@ class OpenAIAgentsBackend:
         if not self.stream:
             return str((await Runner.run(self._agent, message, hooks=_Tracer(), **options)).final_output)
         result = Runner.run_streamed(self._agent, message, hooks=_Tracer(), **options)
-        try:
-            async for _ in result.stream_events():
-                pass
-        finally:
-            result.cancel()  # it runs in a task of its own, which outlives a caller that is cancelled
+        async for _ in result.stream_events():  # cancelled, it cancels the run itself; twice would leak the connection
+            pass
         return str(result.final_output)
 
 

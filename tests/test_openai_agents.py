@@ -276,24 +276,8 @@ async def test_nothing_is_exported_and_the_processs_own_tracing_stays_as_it_was(
 
 
 async def test_a_prompt_that_does_not_fit_is_told_apart(database: str) -> None:
-    # The scripted server gives a numeric code; the real one says what it is.
-    from aiohttp import web
-
-    async def refuse(_: web.Request) -> web.Response:
-        error = {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}
-        return web.json_response({"error": error}, status=400)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", refuse)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        endpoint = Endpoint(base_url=f"http://127.0.0.1:{runner.addresses[0][1]}/v1", model="m")
-        with pytest.raises(PromptTooLongError, match="too long"):
-            await OpenAIAgentsBackend().run(Question(id="1", text="?", database=database), endpoint)
-    finally:
-        await runner.cleanup()
+    with pytest.raises(PromptTooLongError, match="9 tokens too many"):
+        await _run([Reply(status=400, text="9 tokens too many", code="context_length_exceeded")], database)
 
 
 def test_the_backend_has_its_name_and_refuses_a_turn_limit_below_one() -> None:

@@ -1,0 +1,55 @@
+"""A text-to-SQL agent without a framework: one async function.
+
+    python -m train.run --backend custom --agent examples.custom_agent:answer
+
+It writes a query, runs it, and writes another one if that failed. ``endpoint`` says where the model is; any client that
+uses its ``base_url`` is traced, and ``agent_headers`` name the step that makes the call, for ``--agent-match``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import openai
+
+from adapters import Answer, Endpoint, Question, prompts
+from tools.schema import table_info
+from tools.sql import DatabaseError, QueryError, render, run_query
+from tools.types import Step
+
+# One client for all rollouts: building one costs more than a call. A retry would be a sample that nobody judged.
+client = openai.AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(timeout=120, trust_env=False), max_retries=0)
+
+
+async def answer(question: Question, endpoint: Endpoint) -> Answer:
+    """Answer one question with a query."""
+    trace: list[Step] = []
+    system = prompts.system_message(table_info(question.database, sample_values=0, keys=False).text)
+
+    async def ask(agent: str, message: str) -> str:
+        reply = await client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key).chat.completions.create(
+            model=endpoint.model,
+            messages=[{"role": "system", "content": system}, {"role": "user", "content": message}],
+            extra_headers=endpoint.agent_headers(agent),
+            **endpoint.sampling,
+        )
+        text = reply.choices[0].message.content or ""
+        trace.append(Step(agent=agent, kind="llm", input=message, output=text, ok=True))
+        return prompts.extract_sql(text)
+
+    sql = await ask("write", prompts.write_message(question.text))
+    try:
+        result = await asyncio.to_thread(run_query, question.database, sql, max_rows=100)
+        trace.append(Step(agent="execute", kind="tool", input=sql, output=render(result, max_chars=72), ok=True))
+    except DatabaseError:
+        raise  # the file is broken, which no query mends: this rollout fails and is not counted as a wrong answer
+    except QueryError as error:
+        failed = f"Error: {error}"[:72]
+        trace.append(Step(agent="execute", kind="tool", input=sql, output=failed, ok=False))
+        sql = await ask("repair", prompts.rewrite_message(question.text, sql, failed, prompts.INCORRECT))
+    return Answer(text=sql, trace=trace)
+
+
+answer.agents = ("write", "repair")  # type: ignore[attr-defined]
+"""The names that ``--agent-match`` may select."""

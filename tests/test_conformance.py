@@ -1,0 +1,108 @@
+"""Every backend that ships passes the conformance kit, and the kit finds what it is there to find."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+
+from adapters import Backend, Endpoint, Question, prompts
+from adapters.conformance import BackendConformance, Recording, load_backend
+
+
+async def asks_and_checks(question: Question, endpoint: Endpoint) -> str:
+    """As many calls as the others make, with nothing but a client."""
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
+
+        async def ask(agent: str, message: str) -> str:
+            reply = await client.chat.completions.create(
+                model=endpoint.model,
+                messages=[{"role": "user", "content": message}],
+                extra_headers=endpoint.agent_headers(agent),
+                **endpoint.sampling,
+            )
+            return reply.choices[0].message.content or ""
+
+        sql = prompts.extract_sql(await ask("writer", prompts.write_message(question.text)))
+        await ask("checker", prompts.check_message(question.text, sql, "[]"))
+        return sql
+
+
+asks_and_checks.agents = ("writer", "checker")  # type: ignore[attr-defined]
+
+
+class TestShipped(BackendConformance):
+    @pytest.fixture(scope="class", params=["langgraph", "openai-agents", "mcp", f"{__name__}:asks_and_checks"])
+    @classmethod
+    def backend_under_test(cls, request: pytest.FixtureRequest) -> Backend:
+        return load_backend(request.param)
+
+    def test_all_of_them_record_the_same(self, recording: Recording) -> None:
+        assert recording.response_ids == [[1000, 1001, 1002, 1003, 1004], [1010, 1011, 1012, 1013, 1014]]
+        assert recording.trained_ids == [id_ for ids in recording.response_ids for id_ in ids]
+        assert recording.reward == 1.0
+
+
+class TestStreamed(BackendConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def backend_under_test(cls) -> Backend:
+        from adapters.openai_agents import OpenAIAgentsBackend
+
+        return OpenAIAgentsBackend(stream=True)
+
+
+class TestExample(BackendConformance):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def backend_under_test(cls) -> Backend:
+        return load_backend("examples.custom_agent:answer")
+
+
+def _kit(agent: str, folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    (folder / "theirs.py").write_text(source)
+    kit = ["-p", "adapters.conformance", "--pyargs", "adapters.conformance", "--backend-under-test", agent]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *kit],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+CHANGES_REPLIES = """
+import openai
+
+async def answer(question, endpoint):
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": question.text}]
+        for _ in range(2):
+            reply = await client.chat.completions.create(
+                model=endpoint.model, messages=messages, **endpoint.sampling
+            )
+            text = reply.choices[0].message.content
+            messages += [{"role": "assistant", "content": text.lower()}, {"role": "user", "content": "Sure?"}]
+        return text.split("```")[1].removeprefix("sql").strip()
+"""
+
+
+def test_a_third_party_runs_it_with_one_command_and_reads_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(CHANGES_REPLIES)
+    kit = ["-p", "adapters.conformance", "--pyargs", "adapters.conformance"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the agent changed the messages before its last" in done.stdout
+    assert "1 failed, 10 passed" in done.stdout
+    assert done.returncode == 1
