@@ -5,7 +5,7 @@ database is chosen here and not by the model, and rows come as the server's stru
 agent writes them. The Agents SDK's own MCP client is not used, because it sends one request at a time: one slow query
 would hold up every other rollout.
 
-A server is started by the first question about its folder of databases. One that dies fails the rollouts that were
+A server is started by the first question about its databases: one for each folder of them. One that dies fails the rollouts that were
 using it with a :class:`adapters.ToolError`, and the next one starts another.
 """
 
@@ -70,41 +70,43 @@ class McpBackend(OpenAIAgentsBackend):
         await super().stop()
 
     async def _query(self, run: SQLRun, sql: str) -> str:
-        folder = _folder(Path(run.database))
-        if folder not in self._servers:
-            self._servers[folder] = asyncio.create_task(_Server.start(folder, query_timeout_s=self.query_timeout_s))
-        starting = self._servers[folder]
+        served = _served(Path(run.database))
+        if served not in self._servers:
+            self._servers[served] = asyncio.create_task(_Server.start(served, query_timeout_s=self.query_timeout_s))
+        starting = self._servers[served]
         try:
             server = await asyncio.shield(starting)  # whoever came first may be cancelled while others wait
             result = await server.query(Path(run.database), sql)
         except ToolError:
-            if self._servers.get(folder) is starting:
-                del self._servers[folder]
+            if self._servers.get(served) is starting:
+                del self._servers[served]
                 if starting.exception() is None:
                     await starting.result().stop()
             raise
         return render(result, max_chars=self.result_chars)
 
 
-def _folder(database: Path) -> Path:
-    """The folder that a server is given: for Spider's ``<folder>/<db>/<db>.sqlite`` the one with all databases."""
-    parent = database.parent
-    return parent.parent if parent.name == database.stem else parent
+def _served(database: Path) -> Path:
+    """What a server is given: the folder of Spider's ``<folder>/<db>/<db>.sqlite``; of any other layout the one file.
+
+    A server looks through its folder, and what else may lie beside a file that stands alone is not known.
+    """
+    return database.parent.parent if database.parent.name == database.stem else database
 
 
 class _Server:
     """One running server and the connection to it."""
 
-    def __init__(self, folder: Path, process: subprocess.Popen[str], names: dict[Path, str], timeout_s: float) -> None:
-        self._folder, self._process, self._names, self._timeout_s = folder, process, names, timeout_s
+    def __init__(self, served: Path, process: subprocess.Popen[str], names: dict[Path, str], timeout_s: float) -> None:
+        self._served, self._process, self._names, self._timeout_s = served, process, names, timeout_s
         self._said: deque[str] = deque(maxlen=20)
         self._client: Client[Any]
 
     @classmethod
-    async def start(cls, folder: Path, *, query_timeout_s: float) -> _Server:
+    async def start(cls, served: Path, *, query_timeout_s: float) -> _Server:
         """Start the process and connect. Raises :class:`adapters.ToolError` with what the server said."""
         options = {
-            "--database": folder,
+            "--database": served,
             "--transport": "http",
             "--port": 0,
             "--timeout": query_timeout_s,
@@ -120,8 +122,9 @@ class _Server:
             text=True,
             start_new_session=True,  # Ctrl-C is for the trainer, which ends the server when it is done
         )
-        names = {path: name for name, path in (await asyncio.to_thread(database_names, folder)).items()}
-        server = cls(folder, process, names, query_timeout_s + _GRACE_S)
+        found = await asyncio.to_thread(database_names, served) if served.is_dir() else {}
+        names = {path: name for name, path in found.items()}
+        server = cls(served, process, names, query_timeout_s + _GRACE_S)
         try:
             await server._connect()
         except BaseException:
@@ -133,7 +136,7 @@ class _Server:
         assert self._process.stderr is not None
         line = await asyncio.wait_for(asyncio.to_thread(self._process.stderr.readline), _START_S)
         if not line.startswith("serving "):
-            raise ToolError(f"the MCP server for {self._folder} did not start: {line.strip() or 'it said nothing'}")
+            raise ToolError(f"the MCP server for {self._served} did not start: {line.strip() or 'it said nothing'}")
         threading.Thread(target=self._said.extend, args=[self._process.stderr], daemon=True).start()
         transport = StreamableHttpTransport(line.split()[-1], httpx_client_factory=_local_client)
         self._client = Client(transport)
@@ -141,14 +144,15 @@ class _Server:
 
     async def query(self, database: Path, sql: str) -> QueryResult:
         """Run a query. Raises :class:`tools.sql.QueryError` as if it were run here, or :class:`adapters.ToolError`."""
-        name = self._names.get(database) or database.relative_to(self._folder).as_posix()
-        arguments = {"database": name, "sql": sql}
+        arguments = {"sql": sql}
+        if database != self._served:
+            arguments["database"] = self._names.get(database) or database.relative_to(self._served).as_posix()
         try:
             result = await self._client.call_tool_mcp(prompts.QUERY_TOOL["name"], arguments, timeout=self._timeout_s)
         except Exception as error:
             code = self._process.poll()
             what = f"did not answer: {error}" if code is None else f"ended with {code}: {' '.join(self._said)}"
-            raise ToolError(f"the MCP server for {self._folder} {what}") from error
+            raise ToolError(f"the MCP server for {self._served} {what}") from error
         if result.is_error:
             message = " ".join(getattr(part, "text", "") for part in result.content)
             raise (DatabaseError if (result.meta or {}).get("error") == "database" else SqlError)(message)

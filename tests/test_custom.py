@@ -1,0 +1,142 @@
+"""Any async function is a backend, an option that would be ignored is refused, and what is wrong is one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adapters
+from adapters import AgentError, Answer, Endpoint, Question
+from adapters.custom import CustomBackend
+from tools.types import Step
+from train import backends
+from train.backends import make_backend
+from train.config import ConfigError, resolve
+
+QUESTION = Question(id="1", text="Which singers?", database="")
+ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+
+
+async def plain(question: Question, endpoint: Endpoint) -> str:
+    return f"{question.text} {endpoint.model}"
+
+
+def not_async(question: Question, endpoint: Endpoint) -> str:
+    return ""
+
+
+async def takes_one(question: Question) -> str:
+    return ""
+
+
+async def returns_nothing(question: Question, endpoint: Endpoint) -> Any:
+    return None
+
+
+class Callable:
+    agents = ("a", "b")
+
+    async def __call__(self, question: Question, endpoint: Endpoint) -> Answer:
+        return Answer(text="x", trace=[Step(agent="a", kind="llm", input="", output="", ok=True)])
+
+
+callable_object = Callable()
+
+
+def _answer(agent: Any) -> Answer:
+    return asyncio.run(CustomBackend(agent=agent).run(QUESTION, ENDPOINT))
+
+
+def test_text_is_an_answer_and_an_answer_keeps_its_trace() -> None:
+    assert _answer(plain) == Answer(text="Which singers? m")
+    assert _answer(f"{__name__}:plain").text == "Which singers? m"
+    assert _answer(f"{__name__}:callable_object").trace[0]["agent"] == "a"
+    assert _answer(functools.partial(plain, endpoint=ENDPOINT, question=QUESTION).func).text
+
+
+def test_its_agents_are_those_it_names() -> None:
+    assert CustomBackend(agent=plain).agents == ()
+    assert CustomBackend(agent=callable_object).agents == ("a", "b")
+
+
+def test_an_answer_of_another_type_is_an_agent_error() -> None:
+    with pytest.raises(AgentError, match="returns_nothing returned None"):
+        _answer(returns_nothing)
+
+
+def test_what_it_raises_is_an_agent_error_unless_it_says_otherwise() -> None:
+    async def broken(question: Question, endpoint: Endpoint) -> str:
+        raise adapters.ToolError("the disk is gone") if question.id == "1" else ZeroDivisionError("a bug")
+
+    with pytest.raises(adapters.ToolError, match="the disk is gone"):
+        _answer(broken)
+    with pytest.raises(AgentError, match="ZeroDivisionError: a bug"):
+        asyncio.run(CustomBackend(agent=broken).run(Question(id="2", text="", database=""), ENDPOINT))
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        ("nowhere:f", "there is no module 'nowhere'"),
+        ("nowhere.deep:f", "there is no module 'nowhere'"),
+        ("test_custom:missing", "has no 'missing'; its async functions: plain, takes_one, returns_nothing"),
+        ("test_custom:not_async", "is no async function"),
+        ("test_custom:takes_one", r"takes \(question: 'Question'\)"),
+        ("test_custom", "write it as module:function"),
+        ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),
+        ("needs_more:f", "needs_more cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
+    ],
+)
+def test_an_agent_that_cannot_be_used_is_one_sentence(
+    agent: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "raises_on_import.py").write_text("raise RuntimeError('not today')")
+    (tmp_path / "needs_more.py").write_text("import not_installed")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=sentence) as caught:
+        make_backend(resolve("fast", backend="custom", agent=agent))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_backend_gets_the_options_that_it_names() -> None:
+    backend: Any = make_backend(resolve("fast", backend="openai-agents", max_turns=5, execution_truncate=99))
+    assert (backend.max_turns, backend.result_chars, backend.keys) == (5, 99, False)
+
+
+def test_an_option_that_was_set_and_means_nothing_is_refused() -> None:
+    custom = {"backend": "custom", "agent": f"{__name__}:plain"}
+    make_backend(resolve("fast", **custom))
+    make_backend(resolve("hf", **custom))
+    with pytest.raises(ConfigError, match="--max-turns means nothing to backend 'custom'"):
+        make_backend(resolve("fast", **custom, max_turns=7))
+    with pytest.raises(ConfigError, match="--agent means nothing to backend 'langgraph'"):
+        make_backend(resolve("fast", agent="a:b"))
+    with pytest.raises(ConfigError, match="needs --agent module:function"):
+        make_backend(resolve("fast", backend="custom"))
+
+
+def test_a_value_that_a_backend_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(kw_only=True)
+    class Picky:
+        max_turns: int
+
+        def __post_init__(self) -> None:
+            raise ValueError(f"max_turns is {self.max_turns}; I like 3")
+
+    monkeypatch.setattr(backends.adapters, "get", lambda name: Picky)
+    with pytest.raises(ConfigError, match="max_turns is 2; I like 3"):
+        make_backend(resolve("fast"))
+
+
+def test_a_backend_whose_framework_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'agents'", name="agents")
+
+    monkeypatch.setattr(backends.adapters, "get", get)
+    with pytest.raises(ConfigError, match=r"backend 'openai-agents' cannot be imported: .*install agents"):
+        make_backend(resolve("fast", backend="openai-agents"))

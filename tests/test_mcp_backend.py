@@ -1,0 +1,143 @@
+"""The MCP backend is the OpenAI Agents SDK's agent with one server for all rollouts, and a dead server is no answer."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adapters
+from adapters import Answer, Endpoint, Question, ToolError
+from adapters.mcp import McpBackend
+from adapters.openai_agents import OpenAIAgentsBackend
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+
+_ids = itertools.count()
+
+
+def _call(sql: str) -> Reply:
+    function = {"name": "query_database_by_sql", "arguments": json.dumps({"sql": sql})}
+    return Reply(tool_calls=[{"id": f"call_{next(_ids)}", "type": "function", "function": function}])
+
+
+@pytest.fixture
+def databases(tmp_path: Path) -> list[str]:
+    """Two databases as Spider has them, and one for itself."""
+    paths = [tmp_path / "many" / name / f"{name}.sqlite" for name in ("pets", "cars")] + [tmp_path / "one" / "x.sqlite"]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        with sqlite3.connect(path) as conn:
+            conn.executescript(
+                f"CREATE TABLE t (id int, name text); INSERT INTO t VALUES ({number}, 'a''b'), (9, NULL);"
+            )
+            conn.executemany("INSERT INTO t VALUES (?, 'many')", [(i,) for i in range(200)])
+        conn.close()
+    return list(map(str, paths))
+
+
+@asynccontextmanager
+async def _stopped(backend: Any) -> AsyncIterator[Any]:
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+async def _run(backend: Any, replies: Any, database: str) -> tuple[Answer, list[dict[str, Any]]]:
+    async with ScriptedPolicyServer(replies=replies) as server:
+        endpoint = Endpoint(base_url=server.base_url, model=server.model)
+        answer = await backend.run(Question(id="1", text="Which?", database=database), endpoint)
+        return answer, server.requests
+
+
+QUERIES = [
+    "SELECT * FROM t LIMIT 2",
+    "SELECT id FROM t",
+    "SELECT 1.0, 2.5, 'schön', NULL, 9007199254740993",
+    "SELECT nope FROM t",
+    "DROP TABLE t",
+    "SELECT 1; SELECT 2",
+    "",
+]
+
+
+async def test_the_policy_reads_the_same_as_with_a_tool_in_process(databases: list[str]) -> None:
+    options: dict[str, Any] = {"max_turns": len(QUERIES), "result_chars": 72}
+    seen = []
+    for backend in (OpenAIAgentsBackend(**options), McpBackend(**options)):
+        async with _stopped(backend):
+            replies = [*map(_call, QUERIES), "```sql\nSELECT 1\n```"]
+            for reply, number in zip(replies, itertools.count(), strict=False):
+                if isinstance(reply, Reply):
+                    reply.tool_calls[0]["id"] = f"call_{number}"  # type: ignore[index]
+            answer, requests = await _run(backend, replies, databases[0])
+            seen.append((answer, requests))
+    assert seen[0] == seen[1]
+
+
+async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
+    databases: list[str],
+) -> None:
+    def reply(body: dict[str, Any]) -> Reply | str:
+        last = body["messages"][-1]
+        return f"```sql\n{last['content']}\n```" if last["role"] == "tool" else _call("SELECT id FROM t LIMIT 1")
+
+    async with _stopped(McpBackend()) as backend, ScriptedPolicyServer(replies=reply) as server:
+        endpoint = Endpoint(base_url=server.base_url, model="m")
+        answers = await asyncio.gather(
+            *(backend.run(Question(id="", text="?", database=path), endpoint) for path in databases * 4)
+        )
+        assert [answer.text for answer in answers] == ["[(0,)]", "[(1,)]", "[(2,)]"] * 4
+        processes = [running.result()._process for running in backend._servers.values()]
+        assert [process.poll() for process in processes] == [None, None]
+    assert None not in [process.poll() for process in processes]
+
+
+async def test_a_slow_query_holds_up_no_other_rollout(databases: list[str]) -> None:
+    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    async with _stopped(McpBackend(query_timeout_s=3)) as backend:
+        await _run(backend, [_call("SELECT 1"), "x"], databases[0])
+        slow_one = asyncio.create_task(_run(backend, [_call(slow), "x"], databases[0]))
+        await asyncio.sleep(0.2)
+        await _run(backend, [_call("SELECT 1"), "x"], databases[0])
+        assert not slow_one.done()
+        _, requests = await slow_one
+    assert requests[1]["messages"][-1]["content"] == "Error: the query ran longer than 3 s"
+
+
+async def test_a_server_that_dies_is_a_tool_error_and_the_next_rollout_gets_another(databases: list[str]) -> None:
+    async with _stopped(McpBackend()) as backend:
+        await _run(backend, [_call("SELECT 1"), "x"], databases[0])
+        [running] = backend._servers.values()
+        os.kill(running.result()._process.pid, signal.SIGKILL)
+        with pytest.raises(ToolError, match=r"the MCP server for .*many"):
+            await _run(backend, [_call("SELECT 1"), "x"], databases[0])
+        _, requests = await _run(backend, [_call("SELECT 1"), "x"], databases[0])
+    assert requests[1]["messages"][-1]["content"] == "[(1,)]"
+
+
+async def test_a_database_that_breaks_is_a_tool_error_and_keeps_the_server(databases: list[str]) -> None:
+    async with _stopped(McpBackend()) as backend:
+        await _run(backend, [_call("SELECT 1"), "x"], databases[0])
+        [running] = backend._servers.values()
+
+        def reply(_: Any) -> Reply:
+            Path(databases[0]).write_bytes(b"no database at all" * 100)
+            return _call("SELECT * FROM t")
+
+        with pytest.raises(ToolError):
+            await _run(backend, reply, databases[0])
+        assert list(backend._servers.values()) == [running]
+
+
+def test_the_backend_has_its_name() -> None:
+    assert adapters.get("mcp") is McpBackend
