@@ -5,8 +5,8 @@ database is chosen here and not by the model, and rows come as the server's stru
 agent writes them. The Agents SDK's own MCP client is not used, because it sends one request at a time: one slow query
 would hold up every other rollout.
 
-A server is started by the first question about its databases: one for each folder of them. One that dies fails the rollouts that were
-using it with a :class:`adapters.ToolError`, and the next one starts another.
+A server is started by the first question about its databases: one for each folder of them. One that dies fails the
+rollouts that were using it with a :class:`adapters.ToolError`, and the next one starts another.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Server:
             text=True,
             start_new_session=True,  # Ctrl-C is for the trainer, which ends the server when it is done
         )
-        found = await asyncio.to_thread(database_names, served) if served.is_dir() else {}
+        found = await asyncio.to_thread(database_names, served)  # none where it is a file
         names = {path: name for name, path in found.items()}
         server = cls(served, process, names, query_timeout_s + _GRACE_S)
         try:
