@@ -19,7 +19,9 @@ import pytest
 
 pytest.importorskip("fastmcp")
 
+import httpx2
 from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import COMMAND, SLOW, http_server, make_database
 
 from tools._databases import Databases, UnknownDatabaseError
@@ -283,7 +285,9 @@ def _cpu_ticks(pid, seconds):
 async def test_slow_queries_hold_up_nobody_among_64_clients(url):
     """All the others are answered while the slow ones run: none of those ends before it is cancelled."""
     async with contextlib.AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Client(url)) for _ in range(64)]
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=120))  # one each would take the longest time
+        transports = [streamable_http_client(url, http_client=http) for _ in range(64)]
+        clients = [await stack.enter_async_context(Client(transport)) for transport in transports]
         slow = [asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW})) for client in clients[:8]]
         await asyncio.sleep(0.2)
         quick = [
@@ -316,9 +320,6 @@ def test_a_web_page_that_rebinds_a_name_is_turned_away(url):
 
 
 async def test_with_a_token_nobody_gets_in_without_it(database):
-    import httpx2
-    from mcp.client.streamable_http import streamable_http_client
-
     with http_server(database, "--token", "secret") as (url, _):
         assert _post(url) == _post(url, Authorization="Bearer wrong") == 401
         http = httpx2.AsyncClient(headers={"Authorization": "Bearer secret"})
