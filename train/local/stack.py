@@ -19,6 +19,7 @@ import rewards
 from adapters.tracing.proxy import LLMProxy
 from domains import Domain
 from train.agent import RolloutAgent
+from train.attempts import EndedAttempts
 from train.clock import StepClock, timed_event_loop
 from train.config import RunConfig
 from train.local.engine import Engine
@@ -33,6 +34,10 @@ __all__ = ["LocalStack"]
 T = TypeVar("T")
 MODEL_NAME = "policy"
 _SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
+
+
+class _MemoryStore(EndedAttempts, agl.InMemoryLightningStore):
+    """The store of a run that has no other."""
 
 
 class LocalStack:
@@ -88,9 +93,7 @@ class LocalStack:
         config, external = self._config, self._config.external_store_address
         store: agl.LightningStore
         if external is None:
-            store = agl.InMemoryLightningStore(
-                eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2
-            )
+            store = _MemoryStore(eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2)
         else:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)

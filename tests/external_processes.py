@@ -1,0 +1,97 @@
+"""The processes of the external store's tests: real ones, to be killed, forked from one that has imported it all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from train.config import resolve
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["agentlightning", "openai", "train.told", "train.store_server", "external_processes"])
+AGENT = "external_processes:ask"
+SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()
+
+
+def start(target: Any, *arguments: Any) -> Any:
+    """A process that runs ``target``."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def store(path: str, port: int) -> None:
+    from train.store import main
+
+    main(path=Path(path), memory=False, mongo=None, port=port, host="127.0.0.1")
+
+
+def their_store(port: int) -> None:
+    from agentlightning.cli.store import main
+
+    main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"])
+
+
+def runner(address: str, n_runners: int) -> None:
+    from train.runner import main
+
+    main(
+        external_store_address=address,
+        backend="custom",
+        agent=AGENT,
+        domain="spider",
+        n_runners=n_runners,
+        debug=False,
+    )
+
+
+def trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int, result: str) -> None:
+    """A trainer of one batch; writes each rollout's status and reward."""
+    outcomes = asyncio.run(_trainer(address, policy_url, task, count))
+    Path(result).write_text(json.dumps([(o.status, o.reward) for o in outcomes]))
+
+
+async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int) -> list[Any]:
+    from adapters.tracing.proxy import LLMProxy
+    from train.rollouts import RolloutCollector
+    from train.store_client import StoreClient
+
+    client = StoreClient(address)
+    await client.start()
+    async with LLMProxy(upstreams=[policy_url], store=client) as proxy:
+        collector = RolloutCollector(
+            store=client, proxy=proxy, model="scripted", settings=SETTINGS, resources_id="rs-a-run", poll_s=0.1
+        )
+        outcomes = await collector.run(jobs(task, count), deadline_s=30)
+    await client.stop()
+    return outcomes
+
+
+def jobs(task: Mapping[str, Any], count: int) -> list[Any]:
+    from train.rollouts import Job
+
+    return [Job(task=task, group="t1", mode="train", sampling={}) for _ in range(count)]
+
+
+async def ask(question: Any, endpoint: Any) -> str:
+    """An agent of one call."""
+    import openai
+
+    client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": question.text}]
+    reply = await client.chat.completions.create(model=endpoint.model, messages=messages)
+    await client.close()
+    return reply.choices[0].message.content or ""

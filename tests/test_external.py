@@ -1,0 +1,314 @@
+"""Trainer, store and runners are processes that come and go; no rollout is lost, and none counts as a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import external_processes as processes
+import pytest
+
+from adapters.tracing.proxy import LLMProxy
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from domains import Task
+from train.rollouts import Outcome, RolloutCollector
+from train.run import _check_store, _Stop
+from train.store_address import StoreAddressError, check_store
+from train.store_client import StoreClient
+
+ROOT = Path(__file__).parent.parent
+GOLD = "SELECT name FROM singer"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    path = tmp_path / "db.sqlite"
+    with sqlite3.connect(path) as conn:
+        conn.executescript("CREATE TABLE singer (id int, name text); INSERT INTO singer VALUES (1, 'Ann');")
+    conn.close()
+    return {"id": "t1", "question": "Which singers?", "query": GOLD, "db_path": str(path)}
+
+
+class _Pieces:
+    """The processes of one test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = processes.free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.path = str(folder / "store.db")
+        self.all: list[Any] = []
+
+    def start(self, target: Any, *arguments: Any) -> Any:
+        self.all.append(processes.start(target, *arguments))
+        return self.all[-1]
+
+    def store(self) -> Any:
+        process = self.start(processes.store, self.path, self.port)
+        check_store(self.address, timeout_s=30)
+        return process
+
+    def runner(self, n_runners: int = 4) -> Any:
+        return self.start(processes.runner, self.address, n_runners)
+
+
+@pytest.fixture
+def pieces(tmp_path: Path) -> Iterator[_Pieces]:
+    pieces = _Pieces(tmp_path)
+    yield pieces
+    for process in pieces.all:
+        process.kill()
+        process.join()
+
+
+@asynccontextmanager
+async def _trainer(
+    pieces: _Pieces, policy: ScriptedPolicyServer, unresponsive_s: float | None = None
+) -> AsyncIterator[tuple[RolloutCollector, StoreClient]]:
+    client = StoreClient(pieces.address)
+    await client.start()
+    async with LLMProxy(upstreams=[policy.base_url], store=client) as proxy:
+        yield (
+            RolloutCollector(
+                store=client,
+                proxy=proxy,
+                model=policy.model,
+                settings=processes.SETTINGS,
+                unresponsive_s=unresponsive_s,
+                poll_s=0.1,
+            ),
+            client,
+        )
+    await client.stop()
+
+
+def _first_hangs() -> Any:
+    """The first request is answered much later than anybody waits, all others at once."""
+    replies = iter([Reply(text=GOLD, delay_s=300)])
+    return lambda _: next(replies, GOLD)
+
+
+async def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def _results(outcomes: list[Outcome]) -> list[tuple[str, float | None]]:
+    return [(outcome.status, outcome.reward) for outcome in outcomes]
+
+
+async def _holder(client: StoreClient, runners: list[Any]) -> Any:
+    """The runner that works on the one rollout."""
+    [rollout] = await client.query_rollouts(status_in=["preparing", "running"])
+    pid = int(rollout.attempt.worker_id.split("-")[-2])  # type: ignore[union-attr]
+    return next(runner for runner in runners if runner.pid == pid)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+async def test_the_rollout_of_a_runner_that_dies_is_given_to_another(pieces: _Pieces, task: Task, how: int) -> None:
+    pieces.store()
+    runners = [pieces.runner(1), pieces.runner(1)]
+    async with (
+        ScriptedPolicyServer(replies=_first_hangs()) as policy,
+        # A killed runner is missed by its silence; one that is stopped gives back what it has, and nobody waits.
+        _trainer(pieces, policy, 1.0 if how == signal.SIGKILL else None) as (collector, client),
+    ):
+        batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
+        await _until(lambda: policy.requests)
+        holder = await _holder(client, runners)
+        os.kill(holder.pid, how)
+        [outcome] = await batch
+        assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 2)
+        assert [call.response_ids[-1] for call in outcome.calls] == [256]
+
+
+async def test_a_runner_that_is_only_slow_keeps_its_rollout(pieces: _Pieces, task: Task) -> None:
+    pieces.store()
+    pieces.runner()
+    async with (
+        ScriptedPolicyServer(replies=[Reply(text=GOLD, delay_s=4)]) as policy,
+        _trainer(pieces, policy, unresponsive_s=1.0) as (collector, _),
+    ):
+        [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+    assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 1)
+
+
+async def test_a_store_that_is_killed_and_started_again_costs_no_rollout(pieces: _Pieces, task: Task) -> None:
+    store = pieces.store()
+    pieces.runner(2)
+    async with (
+        ScriptedPolicyServer(replies=lambda _: Reply(text=GOLD, delay_s=0.2)) as policy,
+        _trainer(pieces, policy, unresponsive_s=2.0) as (collector, _),
+    ):
+        batch = asyncio.create_task(collector.run(processes.jobs(task, 12), deadline_s=60))
+        await _until(lambda: len(policy.requests) >= 4)
+        os.kill(store.pid, signal.SIGKILL)
+        store.join()
+        await asyncio.sleep(0.5)
+        pieces.start(processes.store, pieces.path, pieces.port)
+        outcomes = await batch
+    assert _results(outcomes) == [("succeeded", 1.0)] * 12
+    assert all(len(outcome.calls) == 1 for outcome in outcomes)
+
+
+async def test_a_trainer_that_is_killed_goes_on_with_the_same_runners(
+    pieces: _Pieces, task: Task, tmp_path: Path
+) -> None:
+    pieces.store()
+    pieces.runner()
+    result = tmp_path / "result"
+    async with ScriptedPolicyServer(replies=lambda _: Reply(text=GOLD, delay_s=300)) as policy:
+        first = pieces.start(processes.trainer, pieces.address, policy.base_url, task, 6, str(result))
+        await _until(lambda: policy.requests)
+        os.kill(first.pid, signal.SIGKILL)
+    async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy:
+        # Its proxy listens elsewhere now; what the first one left in the queue is nobody's.
+        second = pieces.start(processes.trainer, pieces.address, policy.base_url, task, 6, str(result))
+        await asyncio.to_thread(second.join, 40)
+        assert json.loads(result.read_text()) == [["succeeded", 1.0]] * 6
+        assert len(policy.requests) >= 6
+    client = StoreClient(pieces.address)
+    assert len(await client.query_rollouts(status_in=["succeeded"])) >= 6
+    assert not list(await client.query_rollouts(status_in=["queuing"]))
+    await client.stop()
+
+
+async def test_agent_lightnings_own_store_does_as_well(pieces: _Pieces, task: Task) -> None:
+    pieces.start(processes.their_store, pieces.port)
+    await asyncio.to_thread(check_store, pieces.address, timeout_s=30)
+    pieces.runner()
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as policy,
+        _trainer(pieces, policy, unresponsive_s=10.0) as (collector, client),
+    ):
+        assert _results(await collector.run(processes.jobs(task, 5), deadline_s=40)) == [("succeeded", 1.0)] * 5
+        with pytest.raises(ValueError, match=r"nothing.* not found"):
+            await client.update_attempt("nothing", "latest", status="failed")
+
+
+async def test_a_runner_of_another_backend_says_so_and_nothing_is_a_zero(pieces: _Pieces, task: Task) -> None:
+    pieces.store()
+    pieces.runner()
+    settings = {**processes.SETTINGS, "backend": "langgraph"}
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as policy,
+        _trainer(pieces, policy) as (collector, _),
+    ):
+        collector._settings = settings
+        [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+    assert (outcome.status, outcome.reward) == ("agent", None)
+    assert outcome.message == "this runner's backend is 'custom', and the rollout's is 'langgraph'"
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("127.0.0.1:4747", "'127.0.0.1:4747' is not like http://HOST:PORT"),
+        ("http://127.0.0.1:port", "is not like http://HOST:PORT"),
+        ("http://127.0.0.1:1", r"no store answers at http://127.0.0.1:1 \(connection refused\)"),
+        ("http://no.such.host.invalid:1", "no store answers at http://no.such.host.invalid:1"),
+    ],
+)
+def test_a_wrong_address_is_said_in_one_sentence(address: str, said: str) -> None:
+    with pytest.raises(StoreAddressError, match=said) as caught:
+        check_store(address, timeout_s=0.2)
+    assert "\n" not in str(caught.value)
+
+
+async def _answering(routes: dict[str, Any]) -> Any:
+    from aiohttp import web
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path not in routes:
+            raise web.HTTPNotFound
+        return web.json_response(routes[request.path])
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("routes", "said"),
+    [
+        ({}, "is no Lightning store .404 "),
+        ({"/v1/agl/health": {"status": "starting"}}, "is no Lightning store: its health is"),
+        ({"/v1/agl/health": {"status": "ok"}}, "a Lightning store of another version than agentlightning 0.3"),
+        (
+            {"/v1/agl/health": {"status": "ok"}, "/v1/agl/queues/rollouts/dequeue": None},
+            "is not one of agentlightning 0.3",
+        ),
+    ],
+)
+async def test_what_is_no_store_or_one_of_another_version_is_said(routes: dict[str, Any], said: str) -> None:
+    server = await _answering(routes)
+    try:
+        with pytest.raises(StoreAddressError, match=said):
+            await asyncio.to_thread(check_store, f"http://127.0.0.1:{server.addresses[0][1]}", timeout_s=2.0)
+    finally:
+        await server.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("value", "address", "said"),
+    [
+        ("0", None, "AGL_MANAGED_STORE=0 says that the store is somewhere else: give its --external-store-address"),
+        ("1", "http://127.0.0.1:1", "AGL_MANAGED_STORE=1 asks for a store in the trainer"),
+        ("maybe", None, "AGL_MANAGED_STORE is 'maybe'; it is one of"),
+    ],
+)
+def test_agent_lightnings_variable_is_understood(
+    monkeypatch: pytest.MonkeyPatch, value: str, address: str | None, said: str
+) -> None:
+    monkeypatch.setenv("AGL_MANAGED_STORE", value)
+    with pytest.raises(_Stop, match=said):
+        _check_store(address)
+
+
+@pytest.mark.parametrize("module", ["train.run", "train.runner"])
+def test_trainer_and_runner_stop_at_a_wrong_address(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--external-store-address", "localhost:1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: the store's address 'localhost:1' is not like http://HOST:PORT\n"
+
+
+async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
+    pieces.store()
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "train.run", "--dev", "--llm-proxy", "--external-store-address", pieces.address],
+        cwd=ROOT,
+        env={**os.environ, "AGL_MANAGED_STORE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "10 rollouts" in done.stdout
+    client = StoreClient(pieces.address)
+    rollouts = await client.query_rollouts()
+    assert [rollout.status for rollout in rollouts] == ["succeeded"] * 10
+    assert [span.name for span in await client.query_spans(rollouts[0].rollout_id)][-1] == "agentlightning.annotation"
+    await client.stop()
