@@ -1,0 +1,348 @@
+"""The durable store answers as Agent Lightning's own does, forgets nothing, and speaks to any of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+import aiohttp
+import pytest
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, SpanCoreFields, TraceStatus
+from aiohttp import web
+
+from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
+from train.store_address import check_store
+from train.store_client import StoreClient, StoreGoneError
+from train.store_server import application
+
+ROOT = Path(__file__).parent.parent
+
+
+def _span(attempted: agl.AttemptedRollout, sequence: int, name: str = "call", **attributes: Any) -> agl.Span:
+    status = TraceStatus(status_code="OK")
+    fields = SpanCoreFields(name=name, attributes=attributes, status=status, start_time=1.0, end_time=2.0)
+    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+    return agl.Span.from_core_fields(fields, sequence_id=sequence, **ids)
+
+
+async def _taken(store: agl.LightningStore, worker: str = "w") -> agl.AttemptedRollout:
+    attempted = await store.dequeue_rollout(worker)
+    assert attempted is not None
+    return attempted
+
+
+@asynccontextmanager
+async def _served(store: agl.LightningStore) -> AsyncIterator[str]:
+    runner = web.AppRunner(application(store))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def _their_server(store: agl.LightningStore) -> AsyncIterator[str]:
+    from agentlightning.store.client_server import LightningStoreServer
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = LightningStoreServer(store, host="127.0.0.1", port=port, launch_mode="asyncio")
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _store(kind: str, tmp_path: Path) -> AsyncIterator[agl.LightningStore]:
+    """A store of each make, in the process or behind each pair of server and client."""
+    if kind == "theirs":
+        yield agl.InMemoryLightningStore()
+        return
+    if kind == "our client, their server":
+        async with _their_server(agl.InMemoryLightningStore()) as url:
+            client = StoreClient(url)
+            await client.start()
+            yield client
+            await client.stop()
+        return
+    store = SqliteLightningStore(tmp_path / "store.db")
+    if kind == "ours":
+        yield store
+    else:
+        async with _served(store) as url:
+            client = StoreClient(url) if kind == "our client, our server" else agl.LightningStoreClient(url)
+            if isinstance(client, StoreClient):
+                await client.start()
+            yield client
+            await client.close()
+    store.close()
+
+
+KINDS = ("theirs", "ours", "their client, our server", "our client, our server", "our client, their server")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_store_tells_the_same_story(kind: str, tmp_path: Path) -> None:
+    async with _store(kind, tmp_path) as store:
+        resources = await store.add_resources({"policy": agl.ProxyLLM(endpoint="http://a/v1", model="m")})
+        await store.update_resources("rs-named", {"policy": agl.ProxyLLM(endpoint="http://b/v1", model="m")})
+        latest = await store.get_latest_resources()
+        assert latest is not None
+        assert (latest.resources_id, latest.version) == ("rs-named", 1)
+        assert [one.resources_id for one in await store.query_resources()] == [resources.resources_id, "rs-named"]
+        config = RolloutConfig(max_attempts=2, retry_condition=["failed"])
+        first = await store.enqueue_rollout({"n": 0}, mode="train", config=config, metadata={"group": "g"})
+        more = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in (1, 2)])
+        assert (first.status, first.resources_id) == ("queuing", "rs-named")
+
+        attempted = await _taken(store)
+        assert (attempted.input, attempted.status, attempted.mode) == ({"n": 0}, "preparing", "train")
+        pair = (attempted.rollout_id, attempted.attempt.attempt_id)
+        assert list(await store.get_many_span_sequence_ids([pair, pair])) == [1, 2]
+        assert await store.get_next_span_sequence_id(*pair) == 3
+        spans = [_span(attempted, 2, "b", text="x" * 10), _span(attempted, 1, "a", ids=[1, 2])]
+        assert len(await store.add_many_spans(spans)) == 2
+        assert await store.add_span(_span(attempted, 7, "late")) is not None
+        assert list(await store.add_many_spans(spans[:1])) == []
+        assert await store.get_next_span_sequence_id(*pair) == 8
+        found = await store.query_spans(pair[0], "latest")
+        assert [(span.name, span.sequence_id) for span in found] == [("a", 1), ("b", 2), ("late", 7)]
+        assert found[0].attributes == {"ids": [1, 2]}
+        assert [s.name for s in await store.query_spans(pair[0], name="a", name_contains="l", filter_logic="or")] == [
+            "a",
+            "late",
+        ]
+        page = await store.query_spans(pair[0], sort_by="name", sort_order="desc", limit=1, offset=1)
+        assert ([span.name for span in page], page.total) == (["b"], 3)
+        running = await store.get_rollout_by_id(pair[0])
+        assert running is not None
+        assert running.status == "running"
+
+        await store.update_attempt(*pair, status="failed")
+        assert [r.status for r in await store.query_rollouts(rollout_id_in=[pair[0]])] == ["requeuing"]
+        assert [(await _taken(store)).input for _ in range(3)] == [{"n": 1}, {"n": 2}, {"n": 0}]
+        assert await store.dequeue_rollout("idle") is None
+        assert [a.status for a in await store.query_attempts(pair[0])] == ["failed", "preparing"]
+        await store.update_attempt(pair[0], "latest", status="succeeded")
+        await store.update_rollout(more[0].rollout_id, status="cancelled")
+        ended = await store.wait_for_rollouts(rollout_ids=[pair[0], *(r.rollout_id for r in more)], timeout=0)
+        assert sorted(r.status for r in ended) == ["cancelled", "succeeded"]
+        statuses = await store.query_rollouts(status_in=["preparing"], sort_by="start_time")
+        assert [(r.rollout_id, r.attempt.worker_id) for r in statuses] == [(more[1].rollout_id, "w")]  # type: ignore[union-attr]
+        workers = await store.query_workers(sort_by="worker_id")
+        assert [(w.worker_id, w.status) for w in workers] == [("idle", "idle"), ("w", "idle")]
+        assert (await store.statistics())["total_spans"] == 3
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("theirs", "their client, our server")])
+async def test_what_is_not_there_is_a_value_error_at_once(kind: str, tmp_path: Path) -> None:
+    async with _store(kind, tmp_path) as store:
+        attempted = await store.start_rollout({})
+        gone = _span(attempted, 1).model_copy(update={"rollout_id": "ro-gone"})
+        with pytest.raises(ValueError, match="ro-gone not found"):
+            await store.add_span(gone)
+
+
+async def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    for n in range(3):
+        await store.enqueue_rollout({"n": n})
+    attempted = await _taken(store)
+    await store.add_span(_span(attempted, 1, reward=float("nan"), parts=[1.0, float("inf")]))
+    store.close()
+    store = SqliteLightningStore(tmp_path / "store.db")
+    [span] = await store.query_spans(attempted.rollout_id)
+    assert span.attributes == {"reward": "nan", "parts": "[1.0, inf]"}
+    assert await store.get_next_span_sequence_id(attempted.rollout_id, "") == 2
+    assert [(await _taken(store)).input for _ in range(2)] == [{"n": 1}, {"n": 2}]
+    store.close()
+
+
+async def test_a_call_that_fails_half_way_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    await store.enqueue_rollout({"n": 0})
+
+    async def full(*_: Any, **__: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.collections.workers, "upsert", full)  # the last thing that taking a rollout does
+        with pytest.raises(sqlite3.OperationalError):
+            await store.dequeue_rollout("w")
+    [rollout] = await store.query_rollouts()
+    assert rollout.status == "queuing"
+    assert not isinstance(rollout, agl.AttemptedRollout)
+    assert (await _taken(store)).attempt.sequence_id == 1
+    store.close()
+
+
+async def test_an_attempt_that_ended_is_not_revived_by_a_late_span() -> None:
+    store = SqliteLightningStore(MEMORY)
+    await store.enqueue_rollout({}, config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    attempted = await _taken(store)
+    await store.update_attempt(attempted.rollout_id, attempted.attempt.attempt_id, status="failed")
+    await store.add_span(_span(attempted, 1))
+    assert (await _taken(store)).attempt.sequence_id == 2
+
+
+async def test_a_rollout_whose_runner_is_silent_goes_back_to_the_queue() -> None:
+    store = SqliteLightningStore(MEMORY, scan_s=0)
+    config = RolloutConfig(max_attempts=2, unresponsive_seconds=0.05, retry_condition=["unresponsive"])
+    await store.enqueue_rollout({}, config=config)
+    attempted = await _taken(store, "dead")
+    await asyncio.sleep(0.1)
+    again = await _taken(store, "alive")
+    assert (again.rollout_id, again.attempt.sequence_id) == (attempted.rollout_id, 2)
+
+
+def test_a_file_that_cannot_be_a_store_is_said(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database at all, but long enough to be read as one" * 20)
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as conn:
+        conn.execute("CREATE TABLE mine (id int)")
+    conn.close()
+    used = SqliteLightningStore(tmp_path / "used.db")
+    for path, said in (
+        (text, "is no SQLite database"),
+        (other, "is not a store; give another file"),
+        (tmp_path / "used.db", "is in use by another store"),
+        (tmp_path / "no" / "folder.db", "give a file in a folder that can be written"),
+    ):
+        with pytest.raises(StoreFileError, match=said):
+            SqliteLightningStore(path)
+    used.close()
+    with sqlite3.connect(other) as conn:
+        assert conn.execute("SELECT count(*) FROM mine").fetchone() == (0,)
+    conn.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/v1/agl/enqueue_rollout", {}, 404, "this is a Lightning store with the API of agentlightning 0.3"),
+        ("/v1/agl/spans", {"rollout_id": "r"}, 422, "does not fit agentlightning 0.3: attempt_id: Field required"),
+        ("/v1/agl/rollouts/search", {"sort_by": "size"}, 400, "sort_by is 'size'; allowed: rollout_id"),
+        ("/v1/agl/rollouts/search", {"limit": 0}, 400, "limit is 0"),
+        ("/v1/agl/rollouts/ro-1", {"status": None}, 400, "status is null"),
+        ("/v1/traces", {}, 400, "application/x-protobuf"),
+    ],
+)
+async def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status: int, said: str) -> None:
+    async with (
+        _served(SqliteLightningStore(MEMORY)) as url,
+        aiohttp.ClientSession() as session,
+        session.post(url + path, json=body) as reply,
+    ):
+        assert reply.status == status
+        assert said in (await reply.json())["detail"]
+
+
+async def test_opentelemetrys_spans_are_taken() -> None:
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    store = SqliteLightningStore(MEMORY)
+    attempted = await store.start_rollout({})
+    ids = {
+        "agentlightning.rollout_id": attempted.rollout_id,
+        "agentlightning.attempt_id": attempted.attempt.attempt_id,
+    }
+    tracer = TracerProvider(resource=Resource.create(ids)).get_tracer("test")
+    span = tracer.start_span("work", attributes={"tokens": 3})
+    span.end()
+    body = gzip.compress(encode_spans([span]).SerializeToString())  # type: ignore[list-item]
+    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+    async with (
+        _served(store) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/traces", data=body, headers=headers) as reply,
+    ):
+        assert reply.status == 200
+    [stored] = await store.query_spans(attempted.rollout_id)
+    assert (stored.name, stored.attributes["tokens"], stored.sequence_id) == ("work", 3, 1)
+
+
+async def test_a_client_waits_for_its_store_and_then_gives_up() -> None:
+    async with _served(SqliteLightningStore(MEMORY)) as url:
+        client = StoreClient(url, patience_s=0.3)
+        await client.start()
+        assert await client.dequeue_rollout() is None
+    with pytest.raises(StoreGoneError, match=f"the store at {url} has been away for"):
+        await client.dequeue_rollout()
+    await client.stop()
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "train.store", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = ("--path", str(tmp_path / "store.db"), "--port", str(port))
+    process = _start(*arguments)
+    url = f"http://127.0.0.1:{port}"
+    await asyncio.to_thread(check_store, url, timeout_s=30)
+    client = StoreClient(url)
+    await client.start()
+    acknowledged: dict[str, int] = {}
+    stop_at = time.monotonic() + 60
+
+    async def work(worker: str) -> None:
+        while len(acknowledged) < 60 and time.monotonic() < stop_at:
+            await client.enqueue_rollout({})
+            attempted = await _taken(client, worker)
+            pair = (attempted.rollout_id, attempted.attempt.attempt_id)
+            numbers = await client.get_many_span_sequence_ids([pair] * 4)
+            await client.add_many_spans([_span(attempted, number, payload="x" * 1000) for number in numbers])
+            await client.update_attempt(*pair, status="succeeded")
+            acknowledged[attempted.rollout_id] = len(numbers)
+
+    workers = [asyncio.create_task(work(f"w{n}")) for n in range(4)]
+    for floor in (10, 30):
+        while len(acknowledged) < floor:
+            await asyncio.sleep(0.005)
+            assert time.monotonic() < stop_at
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        process = _start(*arguments)
+    await asyncio.gather(*workers)
+    for rollout_id, count in acknowledged.items():
+        rollout = await client.get_rollout_by_id(rollout_id)
+        assert rollout is not None
+        assert rollout.status == "succeeded"
+        assert [span.sequence_id for span in await client.query_spans(rollout_id)] == list(range(1, count + 1))
+    await client.stop()
+    taken = _start(*arguments)
+    assert taken.communicate(timeout=30)[1] == (
+        f"error: port {port} on 127.0.0.1 is in use: stop what listens there, or give another --port\n"
+    )
+    assert taken.returncode == 2
+    process.terminate()
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_store_needs_to_know_what_to_keep() -> None:
+    _, said = (process := _start()).communicate(timeout=30)
+    assert (process.returncode, said) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
