@@ -8,8 +8,9 @@ Every error that a model can do something about is a tool error (``isError``). S
 since a protocol error ends the agent of most frameworks; ``_meta`` says which it was, for callers that must tell a
 model's mistake from broken infrastructure: ``{"error": "sql" | "arguments" | "timeout" | "database"}``.
 
-A query holds its thread until its deadline, so there are many more threads than clients are expected to have slow
-queries: they are cheap, the last one idle is the first one used again, and those unused for ten seconds end.
+A query holds its thread until its deadline, so there are more threads than clients are expected to have slow queries:
+the last one idle is the first one used again, and those unused for ten seconds end. Not many more, for each keeps
+connections open (0.2 MB each) and SQLite has one heap limit for all.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tools.sql import DatabaseError, QueryError, QueryResult, QueryTimeoutError,
 
 __all__ = ["Limits", "sql_server"]
 
-_THREADS = 256
+_THREADS = 100
 _BLOB_BYTES = 32
 _SHORTEST = 20
 
@@ -93,6 +94,8 @@ class _Desk:
         cancelled = threading.Event()
         try:
             return await anyio.to_thread.run_sync(work, cancelled, abandon_on_cancel=True, limiter=self._threads)
+        except MemoryError as error:  # of opening a connection: not this query's doing
+            raise DatabaseError("the server is short of memory, try again in ten seconds") from error
         finally:
             cancelled.set()
 
@@ -212,7 +215,7 @@ class _HandWritten(Tool):
         except QueryError as error:
             message = str(error).replace(self.root, "...")
             if isinstance(error, DatabaseError):
-                message += ". No other query will do better: tell the user."
+                message += ". This is not the query's fault."
             return ToolResult(message, meta={"error": _kind(error)}, is_error=True)
 
 
