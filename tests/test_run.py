@@ -156,7 +156,7 @@ def _port_in_use() -> socket.socket:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--backend", "langgraf"), "unknown backend 'langgraf'; known: langgraph"),
+        (("--backend", "langgraf"), "unknown backend 'langgraf'; known: custom, langgraph, mcp, openai-agents"),
         (("--domain", "sipder"), "unknown domain 'sipder'; known:"),
         (("--reward", "nope"), "unknown reward 'nope'; known:"),
         (("--config", "nope"), "unknown config 'nope'; known:"),
