@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
-import httpx
-import openai
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
@@ -27,7 +25,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 
 from adapters import prompts
-from adapters._contract import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from adapters._client import Clients, typed_failures
+from adapters._contract import Answer, Endpoint, Question
 from tools.schema import table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
 from tools.types import Step
@@ -162,9 +161,9 @@ class LangGraphBackend:
     result_chars: int = 2048
     query_timeout_s: float = 5.0
     request_timeout_s: float = 120.0
-    _client: openai.AsyncOpenAI | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._clients = Clients(timeout_s=self.request_timeout_s)
         self._graph = build_sql_graph(
             max_turns=self.max_turns,
             table_info_chars=self.table_info_chars,
@@ -177,35 +176,17 @@ class LangGraphBackend:
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question with a query. Raises a :class:`adapters.BackendError`."""
         context = SQLContext(model=self._model(endpoint), database=question.database, headers=endpoint.agent_headers)
-        try:
-            state = await self._graph.ainvoke(
-                {"question": question.text, "trace": []}, {"recursion_limit": 4 * self.max_turns + 4}, context=context
-            )
-        except DatabaseError as error:
-            raise ToolError(str(error)) from error
-        except openai.APIStatusError as error:
-            too_long = error.code == "context_length_exceeded"
-            failure = PromptTooLongError if too_long else EndpointError
-            raise failure(
-                f"the model's endpoint answered {error.status_code}: {error.message}", status=error.status_code
-            ) from error
-        except openai.APIError as error:
-            raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
-        except Exception as error:
-            raise AgentError(f"{type(error).__name__}: {error}") from error
+        config = {"recursion_limit": 4 * self.max_turns + 4}
+        with typed_failures(endpoint):
+            state = await self._graph.ainvoke({"question": question.text, "trace": []}, config, context=context)
         return Answer(text=state["sql"], trace=state["trace"])
 
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._clients.close()
+
     def _model(self, endpoint: Endpoint) -> ChatOpenAI:
-        # Building an OpenAI client with its connection pool costs more than a call; a copy with another URL does not.
-        if self._client is None:
-            limits = httpx.Limits(max_connections=512, max_keepalive_connections=512)
-            self._client = openai.AsyncOpenAI(
-                base_url=endpoint.base_url,
-                api_key=endpoint.api_key,
-                http_client=httpx.AsyncClient(limits=limits, timeout=self.request_timeout_s),
-                max_retries=0,
-            )
-        client = self._client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        client = self._clients.at(endpoint)
         return ChatOpenAI(
             model=endpoint.model,
             api_key=endpoint.api_key,

@@ -43,6 +43,7 @@ class _Row:
     limit: int
     random: random.Random
     on_token: Callable[[int, float], None] | None
+    arrived: float = field(default_factory=time.perf_counter)
     future: Future[Completion] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -65,7 +66,8 @@ class Engine:
         max_batch: requests decoded together; more wait.
         threads: torch threads of a step. With agents in the same process 1 is fastest on two cores: a second one spends
             its time waiting at barriers for a core that the agents hold.
-        gather_s: how long an idle engine waits after a first request for the rest of its group, in seconds.
+        gather_s: an idle engine starts when no further request came for this long, in seconds.
+        patience_s: no request waits longer than this, in seconds, for others to be read together with.
         prefix_cache_tokens: how many prompt tokens are kept for later prompts that begin alike.
         clock: told when the engine is busy ``sampling``.
 
@@ -81,7 +83,8 @@ class Engine:
         max_model_len: int,
         max_batch: int = 128,
         threads: int = 1,
-        gather_s: float = 0.002,
+        gather_s: float = 0.005,
+        patience_s: float = 0.1,
         prefix_cache_tokens: int = 32768,
         clock: StepClock | None = None,
     ) -> None:
@@ -93,7 +96,7 @@ class Engine:
         self.weights_version = 0
         self._decoder = Decoder(model, max_positions=max_model_len)
         self._ends = _end_tokens(model, tokenizer)
-        self._threads, self._gather_s = threads, gather_s
+        self._threads, self._gather_s, self._patience_s = threads, gather_s, patience_s
         self._prefixes = Prefixes(prefix_cache_tokens)
         self._seeds = random.Random(0)
         self._stats = EngineStats()
@@ -188,9 +191,8 @@ class Engine:
                     self._changed.wait()
                 if self._closing:
                     break
-            if idle and self._waiting and self._gather_s:
-                time.sleep(self._gather_s)
             if idle:
+                self._gather()
                 # Per thread in OpenMP, shared in MKL: a trainer with more threads sets its own before it works.
                 torch.set_num_threads(self._threads)
                 idle = False
@@ -207,6 +209,20 @@ class Engine:
         if self._update:
             self._update[1].set_exception(closed)
 
+    def _gather(self) -> None:
+        """Let a crowd arrive: while requests keep coming, agents make faster progress if this thread stays away."""
+        until, seen = time.perf_counter() + self._patience_s, -1
+        while seen < len(self._waiting) < self.max_batch and time.perf_counter() < until:
+            seen = len(self._waiting)
+            time.sleep(self._gather_s)
+
+    def _due(self) -> bool:
+        """Whether the next request should join now: a crowd large enough to be worth a prefill, or one that waited."""
+        if not self._waiting:
+            return False
+        waited = time.perf_counter() - self._waiting[0].arrived
+        return not self._rows or len(self._waiting) >= len(self._rows) // 2 or waited >= self._patience_s
+
     def _turn(self) -> None:
         """Take over weights if nothing is being decoded, let requests in, and decode one step."""
         if self._update and not self._rows:
@@ -214,7 +230,8 @@ class Engine:
         if not self._update:
             arrived: list[_Row] = []
             with self._changed:
-                while self._waiting and len(self._rows) + len(arrived) < self.max_batch:
+                due = self._due()
+                while due and self._waiting and len(self._rows) + len(arrived) < self.max_batch:
                     row = self._waiting.popleft()
                     if not row.future.cancelled():
                         arrived.append(row)
