@@ -80,12 +80,12 @@ async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(dat
 
 async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
-    with pytest.raises(EndpointError, match="127.0.0.1:9"):
+    with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
         await LangGraphBackend().run(Question(id="1", text="?", database=database), endpoint)
 
 
 async def test_a_database_that_is_gone_is_a_tool_error_and_not_the_policys_fault(tmp_path: Path) -> None:
-    with pytest.raises(ToolError, match="gone.sqlite"):
+    with pytest.raises(ToolError, match=r"gone\.sqlite"):
         await _run([RIGHT], str(tmp_path / "gone.sqlite"))
 
 

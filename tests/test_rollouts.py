@@ -81,9 +81,11 @@ async def _collector(
     store = agl.InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=_Domain(), reward=reward, timeout_s=timeout_s)
     async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
-        runners = RunnerPool(
-            store=store, agent=agent, n_runners=n_runners, on_attempt_end=lambda rollout_id: collector.nudge(rollout_id)
-        )
+
+        def nudge(rollout_id: str) -> None:
+            collector.nudge(rollout_id)
+
+        runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, on_attempt_end=nudge)
         collector = RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake)
         await runners.start()
         try:

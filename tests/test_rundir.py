@@ -34,7 +34,7 @@ def test_the_settings_come_back(run: RunDir) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirError, match="config.json"):
+    with pytest.raises(RunDirError, match=r"config\.json"):
         RunDir.open(tmp_path)
 
 
@@ -55,9 +55,14 @@ def test_what_lies_beyond_the_newest_checkpoint_is_dropped(run: RunDir) -> None:
 
 def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one(run: RunDir) -> None:
     _step(run, 1)
-    with pytest.raises(OSError, match="disk full"), run.new_checkpoint(2) as folder:
-        (folder / "weights").write_text("half")
-        raise OSError("disk full")
+
+    def write_half() -> None:
+        with run.new_checkpoint(2) as folder:
+            (folder / "weights").write_text("half")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_half()
     [checkpoint] = run.checkpoints()
     assert (checkpoint / "weights").read_text() == "1"
     assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-00001"]

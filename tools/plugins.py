@@ -80,7 +80,7 @@ class Registry(Generic[T]):
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
             entries[name] = entry = getattr(importlib.import_module(module), attribute)
-        return entry  # type: ignore[no-any-return]
+        return entry
 
     def _loaded(self) -> dict[str, Any]:
         if self._entries is None:

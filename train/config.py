@@ -40,7 +40,7 @@ class RunConfig:
     output_dir: str = "runs"
     seed: int = 0
 
-    steps: int = 64
+    steps: int = 28
     tasks_per_step: int = 12
     group_size: int = 8
     """Rollouts per task and step: the group that a reward is compared with."""
@@ -72,13 +72,13 @@ class RunConfig:
 
     temperature: float = 1.0
     val_temperature: float = 0.0
-    val_tasks: int = 240
+    val_tasks: int = 200
     """Validation questions before and after training (0 is all of them)."""
-    val_every: int = 16
+    val_every: int = 7
     """Steps between the shorter validations on the way (0 is never)."""
     val_every_tasks: int = 64
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 2e-4
     minibatches: int = 2
     clip_low: float = 0.2
     clip_high: float = 0.3

@@ -29,7 +29,7 @@ __all__ = ["GRPO", "GRPOConfig", "Rollout", "clipped_policy_loss", "group_advant
 class GRPOConfig:
     """Every hyperparameter, and why it has its value."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 2e-4
     """Adam's step size. A 1 M parameter policy wants a hundred times what a 1 B one does."""
     warmup_steps: int = 5
     """Steps over which the learning rate rises, while Adam's second moments are still noise."""
@@ -48,7 +48,7 @@ class GRPOConfig:
     branches_per_row: int = 8
     """Trajectories packed behind one shared prefix; attention grows with the square of the row."""
     tokens_per_forward: int = 2048
-    """Tokens of one forward and backward pass. It bounds the memory and changes nothing else; on a CPU, small is fast."""
+    """Tokens of one forward and backward pass: it bounds the memory and changes no result. On a CPU, small is fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class GRPO:
 
     def __init__(self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0) -> None:
         self.model, self.config = model, config
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.999))
         self.updates = 0
         self._random = random.Random(seed)
 

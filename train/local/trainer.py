@@ -55,6 +55,7 @@ class LocalTrainer:
     def __init__(self, config: RunConfig, *, data: TaskData, domain: Domain, run: RunDir, watcher: Watcher) -> None:
         self.config, self.data, self.domain, self.run, self.watcher = config, data, domain, run, watcher
         self.started = time.monotonic()
+        self.threads = torch.get_num_threads()
         self.clock = StepClock()
         self.first_step = run.rewind()
         checkpoints = run.checkpoints()
@@ -119,6 +120,7 @@ class LocalTrainer:
         outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
         after = self.stack.engine.stats()
         with self.clock.busy("update"):
+            torch.set_num_threads(self.threads)  # the engine samples with fewer, and MKL's count is the process's
             rollouts = [
                 Rollout(
                     group=o.job.group, reward=o.reward, trajectories=trajectories(select(o.calls, config.agent_match))
