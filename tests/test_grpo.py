@@ -29,7 +29,7 @@ def test_loss_and_gradient_equal_verls(case: dict) -> None:
         new, torch.tensor(case["old"]), torch.tensor(case["advantages"]), torch.tensor(case["mask"])
     )
     loss.backward()
-    assert float(loss) == pytest.approx(case["loss"], abs=1e-6)
+    assert loss.item() == pytest.approx(case["loss"], abs=1e-6)
     assert torch.allclose(new.grad, torch.tensor(case["grad"]), atol=1e-6, rtol=0)
     assert metrics["clip_fraction"] == pytest.approx(case["clip_fraction"], abs=1e-6)
     assert metrics["kl"] == pytest.approx(case["kl"], abs=1e-6)

@@ -32,7 +32,10 @@ def _endpoint(server: ScriptedPolicyServer) -> Endpoint:
 async def _run(replies: list[str | Reply], database: str, **options: int) -> tuple[adapters.Answer, list[dict]]:
     async with ScriptedPolicyServer(replies=replies) as server:
         backend = LangGraphBackend(**options)
-        answer = await backend.run(Question(id="1", text="Which singers?", database=database), _endpoint(server))
+        try:
+            answer = await backend.run(Question(id="1", text="Which singers?", database=database), _endpoint(server))
+        finally:
+            await backend.stop()
         return answer, server.requests
 
 
@@ -80,8 +83,10 @@ async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(dat
 
 async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
+    backend = LangGraphBackend()
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
-        await LangGraphBackend().run(Question(id="1", text="?", database=database), endpoint)
+        await backend.run(Question(id="1", text="?", database=database), endpoint)
+    await backend.stop()
 
 
 async def test_a_database_that_is_gone_is_a_tool_error_and_not_the_policys_fault(tmp_path: Path) -> None:
