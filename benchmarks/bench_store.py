@@ -79,7 +79,7 @@ def _server(command: list[str]) -> Iterator[tuple[str, psutil.Process]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [*command, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         check_store(f"http://127.0.0.1:{port}", timeout_s=60)
         yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)

@@ -126,7 +126,7 @@ def main(
 
 
 def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: bool, debug: bool) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     run = RunDir.open(resume) if resume else None
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
     _check_store(settings.external_store_address)
@@ -134,7 +134,7 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
     domain = domains.get(settings.domain)
     rewards.check(settings.reward or domain.default_reward)
     data = domain.load(settings.data_dir)
-    console.print(f"data: {data.source}", soft_wrap=True)
+    console.print(f"data: {data.source}")
     for reason, count in data.left_out.items():
         console.print(f"      left out of training: {count} ({reason})")
     if not data.train or not data.validation:
@@ -152,7 +152,7 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
         run = RunDir.create(
             settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
         )
-    console.print(f"run:  {run.path}", soft_wrap=True)
+    console.print(f"run:  {run.path}")
     summary = _train(settings, data, domain, run, console)
     _report(summary, run, console)
 
