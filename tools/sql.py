@@ -87,7 +87,7 @@ def run_query(
     path = os.fspath(database)
     try:
         conn = _sqlite.connection(path)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, MemoryError) as error:
         raise DatabaseError(_sqlite.broken(path, error)) from error
     if len(sql) > _sqlite.MAX_SQL_LENGTH:
         raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
