@@ -5,9 +5,12 @@ Each step leaves the run directory complete before the next begins, so that a ki
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -31,6 +34,8 @@ from train.summary import summarize
 from train.validation import accuracy, choose_tasks, validation_jobs
 
 __all__ = ["STARTER", "LocalTrainer", "Watcher"]
+
+_FULL_BYTES = 8 << 20  # less than this is left: a write that failed failed for that
 
 STARTER = Path(__file__).with_name("starter")
 """The checkpoint that ships with the project."""
@@ -198,8 +203,14 @@ class LocalTrainer:
 
     def _checkpoint(self, step: int) -> None:
         with self.run.new_checkpoint(step) as folder:
-            save_policy(self.model, self.tokenizer, folder)
-            torch.save(self.grpo.state(), folder / "trainer.pt")
+            try:
+                save_policy(self.model, self.tokenizer, folder)
+                torch.save(self.grpo.state(), folder / "trainer.pt")
+            except Exception as error:
+                # torch and safetensors say "disk full" each in words of their own.
+                if shutil.disk_usage(folder).free < _FULL_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path)) from error
+                raise
 
 
 def _row(step: int, outcome: Outcome) -> dict[str, Any]:
