@@ -310,7 +310,7 @@ def _one_sentence(debug: bool) -> Iterator[None]:
     except (ConfigError, UnknownNameError, domains.DataError, RunDirError, StoreAddressError) as error:
         message, code = str(error), 2
     except KeyboardInterrupt:
-        message, code = "stopped before the run began", 130
+        message, code = "stopped", 130
     except OSError as error:
         if debug or error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.ENOENT, None):
             raise
