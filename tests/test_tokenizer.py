@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 
 import pytest
 from tokenizers.decoders import DecodeStream
@@ -51,11 +52,10 @@ def test_decoding_gives_the_text_back(tokenizer, text):
 
 
 def test_decoding_gives_generated_dialogues_back(tokenizer):
-    stage = Stage(freedom=1.0, checks=1, rewrites=1)
+    stage = Stage(freedom=1.0, checks=1, rewrites=1, tools=0.5)
     for item in itertools.islice(dialogues(random.Random(7), stage), 40):
-        for user, reply in item.turns:
-            for text in (*prompt(item.system, user), reply):
-                assert tokenizer.decode(ids(tokenizer, text)) == text
+        for text in item.texts():
+            assert tokenizer.decode(ids(tokenizer, text)) == text
 
 
 def test_a_word_is_one_id_wherever_it_stands(tokenizer):
@@ -102,6 +102,30 @@ def test_the_template_writes_what_pretraining_reads(tokenizer, checkpoint):
     reply = prompts.fence("SELECT count(*) FROM singer")
     parts = [*prompt("CREATE TABLE singer ( id int )", prompts.write_message("How many singers are there?")), reply]
     assert [i for part in parts for i in ids(loaded, part)] == ids(loaded, whole + reply)
+
+
+def test_the_template_writes_the_tool_dialogues_that_pretraining_reads(tokenizer):
+    turns = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
+    for item in itertools.islice(dialogues(random.Random(3), Stage(writes=2, tools=1.0)), 20):
+        for dialogue in item.dialogues:
+            whole = "".join([item.prefix, *(text for text, _ in dialogue)])
+            messages = []
+            for role, text in turns.findall(whole):
+                if role == "system":
+                    messages.append({"role": role, "content": text.partition("\nTools:\n")[0]})
+                elif text.startswith("<tool_call>"):
+                    call = {"function": json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))}
+                    messages.append({"role": role, "content": "", "tool_calls": [call]})
+                elif text.startswith("<tool_response>"):
+                    text = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+                    messages.append({"role": "tool", "content": text})
+                else:
+                    messages.append({"role": role, "content": text})
+            template = tokenizer.apply_chat_template(messages, tools=[prompts.QUERY_TOOL], tokenize=False)
+            assert template == whole + "\n"
+            pieces = [ids(tokenizer, text) for text in (item.prefix, *(text for text, _ in dialogue))]
+            assert [i for piece in pieces for i in piece] == ids(tokenizer, whole)
+            assert dialogue[-1][1], "the answer is learned"
 
 
 def test_the_template_writes_tool_calls_as_hermes_does(tokenizer):

@@ -1,13 +1,14 @@
 """What the starter policy reads before reinforcement learning: an endless stream of generated dialogues.
 
-Every item is one database with several dialogues about it: writing a query, checking one, rewriting one. The words are
-those of the agent (``adapters.prompts``) and the results are what ``tools.sql`` answers, so nothing changes when the
-agent takes over. Databases about the lexicon's new subjects never appear; their nouns do, as names in databases that
+Every item is one database with several dialogues about it: those of the LangGraph agent (writing a query, checking one,
+rewriting one), or those of an agent that calls its query tool. The words are those of the agents (``adapters.prompts``)
+and the results are what ``tools.sql`` answers, so nothing changes when the agents take over. Databases about the lexicon's new subjects never appear; their nouns do, as names in databases that
 make no sense, because a noun that was never read cannot be copied either.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import tempfile
@@ -42,15 +43,25 @@ class Stage:
     writes: int = 6
     checks: int = 0
     rewrites: int = 0
+    tools: float = 0.0
+    """Share of databases whose dialogues are with an agent that calls its query tool, ``writes`` of them."""
     result_chars: int = 72
+
+
+Segment = tuple[str, bool]
+"""Text of the chat template, and whether it is a reply to be learned."""
 
 
 @dataclass(frozen=True)
 class Dialogues:
-    """A system message, and (user message, reply) pairs that follow it."""
+    """The chat template's text of one system message, and the dialogues that follow it."""
 
-    system: str
-    turns: list[tuple[str, str]]
+    prefix: str
+    dialogues: list[list[Segment]]
+
+    def texts(self) -> list[str]:
+        """The prefix and all segments, in order."""
+        return [self.prefix, *(text for dialogue in self.dialogues for text, _ in dialogue)]
 
 
 def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:
@@ -67,7 +78,7 @@ def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:
                 n_attributes=stage.n_attributes,
             )
             path = Path(folder) / f"{number}.sqlite"
-            if stage.checks or stage.rewrites:
+            if stage.checks or stage.rewrites or stage.tools:
                 fill(database, str(path)).close()
             yield _about(rng, stage, database, str(path))
             path.unlink(missing_ok=True)
@@ -75,30 +86,36 @@ def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:
 
 def prompt(system: str, user: str) -> tuple[str, str]:
     """The chat template's text for one turn, cut behind the system message: the prefix, and what follows it."""
-    prefix = f"{IM_START}system\n{prompts.system_message(system)}{IM_END}\n"
-    return prefix, f"{IM_START}user\n{user}{IM_END}\n{IM_START}assistant\n"
+    return _prefix(prompts.system_message(system)), _asked(user)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[tuple[list[int], list[Branch]]]:
     """Sequences for :func:`train.local.packing.pack`: replies are targets, everything before them is context."""
-    texts: list[str] = []
-    for item in items:
-        texts.append(prompt(item.system, "")[0])
-        for user, reply in item.turns:
-            texts += [prompt("", user)[1], reply + IM_END]
-    ids = iter(tokenizer(texts)["input_ids"])
+    ids = iter(tokenizer([text for item in items for text in item.texts()])["input_ids"])
     sequences: list[tuple[list[int], list[Branch]]] = []
     for item in items:
         prefix = next(ids)
         branches: list[Branch] = []
-        for _ in item.turns:
-            context, reply = next(ids), next(ids)
-            branches.append((context + reply, [0] * len(context) + [1] * len(reply)))
+        for dialogue in item.dialogues:
+            pieces = [(next(ids), learned) for _, learned in dialogue]
+            mask = [int(learned) for piece, learned in pieces for _ in piece]
+            branches.append(([token for piece, _ in pieces for token in piece], mask))
         sequences.append((prefix, branches))
     return sequences
 
 
+def _prefix(system: str) -> str:
+    return f"{IM_START}system\n{system}{IM_END}\n"
+
+
+def _asked(user: str) -> str:
+    return f"{IM_START}user\n{user}{IM_END}\n{IM_START}assistant\n"
+
+
 def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> Dialogues:
+    if rng.random() < stage.tools:
+        return _with_tools(rng, stage, database, path)
+
     def ask() -> tuple[str, str]:
         question = write_question(rng, database, freedom=stage.freedom, mix=stage.mix)
         return question.text, question.sql
@@ -118,7 +135,35 @@ def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> D
         shown = spoil(rng, database, sql)
         message = prompts.rewrite_message(question, shown, _result(path, shown, stage.result_chars), prompts.INCORRECT)
         turns.append((message, prompts.fence(sql)))
-    return Dialogues(schema_text(database), turns)
+    prefix = _prefix(prompts.system_message(schema_text(database)))
+    return Dialogues(prefix, [[(_asked(user), False), (reply + IM_END, True)] for user, reply in turns])
+
+
+def _with_tools(rng: random.Random, stage: Stage, database: Database, path: str) -> Dialogues:
+    """A query by a tool call, its result, and the answer; a query that failed is called for once more."""
+    system = f"{prompts.tool_system_message(schema_text(database))}\nTools:\n{json.dumps(prompts.QUERY_TOOL)}\n"
+    system += 'Call a tool as <tool_call>\n{"name": name, "arguments": {}}\n</tool_call>'
+    found = []
+    for _ in range(stage.writes):
+        question = write_question(rng, database, freedom=stage.freedom, mix=stage.mix)
+        shown = question.sql if rng.random() < 0.75 else spoil(rng, database, question.sql)
+        result = _result(path, shown, stage.result_chars)
+        segments = [(_asked(prompts.write_message(question.text)), False)]
+        segments += [(_call(shown), shown == question.sql), (_told(result), False)]
+        if result.startswith("Error: "):
+            result = _result(path, question.sql, stage.result_chars)
+            segments += [(_call(question.sql), True), (_told(result), False)]
+        found.append([*segments, (prompts.fence(question.sql) + IM_END, True)])
+    return Dialogues(_prefix(system), found)
+
+
+def _call(sql: str) -> str:
+    call = json.dumps({"name": prompts.QUERY_TOOL["name"], "arguments": {"sql": sql}}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>{IM_END}"
+
+
+def _told(result: str) -> str:
+    return "\n" + _asked(f"<tool_response>\n{result}\n</tool_response>")
 
 
 def _result(path: str, sql: str, max_chars: int) -> str:

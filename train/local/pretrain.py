@@ -101,10 +101,9 @@ RECIPE = Recipe(
 
 def new_tokenizer(*, seed: int = 0, databases: int = 800) -> PreTrainedTokenizerFast:
     """The vocabulary: the lexicon's words, and what the corpus says often."""
-    stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1)
+    stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1, tools=0.2)
     corpus = itertools.islice(dialogues(random.Random(seed), stage), databases)
-    texts = (text for item in corpus for user, reply in item.turns for text in (*prompt(item.system, user), reply))
-    return train_tokenizer(texts, words=words())
+    return train_tokenizer((text for item in corpus for text in item.texts()), words=words())
 
 
 def pretrain(
@@ -173,7 +172,7 @@ def _batches(stream: Iterator[Dialogues], size: int, pool: int = 8) -> Iterator[
     """Batches of databases of like length, in random order: rows are padded to the longest."""
     order = random.Random(0)
     while True:
-        items = sorted(itertools.islice(stream, size * pool), key=lambda item: len(item.system))
+        items = sorted(itertools.islice(stream, size * pool), key=lambda item: len(item.prefix))
         batches = [items[i : i + size] for i in range(0, len(items), size)]
         order.shuffle(batches)
         yield from batches

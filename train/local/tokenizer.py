@@ -22,14 +22,18 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from adapters.prompts import QUERY_TOOL
+
 __all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 _GLUE = "\x1f"
-# What replies begin with and are framed by. None may begin inside another, or the ids of a reply would depend on what
-# stands before it; so the closing fence is a word of its own instead.
+# What replies begin with and are framed by: one id each, also for the JSON around the query of a tool call. None may
+# begin inside another, or the ids of a reply would depend on what stands before it; so the closing fence is a word of
+# its own instead.
 _FRAMES = ["```sql\n", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+_FRAMES += [f'\n{{"name": "{QUERY_TOOL["name"]}", "arguments": {{"sql": "', '"}}\n</tool_call>']
 _OUTSIDE = re.compile("|".join(re.escape(token) for token in (END_OF_TEXT, IM_START, IM_END, *_FRAMES)))
 _WORDS = r"\n```(?![a-z\x1f])| ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
 _PLURAL = r"(?<=[a-z](?:x|ch|sh|ss))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
