@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-# LiteLLM, which agentlightning imports, otherwise asks the network for a list of prices.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+import tools.lightning  # noqa: F401  (before anything of agentlightning)
 
 WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
 

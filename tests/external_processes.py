@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any
 from train.config import resolve
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["agentlightning", "openai", "train.told", "train.store_server", "external_processes"])
+CONTEXT.set_forkserver_preload(["openai", "train.runners", "train.told", "train.store_server", "external_processes"])
 AGENT = "external_processes:ask"
 SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()
 
 
 def start(target: Any, *arguments: Any) -> Any:
     """A process that runs ``target``."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     process = CONTEXT.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process

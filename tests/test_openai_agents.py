@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import agentlightning as agl
 import agents
 import pytest
+from agentlightning.store.memory import InMemoryLightningStore
 from agents import Agent
 from agents.tracing import TracingProcessor, get_trace_provider
 
@@ -62,7 +62,7 @@ async def _run(
 
 
 async def _traced(replies: Script, database: str, backend: OpenAIAgentsBackend) -> tuple[Answer, list[Call]]:
-    store = agl.InMemoryLightningStore()
+    store = InMemoryLightningStore()
     rollout = await store.start_rollout(input={})
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     async with (

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
-from agentlightning import InMemoryLightningStore
+from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
 
 from adapters import AGENT_HEADER

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import agentlightning as agl
 import openai
 import pytest
+from agentlightning.store.memory import InMemoryLightningStore
 
 from adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
 from adapters.langgraph import LangGraphBackend
@@ -78,7 +78,7 @@ def task(tmp_path: Path) -> Task:
 async def _collector(
     server: ScriptedPolicyServer, backend: Any, reward: Any = _exact, *, timeout_s: float = 10.0, n_runners: int = 4
 ) -> AsyncIterator[RolloutCollector]:
-    store = agl.InMemoryLightningStore()
+    store = InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=_Domain(), reward=reward, timeout_s=timeout_s)
     async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
 

@@ -7,7 +7,7 @@ import random
 import struct
 from typing import Any
 
-from agentlightning import InMemoryLightningStore
+from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st

@@ -16,10 +16,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import agentlightning as agl
 import aiohttp
 import pytest
-from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, SpanCoreFields, TraceStatus
+from agentlightning.store.base import LightningStore
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    ProxyLLM,
+    RolloutConfig,
+    Span,
+    SpanCoreFields,
+    TraceStatus,
+)
 from aiohttp import web
 
 from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
@@ -30,21 +40,21 @@ from train.store_server import application
 ROOT = Path(__file__).parent.parent
 
 
-def _span(attempted: agl.AttemptedRollout, sequence: int, name: str = "call", **attributes: Any) -> agl.Span:
+def _span(attempted: AttemptedRollout, sequence: int, name: str = "call", **attributes: Any) -> Span:
     status = TraceStatus(status_code="OK")
     fields = SpanCoreFields(name=name, attributes=attributes, status=status, start_time=1.0, end_time=2.0)
     ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
-    return agl.Span.from_core_fields(fields, sequence_id=sequence, **ids)
+    return Span.from_core_fields(fields, sequence_id=sequence, **ids)
 
 
-async def _taken(store: agl.LightningStore, worker: str = "w") -> agl.AttemptedRollout:
+async def _taken(store: LightningStore, worker: str = "w") -> AttemptedRollout:
     attempted = await store.dequeue_rollout(worker)
     assert attempted is not None
     return attempted
 
 
 @asynccontextmanager
-async def _served(store: agl.LightningStore) -> AsyncIterator[str]:
+async def _served(store: LightningStore) -> AsyncIterator[str]:
     runner = web.AppRunner(application(store))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -55,9 +65,7 @@ async def _served(store: agl.LightningStore) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _their_server(store: agl.LightningStore) -> AsyncIterator[str]:
-    from agentlightning.store.client_server import LightningStoreServer
-
+async def _their_server(store: LightningStore) -> AsyncIterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,13 +78,13 @@ async def _their_server(store: agl.LightningStore) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _store(kind: str, tmp_path: Path) -> AsyncIterator[agl.LightningStore]:
+async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
     """A store of each make, in the process or behind each pair of server and client."""
     if kind == "theirs":
-        yield agl.InMemoryLightningStore()
+        yield InMemoryLightningStore()
         return
     if kind == "our client, their server":
-        async with _their_server(agl.InMemoryLightningStore()) as url:
+        async with _their_server(InMemoryLightningStore()) as url:
             client = StoreClient(url)
             await client.start()
             yield client
@@ -87,7 +95,7 @@ async def _store(kind: str, tmp_path: Path) -> AsyncIterator[agl.LightningStore]
         yield store
     else:
         async with _served(store) as url:
-            client = StoreClient(url) if kind == "our client, our server" else agl.LightningStoreClient(url)
+            client = StoreClient(url) if kind == "our client, our server" else LightningStoreClient(url)
             if isinstance(client, StoreClient):
                 await client.start()
             yield client
@@ -101,8 +109,8 @@ KINDS = ("theirs", "ours", "their client, our server", "our client, our server",
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_store_tells_the_same_story(kind: str, tmp_path: Path) -> None:
     async with _store(kind, tmp_path) as store:
-        resources = await store.add_resources({"policy": agl.ProxyLLM(endpoint="http://a/v1", model="m")})
-        await store.update_resources("rs-named", {"policy": agl.ProxyLLM(endpoint="http://b/v1", model="m")})
+        resources = await store.add_resources({"policy": ProxyLLM(endpoint="http://a/v1", model="m")})
+        await store.update_resources("rs-named", {"policy": ProxyLLM(endpoint="http://b/v1", model="m")})
         latest = await store.get_latest_resources()
         assert latest is not None
         assert (latest.resources_id, latest.version) == ("rs-named", 1)
@@ -188,7 +196,7 @@ async def test_a_call_that_fails_half_way_leaves_no_trace(tmp_path: Path, monkey
             await store.dequeue_rollout("w")
     [rollout] = await store.query_rollouts()
     assert rollout.status == "queuing"
-    assert not isinstance(rollout, agl.AttemptedRollout)
+    assert not isinstance(rollout, AttemptedRollout)
     assert (await _taken(store)).attempt.sequence_id == 1
     store.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agentlightning import emit_reward
+from agentlightning.emitter import emit_reward
 from agentlightning.types import Span
 
 from adapters.tracing import (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from typing import Annotated
@@ -53,8 +52,6 @@ async def _run(address: str, backend: str, agent: str | None, domain: str, n_run
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    # LiteLLM, which agentlightning imports, would fetch a price list.
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from train.runners import POLL_S, RunnerPool
     from train.store_client import StoreClient
     from train.told import ToldAgent

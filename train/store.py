@@ -1,14 +1,13 @@
 """``python -m train.store``: a Lightning store as a process of its own, durable in one file.
 
 The port is taken before anything heavy is imported, so that a port in use is said at once; clients are let in when the
-store is ready. Of agentlightning only the store is imported: the whole of it takes five times as long, and 200 MB.
+store is ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import signal
 import socket
 import sys
@@ -67,7 +66,6 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _open(path: Path | None, mongo: str | None) -> Any:
-    _without_the_rest("agentlightning")
     if mongo is not None:
         try:
             from agentlightning.store.mongo import MongoLightningStore
@@ -80,15 +78,6 @@ def _open(path: Path | None, mongo: str | None) -> Any:
         return SqliteLightningStore(path or MEMORY)
     except StoreFileError as error:
         raise _Stop(str(error)) from error
-
-
-def _without_the_rest(package: str) -> None:
-    """Let modules of ``package`` be imported without its ``__init__``, which imports them all."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or package in sys.modules:
-        return
-    module = sys.modules[package] = importlib.util.module_from_spec(spec)
-    module.__path__ = list(spec.submodule_search_locations or [])
 
 
 async def _serve(store: Any, listener: socket.socket) -> None:

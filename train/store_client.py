@@ -14,9 +14,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import agentlightning as agl
 import aiohttp
 import pydantic_core
+from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.types import AttemptedRollout, Span
 
 from train.store_address import check_store
 
@@ -37,7 +38,7 @@ class StoreFailedError(Exception):
     """The store answers, but cannot do what it should."""
 
 
-class StoreClient(agl.LightningStoreClient):
+class StoreClient(LightningStoreClient):
     """A client of the store at ``address``, of whatever make.
 
     :meth:`start` before use. Where a reply was lost, a request is sent twice: an enqueued rollout may then run once for
@@ -99,10 +100,10 @@ class StoreClient(agl.LightningStoreClient):
     def _away_for(self) -> float:
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
-    async def _dequeue_batch(self, *, limit: int, worker_id: str | None) -> list[agl.AttemptedRollout]:
+    async def _dequeue_batch(self, *, limit: int, worker_id: str | None) -> list[AttemptedRollout]:
         payload = {"limit": limit, "worker_id": worker_id}
         taken = await self._request_json("post", "/queues/rollouts/dequeue", json=payload)
-        return [agl.AttemptedRollout.model_validate(item) for item in taken]
+        return [AttemptedRollout.model_validate(item) for item in taken]
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each pair, rising within a rollout."""
@@ -110,7 +111,7 @@ class StoreClient(agl.LightningStoreClient):
             return await super().get_many_span_sequence_ids(rollout_attempt_ids)
         return await self._request_json("post", "/spans/next/batch", json=rollout_attempt_ids)
 
-    async def add_many_spans(self, spans: Sequence[agl.Span]) -> Sequence[agl.Span]:
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         """Persist spans; returns those that were new."""
         if not self._batches:
             return await super().add_many_spans(spans)

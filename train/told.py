@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import agentlightning as agl
-from agentlightning.types import SpanCoreFields
+from agentlightning.litagent import LitAgent
+from agentlightning.types import AttemptedRollout, NamedResources, SpanCoreFields
 
 import adapters
 import domains
@@ -19,7 +19,7 @@ from train.config import ConfigError, resolve
 __all__ = ["ToldAgent"]
 
 
-class ToldAgent(agl.LitAgent[dict[str, Any]]):
+class ToldAgent(LitAgent[dict[str, Any]]):
     """Agents of one backend and one domain, with the settings of whatever run a rollout belongs to.
 
     ``agent`` (of the backend ``custom``) is the runner's own: no store can name code to be run. Raises
@@ -34,7 +34,7 @@ class ToldAgent(agl.LitAgent[dict[str, Any]]):
         self._made({})
 
     async def rollout_async(
-        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.AttemptedRollout
+        self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
     ) -> list[SpanCoreFields]:
         """As :class:`train.agent.RolloutAgent`, with the rollout's settings."""
         settings = (rollout.metadata or {}).get("settings", {})

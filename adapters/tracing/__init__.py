@@ -5,8 +5,7 @@ The proxy is in :mod:`adapters.tracing.proxy`: it needs aiohttp, which reading s
 
 from __future__ import annotations
 
-import os
-
+import tools.lightning  # noqa: F401  (before anything of agentlightning)
 from adapters.tracing.calls import Call, from_span, to_span
 from adapters.tracing.triplets import (
     Trajectory,
@@ -18,9 +17,6 @@ from adapters.tracing.triplets import (
     trajectories,
     triplets,
 )
-
-# agentlightning is imported with the first span, and LiteLLM with it, which otherwise fetches a list of prices.
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 __all__ = [
     "Call",

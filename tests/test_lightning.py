@@ -1,0 +1,72 @@
+"""Agent Lightning's parts come without the whole of it, and the whole of it comes when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools import lightning
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package ``heavy`` whose ``__init__`` has a name of its own, and a module ``heavy.part``."""
+    folder = tmp_path / "heavy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from heavy.part import light\n__all__ = ['light', 'WHOLE']\nWHOLE = 1\n")
+    (folder / "part.py").write_text("light = 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "heavy"]:
+        del sys.modules[name]
+
+
+def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> None:
+    lightning._import_late("heavy")
+    part = importlib.import_module("heavy.part")
+    heavy = sys.modules["heavy"]
+    assert part.light == 2
+    assert "WHOLE" not in vars(heavy)
+    assert heavy.WHOLE == 1
+    assert heavy.light == 2
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = heavy.nothing
+
+
+def test_a_star_finds_everything(package: Path) -> None:
+    lightning._import_late("heavy")
+    names: dict[str, int] = {}
+    exec("from heavy import *", names)
+    assert (names["light"], names["WHOLE"]) == (2, 1)
+
+
+def test_a_package_that_was_imported_stays_as_it_is(package: Path) -> None:
+    heavy = importlib.import_module("heavy")
+    lightning._import_late("heavy")
+    assert sys.modules["heavy"] is heavy
+
+
+def test_one_that_fails_fails_again(package: Path) -> None:
+    (package / "__init__.py").write_text("import not_installed")
+    lightning._import_late("heavy")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="not_installed"):
+            _ = sys.modules["heavy"].WHOLE
+
+
+def test_neither_runner_nor_store_nor_trainer_imports_what_it_does_not_need() -> None:
+    imports = "import sys, train.store_server, train.runners, train.told, train.local.trainer"
+    heavy = ("litellm", "langchain_core", "agents", "matplotlib", "pandas")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{imports}; print(*sorted({set(heavy)} & set(sys.modules)))"],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("\n", "")
