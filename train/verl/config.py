@@ -1,0 +1,204 @@
+"""From a run's settings to verl's configuration.
+
+verl's own files say what there is; a preset and the command line say what differs. A setting that the run and verl both
+have has one value: whichever name it was given by, the other follows, and two different values are refused.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.errors import ConfigError
+from train.verl.presets import BASE, PRESETS, SHARED
+
+if TYPE_CHECKING:
+    from train.config import RunConfig
+
+__all__ = ["compose", "keys", "parse_overrides", "run_settings", "values"]
+
+_RUN_NAMES = {key: name for name, key in SHARED.items()}
+_SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
+_OURS = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
+_RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
+
+
+def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` arguments as a dictionary; values are JSON where they can be read as such, else text."""
+    overrides: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not key.strip("+~"):
+            raise ConfigError(f"{argument!r} is not key=value, e.g. actor_rollout_ref.rollout.n=8")
+        overrides[key] = _read(text)
+    return overrides
+
+
+def _read(text: str) -> Any:
+    words = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's settings (names of :class:`RunConfig`) of ``preset``, with what was given under either name.
+
+    Raises :class:`ConfigError` where both names were given with different values.
+    """
+    settings = {name: value for name, value in PRESETS[preset].items() if "." not in name}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    for key, value in overrides.items():
+        name = _RUN_NAMES.get(key.lstrip("+"))
+        if name is None:
+            continue
+        if given.get(name) not in (None, value):
+            flag = name.replace("_", "-")
+            raise ConfigError(f"{key}={value} but --{flag} {given[name]}: they are one setting, give it once")
+        settings[name] = value
+    return settings
+
+
+def values(
+    config: RunConfig,
+    *,
+    run_dir: str = "RUN_DIR",
+    model: str | None = None,
+    n_gpus: int = 1,
+    epoch_steps: int | None = None,
+) -> dict[str, Any]:
+    """verl's keys with the values that a run gives them; a leading ``+`` marks keys that verl's files do not have.
+
+    ``model`` is where the model's files are, ``epoch_steps`` the steps of one pass over the training tasks.
+    """
+    mode = config.verl.get("trainer.v1.trainer_mode", "sync")
+    # separate_async takes a batch apart itself: one mini-batch for each local update between two weight transfers.
+    updates = config.verl.get("trainer.v1.separate_async.parameter_sync_step", 4)
+    mini = max(1, config.tasks_per_step // (updates if mode == "separate_async" else config.minibatches))
+    chosen: dict[str, Any] = {
+        **BASE,
+        **{key: value for key, value in PRESETS[config.config].items() if "." in key},
+        **{key: getattr(config, name) for name, key in SHARED.items()},
+        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
+        "actor_rollout_ref.rollout.val_kwargs.do_sample": config.val_temperature > 0,
+        "actor_rollout_ref.rollout.multi_turn.max_user_turns": config.max_turns,
+        "data.max_prompt_length": config.max_model_len - config.max_tokens,
+        "data.train_files": f"{run_dir}/tasks/train.parquet",
+        "data.val_files": f"{run_dir}/tasks/validation.parquet",
+        "trainer.default_local_dir": f"{run_dir}/checkpoints",
+        "trainer.experiment_name": Path(run_dir).name,
+        "trainer.n_gpus_per_node": n_gpus,
+    }
+    if model is not None:
+        chosen[SHARED["model"]] = model
+    if importlib.util.find_spec("flash_attn") is None:
+        chosen["actor_rollout_ref.model.use_remove_padding"] = False
+        chosen["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
+    if config.credit == "discount":
+        chosen["algorithm.adv_estimator"] = "lightning_rod_discount"
+    overrides = {key: value for key, value in config.verl.items() if key not in _RUN_NAMES}
+    _check(config, overrides, mode)
+    chosen |= overrides
+    if config.steps == 0:
+        epochs = chosen["trainer.total_epochs"]
+        chosen[SHARED["steps"]] = None if epoch_steps is None else max(1, epochs * epoch_steps)
+    chosen["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
+    chosen |= {f"{_RUNTIME_ENV}{name}": value for name, value in _environment(run_dir).items()}
+    chosen["+lightning_rod"] = {"run_dir": run_dir, "config": config.to_dict()}
+    return chosen
+
+
+def _check(config: RunConfig, overrides: Mapping[str, Any], mode: str) -> None:
+    for key in overrides:
+        if key.lstrip("+") in _OURS:
+            raise ConfigError(f"{key} cannot be changed: the rollouts are built around it (see --credit)")
+    if mode not in _SAMPLERS:
+        raise ConfigError(f"trainer.v1.trainer_mode is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
+    room = config.max_model_len - config.max_tokens
+    if room < 1:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len} and max_tokens {config.max_tokens}: no room for a prompt"
+        )
+    tokens = overrides.get("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", config.max_model_len)
+    if tokens < config.max_model_len:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu is {tokens}, less than one trajectory of "
+            f"max_model_len {config.max_model_len} tokens"
+        )
+
+
+def _environment(run_dir: str) -> dict[str, str]:
+    """What verl's processes are to find in their environment."""
+    root = str(Path(__file__).parents[2])
+    path = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    wanted = {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
+        "TENSORBOARD_DIR": f"{run_dir}/tensorboard",
+        # vLLM's first start would otherwise compile kernels for minutes.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    }
+    kept = {name: os.environ[name] for name in wanted if name in os.environ and name != "PYTHONPATH"}
+    return {**wanted, **kept}
+
+
+def schema_folder() -> Path:
+    """Where verl's configuration files are, found without importing verl. Raises :class:`ConfigError`."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("verl is not installed: pip install 'lightning-rod[verl]' (docs/verl.md says how)")
+    return Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
+
+
+def compose(chosen: Mapping[str, Any]) -> Any:
+    """verl's whole configuration with ``chosen`` in it, as an OmegaConf ``DictConfig``.
+
+    Keys without a dot choose one of Hydra's groups (``model_engine=megatron``). Raises :class:`ConfigError` for a key
+    that verl does not have.
+    """
+    try:
+        from hydra import compose as hydra_compose
+        from hydra import initialize_config_dir
+        from omegaconf import OmegaConf, open_dict
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'lightning-rod[verl]'") from error
+
+    groups = [f"{key}={value}" for key, value in chosen.items() if "." not in key and not key.startswith("+")]
+    with initialize_config_dir(str(schema_folder()), version_base=None):
+        config = hydra_compose("ppo_trainer", overrides=groups)
+    known = None
+    for key, value in chosen.items():
+        if "." not in key and not key.startswith("+"):
+            continue
+        name = key.lstrip("+")
+        if not key.startswith("+"):
+            known = known or set(keys(config))
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"write +{name}=… to add it"
+                raise ConfigError(f"verl has no setting {name}: {hint}")
+        with open_dict(config):
+            OmegaConf.update(config, name, value, merge=False, force_add=True)
+    return config
+
+
+def keys(config: Any, prefix: str = "") -> list[str]:
+    """Every dotted key of a composed configuration, sections included; interpolations are left alone."""
+    from omegaconf import DictConfig
+
+    found: list[str] = []
+    for key in config:
+        name = f"{prefix}{key}"
+        found.append(name)
+        child = config._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            found += keys(child, f"{name}.")
+    return found

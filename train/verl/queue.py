@@ -1,0 +1,109 @@
+"""Rows into TransferQueue, verl's store of training data.
+
+verl registers each prompt under its ``uid`` and reads two things: the prompt's status (``finished``: take its rows;
+``failure``: replace it) and the rows under ``{uid}_{session}_{index}``. The calls are TransferQueue's blocking ones,
+in a thread: they run on its own event loop, as the trainer's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from train.verl.credit import Row
+
+__all__ = ["RowQueue", "TransferQueueRows", "fields", "tag"]
+
+
+class RowQueue(Protocol):
+    """Where rollouts leave their rows. ``partition`` is ``train`` or ``val``."""
+
+    async def mark(self, uid: str, partition: str, status: str) -> None:
+        """Say what a prompt's group is: ``running``, ``finished`` or ``failure``."""
+
+    async def put(self, rows: Sequence[Row], partition: str, source: str) -> None:
+        """Store rows of one rollout."""
+
+    async def clear(self, keys: Sequence[str], partition: str) -> None:
+        """Take rows out again."""
+
+
+def tag(row: Row) -> dict[str, Any]:
+    """What verl's sampler reads of a row without reading the row."""
+    return {
+        "status": "success",
+        "prompt_len": len(row.prompt_ids),
+        "response_len": len(row.response_ids),
+        "seq_len": len(row.prompt_ids) + len(row.response_ids),
+        "global_steps": row.step,
+        "min_global_steps": row.first_version,
+        "max_global_steps": row.last_version,
+    }
+
+
+def fields(row: Row, source: str) -> dict[str, Any]:
+    """A row's tensors, as verl's workers and metrics name them (``verl/trainer/ppo/v1/agent_loop_tq.py``).
+
+    int64 [tokens] each, ``rollout_log_probs`` and ``rm_scores`` float32; the reward stands on the last token.
+    """
+    import torch
+
+    prompts = torch.tensor(row.prompt_ids, dtype=torch.int64)
+    responses = torch.tensor(row.response_ids, dtype=torch.int64)
+    mask = torch.tensor(row.mask, dtype=torch.int64)
+    scores = torch.zeros(len(row.response_ids), dtype=torch.float32)
+    scores[-1] = row.reward
+    return {
+        "prompts": prompts,
+        "responses": responses,
+        "input_ids": torch.cat([prompts, responses]),
+        "position_ids": torch.arange(len(prompts) + len(responses)),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": torch.tensor(row.logprobs, dtype=torch.float32),
+        "rm_scores": scores,
+        "multi_modal_inputs": {},
+        "uid": row.uid,
+        "session_id": row.session,
+        "num_turns": row.turns,
+        "data_source": source,
+        "extra_fields": {"reward_extra_info": dict(row.info)},
+    }
+
+
+class TransferQueueRows:
+    """The real one; TransferQueue has been initialized in this process."""
+
+    def __init__(self) -> None:
+        import transfer_queue
+
+        self._queue = transfer_queue
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="transfer-queue")
+
+    async def mark(self, uid: str, partition: str, status: str) -> None:
+        """See :class:`RowQueue`."""
+        await self._call(self._queue.kv_put, key=uid, partition_id=partition, tag={"status": status})
+
+    async def put(self, rows: Sequence[Row], partition: str, source: str) -> None:
+        """See :class:`RowQueue`."""
+
+        def store() -> None:
+            from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+            self._queue.kv_batch_put(
+                keys=[row.key for row in rows],
+                partition_id=partition,
+                fields=list_of_dict_to_tensordict([fields(row, source) for row in rows]),
+                tags=[tag(row) for row in rows],
+            )
+
+        await self._call(store)
+
+    async def clear(self, keys: Sequence[str], partition: str) -> None:
+        """See :class:`RowQueue`."""
+        await self._call(self._queue.kv_clear, keys=list(keys), partition_id=partition)
+
+    async def _call(self, work: Callable[..., Any], **arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(**arguments))
