@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 import tools.lightning  # noqa: F401  (before anything of agentlightning)
+
+# Tests send Ctrl-C to what they start; a shell that starts pytest in the background has it ignored by all of them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
 

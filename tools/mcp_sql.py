@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             server.run(transport="stdio", show_banner=False, log_level="ERROR")
         else:
+            # For as long as the server does not handle Ctrl-C itself: there is nothing to put in order, and an event
+            # loop that is only half made would complain.
+            signal.signal(signal.SIGINT, lambda *_: os._exit(0))
             host, port = listener.getsockname()[:2]
             print(f"serving {options.database} on {_url(host, port)}", file=sys.stderr, flush=True)
             server.run(
