@@ -3,7 +3,8 @@
 Building an OpenAI client with its connection pool costs more than a call; a copy with another base URL does not. The
 client follows no proxy settings of the environment and never retries by itself: a retry is a sample that nobody judged.
 Its connections are aiohttp's: httpx's own pool looks at every connection for every request, which at a hundred rollouts
-is most of an agent's CPU time.
+is most of an agent's CPU time. Where no proxy traces the calls of a rollout, this client does
+(:mod:`adapters.tracing.recorder`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from contextlib import contextmanager
 
 import httpx
 import openai
-from httpx_aiohttp import HttpxAiohttpClient
+from httpx_aiohttp import AiohttpTransport
 
 from adapters._contract import AgentError, BackendError, Endpoint, EndpointError, PromptTooLongError, ToolError
+from adapters.tracing.recorder import RecordingTransport
 from tools.sql import DatabaseError
 
 __all__ = ["Clients", "typed_failures"]
+
+# Servers close idle connections after 5 s (uvicorn's default, and so vLLM's): let go of them first.
+_LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=512, keepalive_expiry=3.0)
 
 
 class Clients:
@@ -31,11 +36,11 @@ class Clients:
     def at(self, endpoint: Endpoint) -> openai.AsyncOpenAI:
         """The client of one rollout."""
         if self._client is None:
-            limits = httpx.Limits(max_connections=512, max_keepalive_connections=512)
+            transport = RecordingTransport(AiohttpTransport(limits=_LIMITS, trust_env=False))
             self._client = openai.AsyncOpenAI(
                 base_url=endpoint.base_url,
                 api_key=endpoint.api_key,
-                http_client=HttpxAiohttpClient(limits=limits, timeout=self._timeout_s, trust_env=False),
+                http_client=httpx.AsyncClient(transport=transport, timeout=self._timeout_s, trust_env=False),
                 max_retries=0,
             )
         return self._client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
@@ -60,7 +65,7 @@ def typed_failures(endpoint: Endpoint) -> Iterator[None]:
         failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
         message = f"the model's endpoint answered {error.status_code}: {error.message}"
         raise failure(message, status=error.status_code) from error
-    except openai.APIError as error:
+    except (openai.APIError, httpx.TransportError) as error:  # the second: a stream that broke off
         raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
     except Exception as error:
         raise AgentError(f"{type(error).__name__}: {error}") from error

@@ -13,17 +13,20 @@ import json
 import time
 from typing import Any
 
-import agentlightning as agl
-from agentlightning.types import SpanCoreFields, TraceStatus
+from agentlightning.emitter import emit_reward
+from agentlightning.litagent import LitAgent
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
 
 import adapters
 import rewards
 from domains import Domain
+from train.tracer import RolloutTracer
 
 __all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "POLICY_RESOURCE", "RolloutAgent"]
 
 POLICY_RESOURCE = "policy"
-"""The name of the store's resource that says where the proxy is."""
+"""The name of the store's resource that says where the model is: a ``ProxyLLM``, whose proxy traces the calls, or a
+plain ``LLM``, and then they are traced here."""
 
 ANSWER_SPAN = "lightning_rod.answer"
 """Attributes ``lightning_rod.text`` and ``lightning_rod.trace`` (JSON list of :class:`tools.types.Step`)."""
@@ -32,7 +35,11 @@ FAILURE_SPAN = "lightning_rod.failure"
 """Attributes ``lightning_rod.kind`` (a failure type) and ``lightning_rod.message``."""
 
 
-class RolloutAgent(agl.LitAgent[dict[str, Any]]):
+class _UntracedError(Exception):
+    """The agent answered, and nothing is known of how."""
+
+
+class RolloutAgent(LitAgent[dict[str, Any]]):
     """Runs one backend on the tasks of one domain, scored by one reward."""
 
     def __init__(
@@ -42,7 +49,7 @@ class RolloutAgent(agl.LitAgent[dict[str, Any]]):
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
 
     async def rollout_async(
-        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.AttemptedRollout
+        self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
     ) -> list[SpanCoreFields]:
         """Answer and score one task; the spans that the runner then stores."""
         started = time.time()
@@ -51,6 +58,8 @@ class RolloutAgent(agl.LitAgent[dict[str, Any]]):
             score = await self.reward(task, answer.text, answer.trace)
         except adapters.PromptTooLongError as error:
             return [_failure(error.kind, str(error), started)]
+        except _UntracedError as error:
+            return [_failure("untraced", str(error), started)]
         except adapters.BackendError as error:
             await self._report(rollout, _failure(error.kind, str(error), started))
             raise
@@ -61,18 +70,16 @@ class RolloutAgent(agl.LitAgent[dict[str, Any]]):
             await self._report(rollout, _failure("reward", str(error), started))
             raise
         parts = {"total": rewards.total(score), **score} if isinstance(score, dict) else float(score)
-        reward = agl.emit_reward(parts, primary_key="total" if isinstance(score, dict) else None, propagate=False)
+        reward = emit_reward(parts, primary_key="total" if isinstance(score, dict) else None, propagate=False)
         trace = json.dumps(answer.trace, ensure_ascii=False)
         return [
             _span(ANSWER_SPAN, {"lightning_rod.text": answer.text, "lightning_rod.trace": trace}, started),
             reward,
         ]
 
-    async def _ask(
-        self, task: dict[str, Any], resources: agl.NamedResources, rollout: agl.AttemptedRollout
-    ) -> adapters.Answer:
+    async def _ask(self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout) -> adapters.Answer:
         policy = resources[POLICY_RESOURCE]
-        assert isinstance(policy, agl.ProxyLLM)
+        assert isinstance(policy, LLM)
         sampling = (rollout.metadata or {}).get("sampling", {})
         endpoint = adapters.Endpoint(
             base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
@@ -81,15 +88,27 @@ class RolloutAgent(agl.LitAgent[dict[str, Any]]):
             sampling={**policy.sampling_parameters, **sampling},
         )
         question = adapters.Question(id=task["id"], text=task["question"], database=self.domain.database(task))
-        return await self.backend.run(question, endpoint)
+        if isinstance(policy, ProxyLLM):
+            return await self.backend.run(question, endpoint)
+        tracer = self.get_tracer()
+        assert isinstance(tracer, RolloutTracer)
+        with tracer.recorder(rollout, model=policy.model).listening() as recorder:
+            answer = await self.backend.run(question, endpoint)
+        if not recorder.calls:
+            raise _UntracedError(
+                f"{type(self.backend).__name__} answered, but no LLM call of its was traced: without a proxy, only "
+                "calls through the HTTP client of lightning-rod's own backends are. Start the trainer with "
+                "--llm-proxy, which traces any client"
+            )
+        return answer
 
-    async def _report(self, rollout: agl.AttemptedRollout, fields: SpanCoreFields) -> None:
+    async def _report(self, rollout: AttemptedRollout, fields: SpanCoreFields) -> None:
         # Raising hands nothing back to the runner, so a failure that is raised is stored here first.
         store = self.get_runner().get_store()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         sequence = await store.get_next_span_sequence_id(rollout_id, attempt_id)
         await store.add_span(
-            agl.Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence)
+            Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence)
         )
 
 

@@ -47,12 +47,14 @@ class RunConfig:
     n_runners: int = 96
     external_store_address: str | None = None
     """A Lightning store in another process (``http://HOST:PORT``); by default it lives and ends with the run."""
+    llm_proxy: bool = False
+    """With an external store: trace LLM calls in the proxy. Without it runners call the model, and trace themselves."""
     unresponsive_s: float = 30.0
     """Silence after which a runner elsewhere loses its rollout to another."""
     proxy_host: str = "127.0.0.1"
-    """Address of this machine that the LLM proxy listens on, and that runners elsewhere are told."""
+    """Address of this machine that runners elsewhere are told: the LLM proxy, or without it the model, is there."""
     proxy_port: int = 0
-    """Port of the LLM proxy; 0 takes any that is free."""
+    """Its port; 0 takes any that is free."""
     agent_match: str | None = None
     """Regular expression over agent names; only the calls of matching agents are trained. All by default."""
     max_turns: int = 2
@@ -106,6 +108,11 @@ class RunConfig:
             raise ConfigError(f"agent_match {self.agent_match!r} is not a regular expression: {error}") from error
         if self.val_temperature < 0:
             raise ConfigError(f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above")
+
+    @property
+    def proxied(self) -> bool:
+        """Whether a proxy traces the LLM calls. Where everything is one process it always does: it costs nothing."""
+        return self.llm_proxy or self.external_store_address is None
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain values."""

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import agentlightning as agl
+from agentlightning.store.base import LightningStore
+from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig, Span
 
 from adapters.tracing import Call, calls_from_spans, reward_from_spans
 from adapters.tracing.proxy import LLMProxy
@@ -45,7 +46,7 @@ class Outcome:
     job: Job
     rollout_id: str
     status: str
-    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, lost."""
+    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, untraced, lost."""
     reward: float | None
     parts: Mapping[str, float]
     message: str
@@ -68,14 +69,16 @@ class RolloutCollector:
     what has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
     :meth:`nudge`. For those in other processes: ``resources_id`` names what the store tells them of this run (always
     the newest address of the proxy), ``settings`` are how their agents are made, and a runner that is silent for
-    ``unresponsive_s`` seconds loses its rollout to another.
+    ``unresponsive_s`` seconds loses its rollout to another. Without a ``proxy`` runners trace their calls themselves,
+    and are told the model's own OpenAI base URL, ``policy_url``.
     """
 
     def __init__(
         self,
         *,
-        store: agl.LightningStore,
-        proxy: LLMProxy,
+        store: LightningStore,
+        proxy: LLMProxy | None = None,
+        policy_url: str = "",
         model: str,
         retries: int = 1,
         rollout_timeout_s: float = 120.0,
@@ -85,9 +88,12 @@ class RolloutCollector:
         settings: Mapping[str, Any] | None = None,
         unresponsive_s: float | None = None,
     ) -> None:
-        self._store, self._proxy, self._model, self._wake = store, proxy, model, wake
+        if (proxy is None) == (not policy_url):
+            raise ValueError("give either the proxy that traces calls, or the policy_url at which runners make them")
+        self._store, self._proxy, self._wake = store, proxy, wake
+        self._policy_url, self._model = policy_url, model
         self._poll_s, self._nudged, self._bell = poll_s, set[str](), asyncio.Event()
-        self._config = agl.RolloutConfig(
+        self._config = RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
             unresponsive_seconds=unresponsive_s,
             max_attempts=1 + retries,
@@ -97,10 +103,12 @@ class RolloutCollector:
         self._announced = False
 
     async def _announce(self) -> None:
-        """Tell runners, wherever they are, where the proxy is; cancel what an earlier life of this run left."""
+        """Tell runners, wherever they are, where the model is; cancel what an earlier life of this run left."""
         if self._announced:
             return
-        policy = agl.ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
+        policy = LLM(endpoint=self._policy_url, model=self._model)
+        if self._proxy is not None:
+            policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
         await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
         unfinished = ["queuing", "requeuing", "preparing", "running"]
         for rollout in await self._store.query_rollouts(status_in=unfinished):
@@ -114,7 +122,7 @@ class RolloutCollector:
         """Run the jobs and return their outcomes in the same order, at most ``deadline_s`` seconds later."""
         await self._announce()
         requests = [
-            agl.EnqueueRolloutRequest(
+            EnqueueRolloutRequest(
                 input=dict(job.task),
                 mode=job.mode,
                 resources_id=self._resources_id,
@@ -127,7 +135,8 @@ class RolloutCollector:
         self._wake()
         ids = [rollout.rollout_id for rollout in rollouts]
         await self._wait(ids, deadline_s, on_end)
-        await self._proxy.flush()
+        if self._proxy is not None:
+            await self._proxy.flush()
         return await asyncio.gather(*map(self._collect, jobs, ids))
 
     def nudge(self, rollout_id: str) -> None:
@@ -158,8 +167,8 @@ class RolloutCollector:
 
     async def _collect(self, job: Job, rollout_id: str) -> Outcome:
         rollout = await self._store.get_rollout_by_id(rollout_id)
-        attempt = rollout.attempt if isinstance(rollout, agl.AttemptedRollout) else None
-        spans: Sequence[agl.Span] = []
+        attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+        spans: Sequence[Span] = []
         if attempt is not None:
             spans = list(await self._store.query_spans(rollout_id, attempt.attempt_id))
         answer = _last(spans, ANSWER_SPAN)
@@ -192,11 +201,11 @@ class RolloutCollector:
         )
 
 
-def _last(spans: Sequence[agl.Span], name: str) -> agl.Span | None:
+def _last(spans: Sequence[Span], name: str) -> Span | None:
     return next((span for span in reversed(spans) if span.name == name), None)
 
 
-def _reward(spans: Sequence[agl.Span]) -> tuple[float | None, dict[str, float]]:
+def _reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float]]:
     """The rollout's reward and its parts."""
     value = reward_from_spans(spans)
     if isinstance(value, dict):

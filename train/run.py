@@ -84,11 +84,21 @@ def main(
     external_store_address: Annotated[
         str | None, typer.Option(help="Train through a store in another process", metavar="http://HOST:PORT")
     ] = None,
-    llm_proxy: Annotated[bool, typer.Option("--llm-proxy", help="Trace LLM calls in the proxy (always so)")] = False,
+    llm_proxy: Annotated[
+        bool,
+        typer.Option(
+            "--llm-proxy",
+            help="With an external store: trace calls in the LLM proxy, whatever client makes them, and not in the "
+            "runners. Without one this is always so",
+        ),
+    ] = False,
     proxy_host: Annotated[
-        str | None, typer.Option(help="Address of this machine at which runners elsewhere reach the proxy")
+        str | None,
+        typer.Option(
+            help="Address of this machine at which runners elsewhere reach the proxy, or without it the model"
+        ),
     ] = None,
-    proxy_port: Annotated[int | None, typer.Option(help="Port of the LLM proxy. Default: any that is free")] = None,
+    proxy_port: Annotated[int | None, typer.Option(help="Port of the same. Default: any that is free")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the order of tasks. Default: 0")] = None,
     resume: Annotated[
@@ -116,6 +126,7 @@ def main(
         "data_dir": data_dir,
         "output_dir": output_dir,
         "external_store_address": external_store_address,
+        "llm_proxy": llm_proxy or None,
         "proxy_host": proxy_host,
         "proxy_port": proxy_port,
         "device": device,

@@ -1,8 +1,6 @@
 """Many of agentlightning's runners on one event loop.
 
-Agents wait for the model most of the time, so a rollout needs a coroutine, not a process. agentlightning's own tracers
-hold one active trace per process and would serialise them; here the LLM calls are traced by the proxy, so the runner's
-tracer has only to know when the agent is at work.
+Agents wait for the model most of the time, so a rollout needs a coroutine, not a process.
 
 Of the runners that have nothing to do, one asks the store now and then and rings for the others: a store far away is
 asked a few times a second, however many runners there are.
@@ -14,57 +12,22 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import agentlightning as agl
-from agentlightning.tracer import Tracer
+from agentlightning.litagent import LitAgent
+from agentlightning.runner.agent import LitAgentRunner
+from agentlightning.store.base import LightningStore
+from agentlightning.types import AttemptedRollout
+
+from train.tracer import RolloutTracer
 
 __all__ = ["POLL_S", "RunnerPool"]
 
 POLL_S = 0.25
 """How often a store in another process is asked for work."""
 _FAREWELL_S = 5.0
-
-
-class _StoppedError(Exception):
-    """The pool stops; the rollout is for another runner."""
-
-
-class _AtWork(Tracer):
-    """A tracer that leaves tracing to the proxy, and so may be entered by any number of rollouts at once.
-
-    ``tasks`` are those whose agent is at work: they may be cancelled, and their attempt then fails, so that the store
-    gives the rollout to another runner. (Cancelled anywhere else, agentlightning's runner reports a success.)
-    """
-
-    def __init__(self, stopping: asyncio.Event) -> None:
-        super().__init__()
-        self._stopping = stopping
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-    def trace_context(self, name: str | None = None, **_: Any) -> AbstractAsyncContextManager[Any]:
-        return self._at_work()
-
-    @asynccontextmanager
-    async def _at_work(self) -> AsyncIterator[None]:
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
-        try:
-            if self._stopping.is_set():
-                raise _StoppedError
-            yield
-        except asyncio.CancelledError:
-            if not self._stopping.is_set():
-                raise
-            raise _StoppedError from None
-        finally:
-            self.tasks.discard(task)
-
-    def get_last_trace(self) -> list[agl.Span]:
-        return []
 
 
 class _Bell:
@@ -86,11 +49,11 @@ class _Bell:
             await asyncio.wait_for(self._event.wait(), timeout)
 
 
-class _WakingRunner(agl.LitAgentRunner[Any]):
+class _WakingRunner(LitAgentRunner[Any]):
     """agentlightning's runner, woken when rollouts are enqueued rather than after its next poll."""
 
     def __init__(
-        self, tracer: _AtWork, bell: _Bell, poll_interval: float, on_attempt_end: Callable[[str], None]
+        self, tracer: RolloutTracer, bell: _Bell, poll_interval: float, on_attempt_end: Callable[[str], None]
     ) -> None:
         super().__init__(tracer=tracer, poll_interval=poll_interval, heartbeat_interval=0)
         self._bell, self._heard, self._on_attempt_end = bell, 0, on_attempt_end
@@ -100,7 +63,7 @@ class _WakingRunner(agl.LitAgentRunner[Any]):
         # There may be runners elsewhere.
         return f"{socket.gethostname()}-{os.getpid()}-{self.worker_id}"
 
-    async def _step_impl(self, next_rollout: agl.AttemptedRollout, raise_on_exception: bool = False) -> str:
+    async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
         if self._scout:  # where there is one rollout there may be more
             self._bell.ring()
         heart = asyncio.create_task(self._beat(next_rollout))
@@ -110,7 +73,7 @@ class _WakingRunner(agl.LitAgentRunner[Any]):
             heart.cancel()
             self._on_attempt_end(next_rollout.rollout_id)
 
-    async def _beat(self, rollout: agl.AttemptedRollout) -> None:
+    async def _beat(self, rollout: AttemptedRollout) -> None:
         """Say that the attempt is alive, where the store would otherwise give it to another runner."""
         patience = rollout.config.unresponsive_seconds
         if patience is None:
@@ -120,7 +83,7 @@ class _WakingRunner(agl.LitAgentRunner[Any]):
             await asyncio.sleep(patience / 3)
             with suppress(Exception):  # what is wrong with the store will show where it matters
                 now = await store.get_rollout_by_id(rollout.rollout_id)
-                if not isinstance(now, agl.AttemptedRollout) or now.attempt.attempt_id != attempt.attempt_id:
+                if not isinstance(now, AttemptedRollout) or now.attempt.attempt_id != attempt.attempt_id:
                     return
                 if now.status in ("cancelled", "succeeded", "failed"):
                     return  # a sign of life would set it going again
@@ -150,8 +113,8 @@ class RunnerPool:
     def __init__(
         self,
         *,
-        store: agl.LightningStore,
-        agent: agl.LitAgent[Any],
+        store: LightningStore,
+        agent: LitAgent[Any],
         n_runners: int,
         poll_interval: float = 5.0,
         on_attempt_end: Callable[[str], None] = lambda _: None,
@@ -159,7 +122,7 @@ class RunnerPool:
         self._store, self._agent, self._n, self._poll = store, agent, n_runners, poll_interval
         self._on_attempt_end = on_attempt_end
         self._bell, self._stopping = _Bell(), asyncio.Event()
-        self._tracer = _AtWork(self._stopping)
+        self._tracer = RolloutTracer(self._stopping)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -187,3 +150,4 @@ class RunnerPool:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        await self._tracer.close()

@@ -21,14 +21,22 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
 
-from adapters._contract import AGENT_HEADER
-from adapters.tracing.wire import Exchange, error_body, traced_request
+from adapters.tracing.wire import (
+    CLIENT_GONE,
+    Exchange,
+    RefusedError,
+    calling_agent,
+    check_one_sample,
+    error_body,
+    has_ended,
+    read_request,
+    traced_request,
+)
 from adapters.tracing.writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
 
 __all__ = ["LLMProxy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
@@ -39,10 +47,8 @@ _BACKLOG = 1024
 _CONNECT_S = 10.0
 # Servers close idle connections after 5 s (uvicorn's default, and so vLLM's): let go of them first.
 _KEEPALIVE_S = 3.0
-_CLIENT_GONE = 499
 _PASSED_ON = ("Authorization",)
 _PASSED_BACK = ("Content-Type", "Retry-After", "X-Request-Id")
-_DONE = b"\ndata: [DONE]"
 
 
 class ProxyError(Exception):
@@ -155,19 +161,19 @@ class LLMProxy:
         exchange = Exchange(
             rollout_id=request.match_info["rollout_id"],
             attempt_id=request.match_info["attempt_id"],
-            agent=_agent(request.headers),
+            agent=calling_agent(request.headers),
             started=time.time(),
         )
         ticket = self._writer.admit(exchange.rollout_id, exchange.attempt_id)
         try:
             return await self._forward(request, exchange, ticket)
-        except _Refused as refused:
+        except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
-            return refused.response()
+            return _response(refused)
         except BaseException as error:  # a cancelled handler, or a fault of ours: the call is recorded all the same
             if not exchange.ended:
                 gone = isinstance(error, (asyncio.CancelledError, ConnectionResetError))
-                exchange.status = _CLIENT_GONE if gone else 500
+                exchange.status = CLIENT_GONE if gone else 500
                 exchange.error = (
                     "the client left before the reply was complete" if gone else f"the proxy failed: {error!r}"
                 )
@@ -176,9 +182,8 @@ class LLMProxy:
             self._finish(exchange, ticket)
 
     async def _forward(self, request: web.Request, exchange: Exchange, ticket: Ticket) -> web.StreamResponse:
-        exchange.request = payload = _json_object(await request.read())
-        if payload.get("n") not in (None, 1):
-            raise _Refused(400, f"n is {payload['n']!r}, but one call is one sample here: send n=1, several times")
+        exchange.request = payload = read_request(await request.read())
+        check_one_sample(payload)
         url = self._upstream(exchange.rollout_id)
         sent = json.dumps(traced_request(payload, model=self.model)).encode()
         try:
@@ -190,9 +195,9 @@ class LLMProxy:
                 exchange.body = await reply.read()
                 return web.Response(status=reply.status, body=exchange.body, headers=_headers_back(reply))
         except asyncio.TimeoutError as error:
-            raise _Refused(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
+            raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
         except aiohttp.ClientError as error:
-            raise _Refused(
+            raise RefusedError(
                 502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
             ) from error
 
@@ -215,7 +220,7 @@ class LLMProxy:
         try:
             async for chunk in reply.content.iter_any():
                 received += chunk
-                if _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]:
+                if has_ended(received, chunk):
                     # Recorded before the client can know that the reply is complete, so that a flush never misses it.
                     exchange.body = bytes(received)
                     self._finish(exchange, ticket)
@@ -236,11 +241,11 @@ class LLMProxy:
             async with self._session.get(f"{url}/models") as reply:
                 return web.Response(status=reply.status, body=await reply.read(), headers=_headers_back(reply))
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
-            return _Refused(502, f"the policy server at {url} did not answer: {error!r}").response()
+            return _response(RefusedError(502, f"the policy server at {url} did not answer: {error!r}"))
 
     def _upstream(self, rollout_id: str) -> str:
         if not self.upstreams:
-            raise _Refused(503, "no policy server is set: give the proxy's upstreams at least one base URL")
+            raise RefusedError(503, "no policy server is set: give the proxy's upstreams at least one base URL")
         return self.upstreams[zlib.crc32(rollout_id.encode()) % len(self.upstreams)].rstrip("/")
 
     def _finish(self, exchange: Exchange, ticket: Ticket) -> None:
@@ -249,43 +254,18 @@ class LLMProxy:
             self._writer.finish(ticket, exchange)
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-    def response(self) -> web.Response:
-        kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
-        return web.json_response(error_body(str(self), kind=kind, status=self.status), status=self.status)
+def _response(refused: RefusedError) -> web.Response:
+    return web.json_response(refused.body(), status=refused.status)
 
 
 async def _untraced(request: web.Request) -> web.StreamResponse:
-    return _Refused(
-        404,
-        f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
-        f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its chat/completions (not responses, not completions)",
-    ).response()
-
-
-def _json_object(body: bytes) -> dict[str, Any]:
-    try:
-        payload = json.loads(body)
-    except ValueError as error:
-        raise _Refused(400, f"the request is not JSON: {error}") from error
-    if not isinstance(payload, dict):
-        raise _Refused(400, f"the request is a JSON {type(payload).__name__}, not an object")
-    return payload
-
-
-def _agent(headers: Mapping[str, str]) -> str:
-    """The calling agent or node: our header, else the ``agent`` entry of W3C baggage, else empty."""
-    if AGENT_HEADER in headers:
-        return headers[AGENT_HEADER]
-    for entry in headers.get("baggage", "").split(","):
-        key, _, value = entry.partition(";")[0].partition("=")
-        if key.strip() == "agent":
-            return unquote(value.strip())
-    return ""
+    return _response(
+        RefusedError(
+            404,
+            f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
+            f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its chat/completions (not responses, not completions)",
+        )
+    )
 
 
 def _headers_back(reply: aiohttp.ClientResponse) -> dict[str, str]:

@@ -11,12 +11,41 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
+from adapters._contract import AGENT_HEADER
 from adapters.tracing.calls import Call, check_ids, to_json
 
-__all__ = ["Exchange", "error_body", "read_exchange", "traced_request"]
+__all__ = [
+    "CLIENT_GONE",
+    "Exchange",
+    "RefusedError",
+    "calling_agent",
+    "check_one_sample",
+    "error_body",
+    "has_ended",
+    "read_exchange",
+    "read_request",
+    "traced_request",
+]
 
+CLIENT_GONE = 499
+"""The status of a call whose agent left before the reply was complete."""
 _STATUS_OK = 200
+_DONE = b"\ndata: [DONE]"
+
+
+class RefusedError(Exception):
+    """A request that is answered here, with ``status``, and not by the policy."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's API words it."""
+        kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
+        return error_body(str(self), kind=kind, status=self.status)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +62,42 @@ class Exchange:
     body: bytes = b""
     streamed: bool = False
     error: str = ""
+
+
+def read_request(body: bytes) -> dict[str, Any]:
+    """The request in ``body``. Raises :class:`RefusedError`."""
+    try:
+        payload = json.loads(body)
+    except ValueError as error:
+        raise RefusedError(400, f"the request is not JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise RefusedError(400, f"the request is a JSON {type(payload).__name__}, not an object")
+    return payload
+
+
+def check_one_sample(request: Mapping[str, Any]) -> None:
+    """Raises :class:`RefusedError` where more than one choice is asked for: an agent can only go on from one."""
+    if request.get("n") not in (None, 1):
+        raise RefusedError(400, f"n is {request['n']!r}, but one call is one sample here: send n=1, several times")
+
+
+def calling_agent(headers: Mapping[str, str]) -> str:
+    """The calling agent or node: our header, else the ``agent`` entry of W3C baggage, else empty.
+
+    ``headers`` ignore case.
+    """
+    if AGENT_HEADER in headers:
+        return headers[AGENT_HEADER]
+    for entry in headers.get("baggage", "").split(","):
+        key, _, value = entry.partition(";")[0].partition("=")
+        if key.strip() == "agent":
+            return unquote(value.strip())
+    return ""
+
+
+def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
+    """Whether a stream's ``[DONE]`` came with ``chunk``, the last part of what was ``received``."""
+    return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
 
 
 def traced_request(request: Mapping[str, Any], *, model: str | None) -> dict[str, Any]:

@@ -7,12 +7,14 @@ waits, and updates the model while the loop is idle.
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-import agentlightning as agl
+from agentlightning.store.base import LightningStore
+from agentlightning.store.memory import InMemoryLightningStore
 
 import adapters
 import rewards
@@ -21,7 +23,7 @@ from domains import Domain
 from train.agent import RolloutAgent
 from train.attempts import EndedAttempts
 from train.clock import StepClock, timed_event_loop
-from train.config import RunConfig
+from train.config import ConfigError, RunConfig
 from train.local.engine import Engine
 from train.local.server import PolicyServer
 from train.rollouts import Job, Outcome, RolloutCollector
@@ -36,7 +38,7 @@ MODEL_NAME = "policy"
 _SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
 
 
-class _MemoryStore(EndedAttempts, agl.InMemoryLightningStore):
+class _MemoryStore(EndedAttempts, InMemoryLightningStore):
     """The store of a run that has no other."""
 
 
@@ -85,28 +87,36 @@ class LocalStack:
     def run(
         self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Outcome]:
-        """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends."""
-        return self._call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
+        """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
+
+        Raises :class:`train.config.ConfigError` where nothing can be learnt of any: no call was traced.
+        """
+        outcomes = self._call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
+        if outcomes and all(outcome.status == "untraced" for outcome in outcomes):
+            raise ConfigError(outcomes[0].message)
+        return outcomes
 
     async def _start(self) -> None:
         self._running: list[Any] = []
         config, external = self._config, self._config.external_store_address
-        store: agl.LightningStore
+        store: LightningStore
         if external is None:
             store = _MemoryStore(eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2)
         else:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)
-        server = PolicyServer(self.engine, model_name=MODEL_NAME)
-        await self._run(server)
-        proxy = LLMProxy(
-            upstreams=[f"{server.url}/v1"],
-            store=store,
-            model=MODEL_NAME,
-            host=config.proxy_host,
-            port=config.proxy_port,
-        )
-        await self._run(proxy)
+        listens: dict[str, Any] = {"host": config.proxy_host, "port": config.proxy_port}
+        server = PolicyServer(self.engine, model_name=MODEL_NAME, **({} if config.proxied else listens))
+        try:
+            await self._run(server)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigError(f"port {config.proxy_port} on {config.proxy_host} is in use: give another one") from error
+        policy_url, proxy = f"{server.url}/v1", None
+        if config.proxied:
+            proxy = LLMProxy(upstreams=[policy_url], store=store, model=MODEL_NAME, **listens)
+            await self._run(proxy)
         if isinstance(self.agent.backend, adapters.Stoppable):
             self._running.append(self.agent.backend)
         runners = RunnerPool(
@@ -120,6 +130,7 @@ class LocalStack:
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
+            policy_url="" if proxy else policy_url,
             model=MODEL_NAME,
             retries=config.retries,
             rollout_timeout_s=config.rollout_timeout_s,

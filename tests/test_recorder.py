@@ -1,0 +1,263 @@
+"""Without a proxy, the runner's own tracing records what the proxy would have."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+
+from adapters import Answer, Endpoint, Question
+from adapters._client import Clients, typed_failures
+from adapters.conformance import Recording, load_backend, play
+from adapters.tracing import Call, all_calls_from_spans, select, trajectories, triplets
+from adapters.tracing.proxy import LLMProxy
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from domains import Task
+from train.agent import RolloutAgent
+from train.rollouts import Job, Outcome, RolloutCollector
+from train.runners import RunnerPool
+
+GOLD = "SELECT name FROM singer"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    path = tmp_path / "db.sqlite"
+    with closing(sqlite3.connect(path)) as conn:
+        conn.executescript(
+            "CREATE TABLE singer (id int, name text); INSERT INTO singer VALUES (1, 'Ann');"
+            "CREATE TABLE film (title TEXT, year INT); INSERT INTO film VALUES ('Heat', 1995), ('Alien', 1979);"
+        )
+    return {"id": "t1", "question": "Which singers?", "query": GOLD, "db_path": str(path)}
+
+
+def _timeless(call: Call) -> Call:
+    return replace(call, started=0.0, ended=0.0, rollout_id="", attempt_id="")
+
+
+def _for_training(recording: Recording, agent_match: str | None) -> Any:
+    calls = select(list(map(_timeless, recording.calls)), agent_match)
+    return triplets(calls, recording.reward), trajectories(calls)
+
+
+async def _stopped(backend: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await work()
+    finally:
+        await backend.stop()
+
+
+def _streaming() -> Any:
+    from adapters.openai_agents import OpenAIAgentsBackend
+
+    return OpenAIAgentsBackend(stream=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "agent_match", "agents"),
+    [
+        ("langgraph", "check", ["write_query", "check_query"]),
+        ("openai-agents", "sql", ["sql_agent", "sql_agent"]),
+        (_streaming, "sql", ["sql_agent", "sql_agent"]),
+    ],
+)
+async def test_it_gives_the_proxys_triplets(backend: Any, agent_match: str, agents: list[str], task: Task) -> None:
+    made = load_backend(backend) if isinstance(backend, str) else backend()
+
+    async def both() -> Any:
+        return [await play(made, str(task["db_path"]), rollouts=5, llm_proxy=proxied) for proxied in (True, False)]
+
+    for by_proxy, by_runner in zip(*await _stopped(made, both), strict=True):
+        assert [call.agent for call in by_runner.calls] == agents
+        assert by_runner.reward == by_proxy.reward == 1.0
+        assert list(map(_timeless, by_runner.calls)) == list(map(_timeless, by_proxy.calls))
+        assert by_runner.requests == by_proxy.requests  # the policy was asked the same
+        for match in (None, agent_match):
+            assert _for_training(by_runner, match) == _for_training(by_proxy, match)
+
+
+class _Domain:
+    name, default_reward = "test", "test"
+
+    def load(self, data_dir: str | None = None) -> Any:
+        raise AssertionError
+
+    def database(self, task: Task) -> str:
+        return str(task["db_path"])
+
+
+class _Backend:
+    """Calls as its function says, over the client that backends share."""
+
+    agents = ("solo",)
+
+    def __init__(self, calls: Callable[[openai.AsyncOpenAI, Endpoint], Awaitable[str]]) -> None:
+        self._calls, self._clients = calls, Clients(timeout_s=2.0)
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        with typed_failures(endpoint):
+            return Answer(text=await self._calls(self._clients.at(endpoint), endpoint))
+
+    async def stop(self) -> None:
+        await self._clients.close()
+
+
+async def _ask(client: openai.AsyncOpenAI, endpoint: Endpoint, **options: Any) -> Any:
+    return await client.chat.completions.create(
+        model="whatever the author wrote",
+        messages=[{"role": "user", "content": "Which?"}],
+        extra_headers=endpoint.agent_headers("solo"),
+        **{**endpoint.sampling, **options},
+    )
+
+
+async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+    return (await _ask(client, endpoint)).choices[0].message.content
+
+
+@asynccontextmanager
+async def _collector(
+    policy_url: str, backend: Any, *, proxied: bool
+) -> AsyncIterator[tuple[RolloutCollector, InMemoryLightningStore]]:
+    async def exact(task: Any, answer: str, trace: Any) -> float:
+        return float(answer == task["query"])
+
+    store = InMemoryLightningStore()
+    agent = RolloutAgent(backend=backend, domain=_Domain(), reward=exact, timeout_s=0.5)
+    proxy = LLMProxy(upstreams=[policy_url], store=store, model="scripted") if proxied else None
+    if proxy:
+        await proxy.start()
+
+    def nudge(rollout_id: str) -> None:
+        collector.nudge(rollout_id)
+
+    runners = RunnerPool(store=store, agent=agent, n_runners=8, on_attempt_end=nudge)
+    collector = RolloutCollector(
+        store=store,
+        proxy=proxy,
+        policy_url="" if proxied else policy_url,
+        model="scripted",
+        retries=0,
+        wake=runners.wake,
+    )
+    await runners.start()
+    try:
+        yield collector, store
+    finally:
+        await runners.stop()
+        if proxy:
+            await proxy.stop()
+        if isinstance(backend, _Backend):
+            await backend.stop()
+
+
+async def _run(
+    task: Task, policy_url: str, backend: Any, *, proxied: bool, count: int = 1
+) -> list[tuple[Outcome, list[Call]]]:
+    """Each rollout's outcome and all its calls, failed ones too."""
+    jobs = [Job(task=task, group="t1", mode="train", sampling={"seed": n}) for n in range(count)]
+    async with _collector(policy_url, backend, proxied=proxied) as (collector, store):
+        outcomes = await collector.run(jobs, deadline_s=20)
+        return [(outcome, all_calls_from_spans(await store.query_spans(outcome.rollout_id))) for outcome in outcomes]
+
+
+async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> list[tuple[Outcome, list[Call]]]:
+    async with ScriptedPolicyServer(replies=replies) as server:
+        return await _run(task, server.base_url, _Backend(calls) if callable(calls) else calls, **options)
+
+
+async def test_rollouts_at_once_keep_their_calls_apart(task: Task) -> None:
+    async def twice(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+        replies = await asyncio.gather(*(asyncio.create_task(_once(client, endpoint)) for _ in range(2)))
+        return replies[0]
+
+    def reply(body: dict[str, Any]) -> Reply:
+        return Reply(text=GOLD, token_ids=[body["seed"]], weights_version=3, delay_s=0.05)
+
+    outcomes = await _outcomes(task, reply, twice, proxied=False, count=8)
+    assert [[call.response_ids for call in calls] for _, calls in outcomes] == [[[n], [n]] for n in range(8)]
+    assert [outcome.reward for outcome, _ in outcomes] == [1.0] * 8
+    assert {call.weights_version for _, calls in outcomes for call in calls} == {3}
+
+
+async def _reads_half(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+    async with await _ask(client, endpoint, stream=True) as stream:
+        async for _ in stream:
+            return GOLD
+    return ""
+
+
+async def _reads_it_all(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+    stream = await _ask(client, endpoint, stream=True)
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def _several(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+    await _ask(client, endpoint, n=2)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("reply", "calls", "outcome", "recorded"),
+    [
+        (GOLD, _once, "succeeded", (200, "")),
+        (GOLD, _reads_it_all, "succeeded", (200, "")),
+        (Reply(text=GOLD, delay_s=0.2), _reads_half, "succeeded", (499, "the client left before the reply was comp")),
+        (Reply(status=503, text="out of cards"), _once, "endpoint", (503, "out of cards")),
+        (Reply(status=400, text="long", code="context_length_exceeded"), _once, "over_long", (400, "long")),
+        (Reply(text=GOLD, breaks_off=True), _reads_it_all, "endpoint", (200, "the policy server broke off its")),
+        (Reply(text=GOLD, delay_s=30), _once, "timeout", (499, "the client left before the reply was complete")),
+        (GOLD, _several, "endpoint", (400, "n is 2, but one call is one sample here")),
+    ],
+)
+async def test_whatever_becomes_of_a_call_is_recorded_as_the_proxy_does(
+    task: Task, reply: Any, calls: Any, outcome: str, recorded: tuple[int, str]
+) -> None:
+    for proxied in (True, False):
+        [(result, [call])] = await _outcomes(task, lambda _: reply, calls, proxied=proxied)
+        assert result.status == outcome, (proxied, result.message)
+        assert (call.status, call.error[: len(recorded[1])]) == recorded, proxied
+        assert call.agent == "solo"
+
+
+async def test_a_model_that_is_not_there_is_recorded_too(task: Task) -> None:
+    for proxied in (True, False):
+        [(outcome, [call])] = await _run(task, "http://127.0.0.1:9/v1", _Backend(_once), proxied=proxied)
+        assert outcome.status == "endpoint"
+        assert call.status == 502
+        assert call.error.startswith("the policy server at http://127.0.0.1:9/v1")
+
+
+async def test_an_agent_with_a_client_of_its_own_is_told_to_use_the_proxy(task: Task) -> None:
+    class Own:
+        agents = ("solo",)
+
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            async with httpx.AsyncClient(trust_env=False) as client:
+                body = {"model": endpoint.model, "messages": [{"role": "user", "content": question.text}]}
+                reply = await client.post(f"{endpoint.base_url}/chat/completions", json=body)
+            return Answer(text=reply.json()["choices"][0]["message"]["content"])
+
+    [(proxied, _)] = await _outcomes(task, lambda _: GOLD, Own(), proxied=True)
+    assert (proxied.status, proxied.reward) == ("succeeded", 1.0)
+    [(untraced, _)] = await _outcomes(task, lambda _: GOLD, Own(), proxied=False)
+    assert (untraced.status, untraced.reward, untraced.attempts) == ("untraced", None, 1)
+    assert "--llm-proxy" in untraced.message
+
+
+async def test_other_endpoints_than_chat_are_refused_and_not_lost(task: Task) -> None:
+    async def responds(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+        return (await client.responses.create(model="m", input="x")).output_text
+
+    [(outcome, _)] = await _outcomes(task, lambda _: GOLD, responds, proxied=False)
+    assert (outcome.status, outcome.reward) == ("endpoint", None)
+    assert "POST /v1/responses is not traced: use chat/completions" in outcome.message
