@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from programs import CONTEXT
+
 from train.config import resolve
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["openai", "train.runners", "train.told", "train.store_server", "external_processes"])
 AGENT = "external_processes:ask"
 SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()
 

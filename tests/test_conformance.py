@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import openai
 import pytest
+from programs import run
 
 from adapters import Backend, Endpoint, Question, prompts
 from adapters.conformance import BackendConformance, Recording, load_backend
@@ -63,19 +61,6 @@ class TestExample(BackendConformance):
         return load_backend("examples.custom_agent:answer")
 
 
-def _kit(agent: str, folder: Path, source: str) -> subprocess.CompletedProcess[str]:
-    (folder / "theirs.py").write_text(source)
-    kit = ["-p", "adapters.conformance", "--pyargs", "adapters.conformance", "--backend-under-test", agent]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *kit],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 CHANGES_REPLIES = """
 import openai
 
@@ -95,14 +80,7 @@ async def answer(question, endpoint):
 def test_a_third_party_runs_it_with_one_command_and_reads_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(CHANGES_REPLIES)
     kit = ["-p", "adapters.conformance", "--pyargs", "adapters.conformance"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run("-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer", folder=tmp_path)
     assert "the agent changed the messages before its last" in done.stdout
     assert "1 failed, 10 passed" in done.stdout
     assert done.returncode == 1

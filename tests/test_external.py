@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +15,7 @@ from typing import Any
 
 import external_processes as processes
 import pytest
+from programs import run
 
 from adapters.tracing.proxy import LLMProxy
 from adapters.tracing.testing import Reply, ScriptedPolicyServer
@@ -26,7 +25,6 @@ from train.run import _check_store, _Stop
 from train.store_address import StoreAddressError, check_store
 from train.store_client import StoreClient
 
-ROOT = Path(__file__).parent.parent
 GOLD = "SELECT name FROM singer"
 
 
@@ -281,14 +279,7 @@ def test_agent_lightnings_variable_is_understood(
 
 @pytest.mark.parametrize("module", ["train.run", "train.runner"])
 def test_trainer_and_runner_stop_at_a_wrong_address(module: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", module, "--external-store-address", "localhost:1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run("-m", module, "--external-store-address", "localhost:1")
     assert done.returncode == 2
     assert done.stderr == "error: the store's address 'localhost:1' is not like http://HOST:PORT\n"
 
@@ -296,14 +287,9 @@ def test_trainer_and_runner_stop_at_a_wrong_address(module: str) -> None:
 async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     pieces.store()
     done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "train.run", "--dev", "--llm-proxy", "--external-store-address", pieces.address],
-        cwd=ROOT,
-        env={**os.environ, "AGL_MANAGED_STORE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        run,
+        *("-m", "train.run", "--dev", "--llm-proxy", "--external-store-address", pieces.address),
+        environment={**os.environ, "AGL_MANAGED_STORE": "0"},
     )
     assert done.returncode == 0, done.stderr
     assert "10 rollouts" in done.stdout

@@ -8,21 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from programs import ROOT, Program, run, until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from train.rundir import RunDir
 
-ROOT = Path(__file__).parent.parent
 SMALL = ("--val-tasks", "8", "--n-runners", "16")
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "train.run", *arguments]
 
 
 def _environment() -> dict[str, str]:
@@ -30,16 +25,23 @@ def _environment() -> dict[str, str]:
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _command(*arguments), cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=300, check=False
-    )
+    return run("-m", "train.run", *arguments, environment=_environment())
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run of one step on the bundled data, and what it printed."""
+    """A run of one step on the bundled data, started as a user does, and what it printed."""
     runs = tmp_path_factory.mktemp("runs")
-    done = _run("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
+    arguments = ("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
+    done = subprocess.run(
+        [sys.executable, "-m", "train.run", *arguments],
+        cwd=ROOT,
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return runs / "latest", done.stdout
 
@@ -96,45 +98,31 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 
 
 def test_a_run_killed_at_any_moment_goes_on_from_its_last_step(tmp_path: Path) -> None:
-    arguments = ("--steps", "3", *SMALL, "--output-dir", str(tmp_path))
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(_command(*arguments), cwd=ROOT, env=_environment(), stdout=log, stderr=log)
-        deadline = time.monotonic() + 200
-        while not list(tmp_path.glob("latest/checkpoints/step-00001")):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.kill()
-        process.wait()
+    arguments = ("--steps", "2", *SMALL, "--output-dir", str(tmp_path))
+    program = Program("-m", "train.run", *arguments, environment=_environment())
+    until((tmp_path / "latest" / "checkpoints" / "step-00001").exists, program)
+    program.send_signal(signal.SIGKILL)
+    assert program.wait(30).returncode == -signal.SIGKILL
     done = _run("--resume", str(tmp_path / "latest"))
     assert done.returncode == 0, done.stderr
-    assert [line["step"] for line in RunDir.open(tmp_path / "latest").metrics()] == [0, 1, 2, 3]
+    assert [line["step"] for line in RunDir.open(tmp_path / "latest").metrics()] == [0, 1, 2]
     summary = json.loads((tmp_path / "latest" / "summary.json").read_text())
-    assert (summary["steps"], summary["rollouts"]) == (3, 288)
+    assert (summary["steps"], summary["rollouts"]) == (2, 192)
     refused = _run("--resume", str(tmp_path / "latest"), "--seed", "9")
     assert refused.returncode == 2
     assert "started with 0" in refused.stderr
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        _command("--steps", "50", *SMALL, "--output-dir", str(tmp_path)),
-        cwd=ROOT,
-        env=_environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+    program = Program(
+        "-m", "train.run", "--steps", "50", *SMALL, "--output-dir", str(tmp_path), environment=_environment()
     )
-    deadline = time.monotonic() + 200
-    while not list(tmp_path.glob("latest/checkpoints/step-00001")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "--resume" in errors
-    assert "Traceback" not in errors
+    until((tmp_path / "latest" / "checkpoints" / "step-00001").exists, program)
+    program.send_signal(signal.SIGINT)
+    stopped = program.wait(60)
+    assert stopped.returncode == 130
+    assert "--resume" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
     assert json.loads((tmp_path / "latest" / "summary.json").read_text())["steps"] >= 1
 
 
