@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
 import tools.lightning  # noqa: F401  (before anything of agentlightning)
 
+# Two workers and what they start share two cores: threads that wait for each other only burn them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests send Ctrl-C to what they start; a shell that starts pytest in the background has it ignored by all of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
