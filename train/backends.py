@@ -32,7 +32,7 @@ def make_backend(config: RunConfig) -> adapters.Backend:
         missing = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else "is its version right?"
         raise ConfigError(f"backend {config.backend!r} cannot be imported: {error}; {missing}") from error
     takes = inspect.signature(factory).parameters
-    usual = resolve(config.config)
+    usual = resolve(config.config, trainer=config.trainer)
     options = {}
     for option, setting in _OPTIONS.items():
         value = getattr(config, setting)

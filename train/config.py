@@ -6,20 +6,23 @@ The resolved record is written into the run directory, so a run can be resumed, 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-__all__ = ["PRESETS", "ConfigError", "RunConfig", "resolve"]
+from train.errors import ConfigError
+from train.verl.config import run_settings
+from train.verl.presets import PRESETS as VERL_PRESETS
+
+__all__ = ["PRESETS", "VERL_PRESETS", "ConfigError", "RunConfig", "resolve"]
 
 
 _AGENTS = (
-    *("config", "backend", "domain", "reward", "max_turns", "table_info_truncate", "sample_values", "keys"),
+    *("trainer", "config", "backend", "domain", "reward", "max_turns", "table_info_truncate", "sample_values", "keys"),
     *("execution_truncate", "rollout_timeout_s"),
 )
 
-
-class ConfigError(ValueError):
-    """A setting that is unknown or out of range; the message names it, its value and what it may be."""
+_CHOICES = {"trainer": ("local", "verl"), "credit": ("broadcast", "last", "discount")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class RunConfig:
     config: str = "fast"
     model: str = "starter"
     """``starter`` (the checkpoint that ships with the project) or a folder in Hugging Face's format."""
+    trainer: str = "local"
+    """``local`` (embedded, in this process) or ``verl`` (on GPUs)."""
     device: str = "cpu"
     data_dir: str | None = None
     output_dir: str = "runs"
@@ -80,6 +85,11 @@ class RunConfig:
     """Steps between the shorter validations on the way (0 is never)."""
     val_every_tasks: int = 64
 
+    credit: str = "broadcast"
+    """Which calls of a rollout its reward is for: all (``broadcast``), the ``last``, or all with a ``discount``."""
+    credit_discount: float = 0.9
+    """With ``discount``: what each call counts less than the one after it."""
+
     learning_rate: float = 2e-4
     minibatches: int = 2
     clip_low: float = 0.2
@@ -91,10 +101,21 @@ class RunConfig:
     checkpoint_every: int = 1
     """Steps between checkpoints; what ``--resume`` may lose."""
 
+    verl: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of verl's own, by their dotted names; they win over a preset's."""
+
     def __post_init__(self) -> None:
         for name in ("steps", "tasks_per_step", "n_runners", "max_turns", "max_tokens", "checkpoint_every"):
-            if getattr(self, name) < 1 and (name != "n_runners" or self.external_store_address is None):
+            may_be_0 = {"n_runners": self.external_store_address is not None, "steps": self.trainer == "verl"}
+            if getattr(self, name) < (0 if may_be_0.get(name) else 1):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
+        if self.trainer == "local" and self.credit != "broadcast":
+            raise ConfigError(f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl")
+        if not 0 < self.credit_discount <= 1:
+            raise ConfigError(f"credit_discount is {self.credit_discount}; it must be above 0 and up to 1")
         if self.n_runners < 0:
             raise ConfigError(f"n_runners is {self.n_runners}; 0 leaves all rollouts to runners elsewhere")
         if self.group_size < 2:
@@ -111,8 +132,12 @@ class RunConfig:
 
     @property
     def proxied(self) -> bool:
-        """Whether a proxy traces the LLM calls. Where everything is one process it always does: it costs nothing."""
-        return self.llm_proxy or self.external_store_address is None
+        """Whether a proxy traces the LLM calls.
+
+        Where everything is one process it always does: it costs nothing. With verl, too: the proxy says which rollout a
+        call belongs to, and the rollout keeps to one of verl's servers.
+        """
+        return self.llm_proxy or self.external_store_address is None or self.trainer == "verl"
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain values."""
@@ -147,9 +172,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def resolve(preset: str, **given: Any) -> RunConfig:
     """The defaults, then the preset, then what was given (``None`` is not given). Raises :class:`ConfigError`."""
-    if preset not in PRESETS:
-        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(PRESETS))}")
-    chosen = {**PRESETS[preset], **{name: value for name, value in given.items() if value is not None}}
+    verl = given.get("trainer") == "verl"
+    presets = VERL_PRESETS if verl else PRESETS
+    if preset not in presets:
+        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}")
+    chosen = {name: value for name, value in given.items() if value is not None}
+    chosen = run_settings(preset, chosen, chosen.get("verl") or {}) if verl else {**PRESETS[preset], **chosen}
     known = {field.name for field in fields(RunConfig)}
     if unknown := sorted(set(chosen) - known):
         raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -93,6 +93,8 @@ class RolloutCollector:
         self._store, self._proxy, self._wake = store, proxy, wake
         self._policy_url, self._model = policy_url, model
         self._poll_s, self._nudged, self._bell = poll_s, set[str](), asyncio.Event()
+        self._watched: dict[str, asyncio.Future[None]] = {}
+        self._watcher: asyncio.Task[None] | None = None
         self._config = RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
             unresponsive_seconds=unresponsive_s,
@@ -120,6 +122,17 @@ class RolloutCollector:
         self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Outcome]:
         """Run the jobs and return their outcomes in the same order, at most ``deadline_s`` seconds later."""
+        outcomes: dict[int, Outcome] = {}
+        async for place, outcome in self.each(jobs, deadline_s=deadline_s):
+            outcomes[place] = outcome
+            on_end()
+        return [outcomes[place] for place in range(len(jobs))]
+
+    async def each(self, jobs: Sequence[Job], *, deadline_s: float) -> AsyncIterator[tuple[int, Outcome]]:
+        """Run the jobs; yields each one's place and outcome as it ends, all at most ``deadline_s`` seconds later.
+
+        Any number of batches may be under way at once.
+        """
         await self._announce()
         requests = [
             EnqueueRolloutRequest(
@@ -131,39 +144,72 @@ class RolloutCollector:
             )
             for job in jobs
         ]
-        rollouts = await self._store.enqueue_many_rollouts(requests)
+        deadline = time.monotonic() + deadline_s
+        ids = [rollout.rollout_id for rollout in await self._store.enqueue_many_rollouts(requests)]
+        ends = [self._watch(rollout_id) for rollout_id in ids]
         self._wake()
-        ids = [rollout.rollout_id for rollout in rollouts]
-        await self._wait(ids, deadline_s, on_end)
-        if self._proxy is not None:
-            await self._proxy.flush()
-        return await asyncio.gather(*map(self._collect, jobs, ids))
+
+        async def finished(place: int) -> tuple[int, Outcome]:
+            await self._until(ids[place], ends[place], deadline)
+            if self._proxy is not None:
+                await self._proxy.flush(ids[place])
+            return place, await self._collect(jobs[place], ids[place])
+
+        work = [asyncio.ensure_future(finished(place)) for place in range(len(jobs))]
+        try:
+            for ended in asyncio.as_completed(work):
+                yield await ended
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            for rollout_id in ids:
+                self._watched.pop(rollout_id, None)
 
     def nudge(self, rollout_id: str) -> None:
         """Look at this rollout now rather than at the next poll: an attempt of it ended in this process."""
         self._nudged.add(rollout_id)
         self._bell.set()
 
-    async def _wait(self, ids: Sequence[str], deadline_s: float, on_end: Callable[[], None]) -> None:
-        """Wait for every rollout to end; those that have not by the deadline are cancelled.
+    async def _until(self, rollout_id: str, end: asyncio.Future[None], deadline: float) -> None:
+        """Wait for a rollout to end; one that has not by the deadline is cancelled in the store."""
+        done, _ = await asyncio.wait([end], timeout=max(0.0, deadline - time.monotonic()))
+        if done:
+            end.result()  # what is wrong with the store is raised here
+            return
+        self._watched.pop(rollout_id, None)
+        await self._store.update_rollout(rollout_id, status="cancelled")
+
+    def _watch(self, rollout_id: str) -> asyncio.Future[None]:
+        """A future that is done when the rollout is, whichever batch it belongs to."""
+        end = self._watched[rollout_id] = asyncio.get_running_loop().create_future()
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._look(), name="rollout-ends")
+        return end
+
+    async def _look(self) -> None:
+        """Ask the store which rollouts have ended, as long as somebody waits for one.
 
         The store's own ``wait_for_rollouts`` holds a thread of the loop's executor for each rollout that it waits for,
         and agents need those threads to make progress. So it is only asked what has ended, never to wait.
         """
-        deadline = time.monotonic() + deadline_s
-        pending = set(ids)
-        while pending and (left := deadline - time.monotonic()) > 0:
+        while self._watched:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._bell.wait(), min(left, self._poll_s))
+                await asyncio.wait_for(self._bell.wait(), self._poll_s)
             self._bell.clear()
-            asked = pending & self._nudged or pending
+            asked = self._watched.keys() & self._nudged or self._watched.keys()
             self._nudged.clear()
-            for rollout in await self._store.wait_for_rollouts(rollout_ids=list(asked), timeout=0):
-                pending.discard(rollout.rollout_id)
-                on_end()
-        for rollout_id in pending:
-            await self._store.update_rollout(rollout_id, status="cancelled")
-            on_end()
+            try:
+                ended = await self._store.wait_for_rollouts(rollout_ids=list(asked), timeout=0)
+            except Exception as error:
+                for end in self._watched.values():
+                    if not end.done():
+                        end.set_exception(error)
+                return
+            for rollout in ended:
+                end = self._watched.pop(rollout.rollout_id, None)
+                if end is not None and not end.done():
+                    end.set_result(None)
 
     async def _collect(self, job: Job, rollout_id: str) -> Outcome:
         rollout = await self._store.get_rollout_by_id(rollout_id)

@@ -6,6 +6,7 @@ Everything heavy is imported once the arguments are known to be right, so ``--he
 from __future__ import annotations
 
 import errno
+import importlib.util
 import logging
 import os
 import re
@@ -25,14 +26,15 @@ import domains
 import rewards
 from tools.plugins import UnknownNameError
 from train.backends import make_backend
-from train.config import PRESETS, ConfigError, RunConfig, resolve
+from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
+from train.verl.config import parse_overrides
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
-_FIXED = ("backend", "agent", "domain", "model", "data_dir", "seed")
+_FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
 """What a resumed run cannot change: it would be another run."""
 
 
@@ -49,6 +51,12 @@ class _Stop(Exception):
 
 @app.command()
 def main(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="With verl: any setting of its own, e.g. actor_rollout_ref.rollout.n=8", metavar="KEY=VALUE"
+        ),
+    ] = None,
     backend: Annotated[
         str | None, typer.Option(help="Agent framework: langgraph, openai-agents, mcp, custom. Default: langgraph")
     ] = None,
@@ -59,7 +67,18 @@ def main(
     model: Annotated[
         str | None, typer.Option(help="'starter' (ships with the project), or a folder in Hugging Face's format")
     ] = None,
-    config: Annotated[str | None, typer.Option(help=f"Preset: {', '.join(PRESETS)}. Default: fast")] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(
+            help="local (in this process), or verl (on GPUs). Default: verl where CUDA and verl are, else local"
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Preset: {', '.join(PRESETS)} (local), {', '.join(VERL_PRESETS)} (verl). Default: fast",
+        ),
+    ] = None,
     reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: the domain's own")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps")] = None,
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
@@ -71,6 +90,10 @@ def main(
     agent_match: Annotated[
         str | None,
         typer.Option("--agent-match", "--active-agent", help="Train only agents whose name matches this regex"),
+    ] = None,
+    credit: Annotated[
+        str | None,
+        typer.Option(help="With verl: whose a rollout's reward is, all its calls' (broadcast), the last's, discount"),
     ] = None,
     max_turns: Annotated[int | None, typer.Option(help="Queries the agent may write for one question")] = None,
     table_info_truncate: Annotated[int | None, typer.Option(help="Characters of the schema in the prompt")] = None,
@@ -104,6 +127,7 @@ def main(
     resume: Annotated[
         str | None, typer.Option(help="Go on with the run in this folder, e.g. runs/latest", metavar="RUN_DIR")
     ] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
 ) -> None:
     """Train the model behind an agent with GRPO, on this machine."""
@@ -113,11 +137,13 @@ def main(
         "backend": backend,
         "agent": agent,
         "domain": domain,
+        "trainer": trainer,
         "model": model,
         "reward": reward,
         "steps": 1 if ci_fast else 20 if ci else steps,
         "n_runners": n_runners,
         "agent_match": agent_match,
+        "credit": credit,
         "max_turns": max_turns,
         "table_info_truncate": table_info_truncate,
         "execution_truncate": execution_truncate,
@@ -133,13 +159,20 @@ def main(
         "seed": seed,
     }
     with _one_sentence(debug):
-        _run(config, given, resume=resume, dev=dev, debug=debug)
+        given["verl"] = parse_overrides(overrides or []) or None
+        _run(config, given, resume=resume, dev=dev, debug=debug, print_config=print_config)
 
 
-def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: bool, debug: bool) -> None:
+def _run(
+    preset: str | None, given: dict[str, Any], *, resume: str | None, dev: bool, debug: bool, print_config: bool
+) -> None:
     console = Console(highlight=False, soft_wrap=True)
     run = RunDir.open(resume) if resume else None
+    if run is None and given["trainer"] is None:
+        given["trainer"] = _trainer(given, preset, dev)
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
+    if settings.verl and settings.trainer != "verl":
+        raise _Stop(f"{next(iter(settings.verl))}=… is a setting of verl's: it needs --trainer verl")
     _check_store(settings.external_store_address)
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
@@ -151,10 +184,13 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
     if not data.train or not data.validation:
         empty = "training" if not data.train else "validation"
         raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
-    _check_model(settings.model)
+    _check_model(settings.model, settings.trainer)
     agents = make_backend(settings).agents
     if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
         raise _Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
+    if print_config:
+        _print_config(settings, data, run, console)
+        return
     _quiet(debug)
     if dev:
         _dev(settings, data, domain, console)
@@ -164,7 +200,7 @@ def _run(preset: str | None, given: dict[str, Any], *, resume: str | None, dev: 
             settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
         )
     console.print(f"run:  {run.path}")
-    summary = _train(settings, data, domain, run, console)
+    summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, run, console)
     _report(summary, run, console)
 
 
@@ -199,6 +235,54 @@ def _train(
             draw_curve(metrics, run.path / "curve.png")
 
 
+def _train_verl(
+    settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
+) -> dict[str, Any]:
+    from train.curve import draw_curve
+    from train.verl import launch
+
+    try:
+        launch.train(settings, data, run)
+    except KeyboardInterrupt:
+        raise _Stop(
+            f"stopped; go on from the last checkpoint with: python -m train.run --resume {_relative(run.path)}",
+            code=130,
+        ) from None
+    except launch.TrainingError as error:
+        raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
+    finally:
+        launch.collect(run)
+        summary = summarize(run, settings, data.source)
+        if metrics := run.metrics():
+            run.merge_rollouts()
+            draw_curve(metrics, run.path / "curve.png")
+    return summary
+
+
+def _trainer(given: dict[str, Any], preset: str | None, dev: bool) -> str:
+    """verl where it can be used; asking torch takes seconds, so it is asked only where verl is installed."""
+    local_only = dev or preset in PRESETS.keys() - VERL_PRESETS.keys() or given["device"] == "cpu"
+    if local_only or importlib.util.find_spec("verl") is None:
+        return "local"
+    import torch
+
+    return "verl" if torch.cuda.is_available() else "local"
+
+
+def _print_config(settings: RunConfig, data: domains.TaskData, run: RunDir | None, console: Console) -> None:
+    """The resolved settings on standard output: as YAML with verl's whole configuration, or as JSON."""
+    if settings.trainer != "verl":
+        console.print_json(data=settings.to_dict())
+        return
+    from train.verl import launch
+    from train.verl.config import compose
+
+    chosen = launch.resolved(settings, data, str(run.path) if run else "RUN_DIR")
+    from omegaconf import OmegaConf
+
+    console.print(OmegaConf.to_yaml(compose(chosen), resolve=True), markup=False)
+
+
 def _check_store(address: str | None) -> None:
     """``AGL_MANAGED_STORE`` is Agent Lightning's way to say whether the trainer starts a store of its own."""
     name = "AGL_MANAGED_STORE"
@@ -213,7 +297,9 @@ def _check_store(address: str | None) -> None:
         check_store(address)
 
 
-def _check_model(model: str) -> None:
+def _check_model(model: str, trainer: str) -> None:
+    if trainer == "verl" and not Path(model).exists() and model.count("/") == 1:
+        return  # a name on the model hub
     if model != "starter" and not (Path(model) / "config.json").is_file():
         raise _Stop(f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers")
 
@@ -222,14 +308,16 @@ def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfi
     """The run's own settings with what may be changed of them."""
     stored = run.config()
     for name in _FIXED:
-        if given[name] is not None and given[name] != stored[name]:
+        if given[name] is not None and given[name] != stored.get(name):
             raise _Stop(
-                f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored[name]}; "
+                f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored.get(name)}; "
                 "leave it out, or start a new run"
             )
     if preset is not None and preset != stored["config"]:
         raise _Stop(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
+    if "verl" in changed:
+        changed["verl"] = {**stored.get("verl", {}), **changed["verl"]}
     preset = stored.pop("config")
     return resolve(preset, **{**stored, **changed})
 
@@ -305,8 +393,6 @@ def _quiet(debug: bool) -> None:
     if not debug:
         warnings.filterwarnings("ignore")
         os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
-        import agentlightning  # noqa: F401  (it sets its own loggers up while it is imported)
-
         for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
 

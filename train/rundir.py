@@ -77,7 +77,7 @@ class RunDir:
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file in one piece."""
-        with self._whole(self.path / name) as part:
+        with self.whole(self.path / name) as part:
             part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     # -- metrics
@@ -98,6 +98,11 @@ class RunDir:
                     lines.append(dict(json.loads(text)))
         return lines
 
+    def append_rollout_figures(self, line: Mapping[str, Any]) -> None:
+        """Add one line to ``rollouts.jsonl``: what became of the rollouts of a step, where verl writes the metrics."""
+        with open(self.path / "rollouts.jsonl", "a") as file:
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
     # -- rollouts
 
     def write_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], *, kind: str = "train") -> None:
@@ -107,7 +112,7 @@ class RunDir:
 
         folder = self.path / "rollouts"
         folder.mkdir(exist_ok=True)
-        with self._whole(folder / f"step-{step:05d}-{kind}.parquet") as part:
+        with self.whole(folder / f"step-{step:05d}-{kind}.parquet") as part:
             pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), part, compression="zstd")
 
     def merge_rollouts(self) -> None:
@@ -120,7 +125,7 @@ class RunDir:
             return
         schema = pa.unify_schemas([pq.read_schema(part) for part in parts], promote_options="permissive")
         with (
-            self._whole(self.path / "rollouts.parquet") as whole,
+            self.whole(self.path / "rollouts.parquet") as whole,
             pq.ParquetWriter(whole, schema, compression="zstd") as out,
         ):
             for part in parts:
@@ -160,7 +165,7 @@ class RunDir:
         checkpoints = self.checkpoints()
         step = int(checkpoints[-1].name.split("-")[1]) if checkpoints else 0
         kept = [line for line in self.metrics() if line["step"] <= step]
-        with self._whole(self.path / "metrics.jsonl") as part:
+        with self.whole(self.path / "metrics.jsonl") as part:
             part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
         for part in (self.path / "rollouts").glob("step-*.parquet"):
             if int(part.name.split("-")[1]) > step:
@@ -168,7 +173,7 @@ class RunDir:
         return step
 
     @contextmanager
-    def _whole(self, path: Path) -> Iterator[Path]:
+    def whole(self, path: Path) -> Iterator[Path]:
         """A file that appears under its name only when it is complete, and leaves the old one if it is not."""
         part = path.with_name(f".{path.name}.part")
         try:

@@ -10,9 +10,9 @@ from typing import Any
 from domains import Task
 from train.rollouts import Job, Outcome
 
-__all__ = ["accuracy", "choose_tasks", "validation_jobs", "wilson"]
+__all__ = ["JUDGED_FAILURES", "accuracy", "choose_tasks", "validation_jobs", "wilson"]
 
-_JUDGED_FAILURES = {"over_long", "agent"}
+JUDGED_FAILURES = {"over_long", "agent"}
 """Failures that are the agent's own: it had its chance and gave no answer. Others say nothing about the policy."""
 
 
@@ -42,7 +42,7 @@ def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
     The interval is Wilson's (1927) for a proportion. Infrastructure failures are left out and counted.
     """
-    judged = [(o, o.reward or 0.0) for o in outcomes if o.succeeded or o.status in _JUDGED_FAILURES]
+    judged = [(o, o.reward or 0.0) for o in outcomes if o.succeeded or o.status in JUDGED_FAILURES]
     by: dict[str, dict[str, list[float]]] = {"hardness": defaultdict(list), "subject_split": defaultdict(list)}
     for outcome, score in judged:
         for key, groups in by.items():

@@ -27,6 +27,8 @@ RESPONSE_IDS = "lightning_rod.response_token_ids"
 LOGPROBS = "lightning_rod.response_logprobs"
 """Base64 of little-endian float32, one for each response token."""
 WEIGHTS_VERSION = "lightning_rod.weights_version"
+FIRST_WEIGHTS_VERSION = "lightning_rod.first_weights_version"
+"""Where the weights changed under a reply: those of its first token."""
 
 REWARD_PREFIX = "agentlightning.reward."
 """Agent Lightning's own: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""

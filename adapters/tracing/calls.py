@@ -46,7 +46,9 @@ class Call:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
     weights_version: int | None = None
-    """Which weights answered, where the server says so."""
+    """Which weights answered, where the server says so; where they changed under the reply, those of its last token."""
+    first_weights_version: int | None = None
+    """Those of its first token, where the server tells them apart."""
     started: float = 0.0
     """Seconds since the epoch: the request's arrival."""
     ended: float = 0.0
@@ -127,6 +129,8 @@ def to_span(call: Call) -> Span:
     values.update({name: value for name, value in optional.items() if value})
     if call.weights_version is not None:
         values[names.WEIGHTS_VERSION] = call.weights_version
+    if call.first_weights_version is not None:
+        values[names.FIRST_WEIGHTS_VERSION] = call.first_weights_version
     failed = bool(call.error) or call.status not in _OK
     return Span.from_attributes(
         attributes=values,
@@ -159,6 +163,7 @@ def from_span(span: Any) -> Call:
         logprobs=_unpack("f", get(names.LOGPROBS, "")),
         finish_reason="".join(get(names.FINISH_REASONS, ())),
         weights_version=get(names.WEIGHTS_VERSION),
+        first_weights_version=get(names.FIRST_WEIGHTS_VERSION),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,
         status=get(names.STATUS, 200),

@@ -28,6 +28,7 @@ from aiohttp import web
 
 from adapters.tracing.wire import (
     CLIENT_GONE,
+    SESSION_HEADER,
     Exchange,
     RefusedError,
     calling_agent,
@@ -187,7 +188,9 @@ class LLMProxy:
         url = self._upstream(exchange.rollout_id)
         sent = json.dumps(traced_request(payload, model=self.model)).encode()
         try:
-            async with await self._post(f"{url}/chat/completions", sent, request.headers) as reply:
+            headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+            headers[SESSION_HEADER] = quote(exchange.rollout_id, safe="")
+            async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
                 exchange.status = reply.status
                 if reply.content_type == "text/event-stream":
                     exchange.streamed = True
@@ -202,14 +205,13 @@ class LLMProxy:
             ) from error
 
     async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        passed_on = {name: headers[name] for name in _PASSED_ON if name in headers}
         try:
-            return await self._session.post(url, data=body, headers=passed_on)
+            return await self._session.post(url, data=body, headers=headers)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise
             # A kept connection that the server had just closed. Nothing was sampled, so asking again is safe.
-            return await self._session.post(url, data=body, headers=passed_on)
+            return await self._session.post(url, data=body, headers=headers)
 
     async def _relay(
         self, request: web.Request, reply: aiohttp.ClientResponse, exchange: Exchange, ticket: Ticket

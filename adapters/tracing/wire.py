@@ -18,6 +18,7 @@ from adapters.tracing.calls import Call, check_ids, to_json
 
 __all__ = [
     "CLIENT_GONE",
+    "SESSION_HEADER",
     "Exchange",
     "RefusedError",
     "calling_agent",
@@ -31,7 +32,10 @@ __all__ = [
 
 CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
+SESSION_HEADER = "x-session-id"
+"""The header that tells a server, or a router before several, which rollout a request belongs to."""
 _STATUS_OK = 200
+_VERSIONS = ("weights_version", "first_weights_version")
 _DONE = b"\ndata: [DONE]"
 
 
@@ -127,7 +131,7 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
             reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
-    version = reply.pop("weights_version", None)
+    said = {name: reply.pop(name, None) for name in _VERSIONS}
     return Call(
         rollout_id=exchange.rollout_id,
         attempt_id=exchange.attempt_id,
@@ -140,7 +144,7 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
         error=error or reply.pop("error", ""),
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
-        weights_version=version if isinstance(version, int) else None,
+        **{name: version for name, version in said.items() if isinstance(version, int)},
         **reply,
     )
 
@@ -152,8 +156,8 @@ def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:
         "response_ids": _ids(choice.get("token_ids")),
         "logprobs": _logprobs(choice),
         "finish_reason": str(choice.get("finish_reason") or ""),
-        "weights_version": reply.get("weights_version"),
         "reply_json": to_json(choice["message"]),
+        **_versions(reply),
     }
 
 
@@ -161,13 +165,13 @@ def _read_stream(body: bytes) -> dict[str, Any]:
     prompt_ids: list[int] = []
     response_ids: list[int] = []
     logprobs: list[float] = []
-    finish_reason, version = "", None
+    finish_reason, versions = "", dict[str, Any]()
     message: dict[str, Any] = {"role": "assistant"}
     for event in _events(body):
         if "error" in event:
             return {"error": _error_message(json.dumps(event).encode())}
         prompt_ids = prompt_ids or _ids(event.get("prompt_token_ids"))
-        version = event.get("weights_version", version)
+        versions |= _versions(event)
         for choice in event.get("choices") or ():  # a usage chunk has none
             response_ids += _ids(choice.get("token_ids"))
             logprobs += _logprobs(choice)
@@ -180,8 +184,8 @@ def _read_stream(body: bytes) -> dict[str, Any]:
         "response_ids": response_ids,
         "logprobs": logprobs,
         "finish_reason": finish_reason,
-        "weights_version": version,
         "reply_json": to_json(message),
+        **versions,
     }
 
 
@@ -211,6 +215,10 @@ def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None
     call["id"] = call["id"] or part.get("id") or ""
     call["function"]["name"] += function.get("name") or ""
     call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _versions(reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: reply[name] for name in _VERSIONS if name in reply}
 
 
 def _ids(value: Any) -> list[int]:

@@ -47,8 +47,8 @@ class ChatRequest:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
 
-def parse_request(body: Any, *, served: str) -> ChatRequest:
-    """Check ``body``, the decoded JSON of a chat completion request for the model ``served``.
+def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
+    """Check ``body``, the decoded JSON of a chat completion request of ``session`` for the model ``served``.
 
     Raises:
         RequestError: naming the field, its value, and what it may be.
@@ -71,6 +71,7 @@ def parse_request(body: Any, *, served: str) -> ChatRequest:
         top_p=_number(body, "top_p", 1.0, lambda x: 0 < x <= 1, "a number above 0 and up to 1"),
         max_tokens=limit,
         stop=_stop(body.get("stop")),
+        session=session,
     )
     seed = _integer(body, "seed", None, None)
     count = _integer(body, "n", 1, 1) or 1

@@ -40,6 +40,8 @@ class Sampling:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    session: str = ""
+    """Whose request it is. Where there are several servers, a session keeps to one and finds its prompt cached."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Completion:
     finish_reason: str
     weights_version: int
     cached_tokens: int
+    first_weights_version: int | None = None
+    """Where the weights changed under the reply: those of its first token. ``weights_version`` wrote the last."""
 
 
 @dataclass

@@ -14,16 +14,17 @@ import json
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from aiohttp import web
 
+from adapters.tracing.wire import SESSION_HEADER
 from train.local.chat import ChatRequest, RequestError, parse_request
 from train.local.engine import Engine
 from train.local.sampling import Completion, EngineClosedError, EngineError, PromptTooLongError
-from train.local.toolcalls import OPENING, parse_tool_calls
+from train.local.toolcalls import FORMATS, ToolFormat
 
 __all__ = ["PolicyServer"]
 
@@ -43,13 +44,25 @@ class PolicyServer:
         host: where to listen.
         port: 0 takes a free one; :attr:`url` says which.
         model_name: the one model that is served; another name is answered with 404.
+        tool_format: how the model writes tool calls, one of :data:`train.local.toolcalls.FORMATS`.
+        template_options: further variables of the chat template.
 
     Raises:
         OSError: from :meth:`start`, where the port is taken.
     """
 
-    def __init__(self, engine: Engine, *, host: str = "127.0.0.1", port: int = 0, model_name: str = "policy") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        model_name: str = "policy",
+        tool_format: str = "hermes",
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._engine, self._host, self._port, self.model_name = engine, host, port, model_name
+        self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._ids: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._names: dict[int, dict[str, Any]] = {}
         self._started = int(time.time())
@@ -99,7 +112,7 @@ class PolicyServer:
                 body = await request.json()
             except ValueError as error:
                 raise RequestError(f"the body is not JSON: {error}") from None
-            chat = parse_request(body, served=self.model_name)
+            chat = parse_request(body, served=self.model_name, session=request.headers.get(SESSION_HEADER, ""))
             prompt = self._encode(chat)
             if chat.stream:
                 return await self._stream(request, chat, prompt)
@@ -121,8 +134,9 @@ class PolicyServer:
         tokenizer = self._engine.tokenizer
         try:
             text = tokenizer.apply_chat_template(
-                chat.messages, tools=chat.tools or None, tokenize=False, add_generation_prompt=True
-            )
+                chat.messages, tools=chat.tools or None, tokenize=False, add_generation_prompt=True,
+                **self._template_options,
+            )  # fmt: skip
         except Exception as error:  # whatever the template raises is about these messages
             raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
         ids = self._ids.get(text)
@@ -143,7 +157,10 @@ class PolicyServer:
                 future.cancel()  # a no-op for those that are done
         choices = []
         for index, reply in enumerate(replies):
-            content, calls = parse_tool_calls(reply.text, chat.tool_names) if chat.tool_names else (reply.text, [])
+            calls: list[dict[str, Any]] = []
+            content: str | None = reply.text
+            if chat.tool_names:
+                content, calls = self._tool_format.parse(reply.text, chat.tool_names)
             message: dict[str, Any] = {"role": "assistant", "content": content}
             if calls:
                 message["tool_calls"] = calls
@@ -157,7 +174,7 @@ class PolicyServer:
                 choice["token_ids"] = reply.token_ids
             choices.append(choice)
         body = {**self._head("chat.completion"), "choices": choices, "usage": _usage(prompt, replies)}
-        body["weights_version"] = replies[0].weights_version
+        body |= _versions(replies[0])
         if chat.return_token_ids:
             body["prompt_token_ids"] = prompt
         return web.json_response(body)
@@ -195,7 +212,7 @@ class PolicyServer:
         self, chat: ChatRequest, prompt: tuple[int, ...], queue: asyncio.Queue[tuple[int, Any]]
     ) -> AsyncIterator[dict[str, Any]]:
         head = self._head("chat.completion.chunk")
-        choices = [_StreamedChoice(i, chat, self._engine) for i in range(len(chat.samplings))]
+        choices = [_StreamedChoice(i, chat, self._engine, self._tool_format) for i in range(len(chat.samplings))]
         for choice in choices:
             first = {**head, "choices": [choice.chunk({"role": "assistant", "content": ""})]}
             if chat.return_token_ids and choice.index == 0:
@@ -219,7 +236,7 @@ class PolicyServer:
             replies.append(reply)
             delta, finish = choice.end(reply)
             chunk = choice.chunk(delta, finish=finish, token_ids=[])
-            yield {**head, "choices": [chunk], "weights_version": reply.weights_version}
+            yield {**head, "choices": [chunk], **_versions(reply)}
         if chat.include_usage:
             yield {**head, "choices": [], "usage": _usage(prompt, replies)}
 
@@ -240,11 +257,11 @@ class PolicyServer:
 class _StreamedChoice:
     """What has been said of one choice so far, and what may be said without taking it back."""
 
-    def __init__(self, index: int, chat: ChatRequest, engine: Engine) -> None:
-        self.index, self._chat, self._engine = index, chat, engine
+    def __init__(self, index: int, chat: ChatRequest, engine: Engine, tool_format: ToolFormat) -> None:
+        self.index, self._chat, self._engine, self._tools = index, chat, engine, tool_format
         self._tokens: list[int] = []
         self._said = ""
-        self._held_chars = max(map(len, (*chat.samplings[0].stop, OPENING if chat.tool_names else " "))) - 1
+        self._held_chars = max(map(len, (*chat.samplings[0].stop, tool_format.opening if chat.tool_names else " "))) - 1
 
     def chunk(
         self,
@@ -270,7 +287,7 @@ class _StreamedChoice:
         )
         same = min(same, len(whole) - self._held_chars)
         if self._chat.tool_names:
-            at = whole.find(OPENING)
+            at = whole.find(self._tools.opening)
             same = same if at < 0 else min(same, at)
         more = whole[len(self._said) : max(same, len(self._said))]
         self._said += more
@@ -281,12 +298,17 @@ class _StreamedChoice:
         if not self._chat.tool_names:
             more = reply.text[len(self._said) :]
             return ({"content": more} if more else {}), reply.finish_reason
-        content, calls = parse_tool_calls(reply.text, self._chat.tool_names)
+        content, calls = self._tools.parse(reply.text, self._chat.tool_names)
         more = (content or "")[len(self._said) :]
         delta: dict[str, Any] = {"content": more} if more else {}
         if calls:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         return delta, "tool_calls" if calls else reply.finish_reason
+
+
+def _versions(reply: Completion) -> dict[str, int]:
+    first = reply.first_weights_version
+    return {"weights_version": reply.weights_version, **({} if first is None else {"first_weights_version": first})}
 
 
 def _usage(prompt: tuple[int, ...], replies: list[Completion]) -> dict[str, Any]:

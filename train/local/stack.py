@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -43,7 +44,11 @@ class _MemoryStore(EndedAttempts, InMemoryLightningStore):
 
 
 class LocalStack:
-    """A context manager around the running servers; :meth:`run` is its one job."""
+    """A context manager around the running servers; :meth:`run` is its one job.
+
+    ``engine`` is an :class:`Engine` or answers like one; ``server`` are further options of its :class:`PolicyServer`.
+    The store that lives with the run forgets the oldest spans beyond ``span_bytes``.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,10 @@ class LocalStack:
         clock: StepClock,
         config: RunConfig,
         run: RunDir,
+        server: Mapping[str, Any] | None = None,
+        span_bytes: int = _SPAN_BYTES,
     ) -> None:
+        self._server_options, self._span_bytes = dict(server or {}), span_bytes
         self.engine, self._clock, self._config, self._run_dir = engine, clock, config, run
 
         async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
@@ -96,17 +104,24 @@ class LocalStack:
             raise ConfigError(outcomes[0].message)
         return outcomes
 
+    def begin(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start ``work`` on the loop of the rollouts and return at once."""
+        return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop)
+
     async def _start(self) -> None:
         self._running: list[Any] = []
         config, external = self._config, self._config.external_store_address
         store: LightningStore
         if external is None:
-            store = _MemoryStore(eviction_memory_threshold=_SPAN_BYTES, safe_memory_threshold=_SPAN_BYTES // 2)
+            limit = self._span_bytes
+            store = _MemoryStore(eviction_memory_threshold=limit, safe_memory_threshold=limit // 2)
         else:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)
         listens: dict[str, Any] = {"host": config.proxy_host, "port": config.proxy_port}
-        server = PolicyServer(self.engine, model_name=MODEL_NAME, **({} if config.proxied else listens))
+        server = PolicyServer(
+            self.engine, model_name=MODEL_NAME, **self._server_options, **({} if config.proxied else listens)
+        )
         try:
             await self._run(server)
         except OSError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import random
 import shutil
@@ -29,6 +28,7 @@ from train.local.grpo import GRPO, GRPOConfig, Rollout
 from train.local.model import load_policy, save_policy
 from train.local.stack import LocalStack
 from train.rollouts import Job, Outcome
+from train.rows import row
 from train.rundir import RunDir
 from train.summary import summarize
 from train.validation import accuracy, choose_tasks, validation_jobs
@@ -151,7 +151,7 @@ class LocalTrainer:
         seconds = self.clock.lap()
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
-        self.run.write_rollouts(step, [_row(step, o) for o in outcomes])
+        self.run.write_rollouts(step, [row(step, o) for o in outcomes])
         if last:
             line |= self._validate(step, config.val_tasks, sampled=True)
         elif config.val_every and step % config.val_every == 0:
@@ -192,7 +192,7 @@ class LocalTrainer:
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
-            self.run.write_rollouts(step, [_row(step, o) for o in outcomes], kind=f"val-{temperature:g}")
+            self.run.write_rollouts(step, [row(step, o) for o in outcomes], kind=f"val-{temperature:g}")
             results[name] = accuracy(outcomes)
         return results
 
@@ -211,36 +211,3 @@ class LocalTrainer:
                 if shutil.disk_usage(folder).free < _FULL_BYTES:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path)) from error
                 raise
-
-
-def _row(step: int, outcome: Outcome) -> dict[str, Any]:
-    """A rollout as a row of ``rollouts.parquet``."""
-    task = outcome.job.task
-    return {
-        "step": step,
-        "mode": outcome.job.mode,
-        "temperature": float(outcome.job.sampling.get("temperature", 1.0)),
-        "rollout_id": outcome.rollout_id,
-        "task_id": str(task["id"]),
-        "group": outcome.job.group,
-        "status": outcome.status,
-        "message": outcome.message,
-        "reward": outcome.reward,
-        "parts": json.dumps(outcome.parts),
-        "attempts": outcome.attempts,
-        "seconds": round(outcome.seconds, 4),
-        "task": json.dumps(dict(task), ensure_ascii=False, default=str),
-        "answer": outcome.answer,
-        "trace": json.dumps(list(outcome.trace), ensure_ascii=False),
-        "calls": [
-            {
-                "agent": call.agent,
-                "prompt_ids": call.prompt_ids,
-                "response_ids": call.response_ids,
-                "logprobs": call.logprobs,
-                "finish_reason": call.finish_reason,
-                "weights_version": call.weights_version,
-            }
-            for call in outcome.calls
-        ],
-    }

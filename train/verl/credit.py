@@ -1,12 +1,12 @@
 """From a rollout's outcome to verl's rows, and which of its tokens the reward is for.
 
-verl 0.9.1 stores a row under ``{uid}_{session}_{index}``: prompt, rollout, trajectory. For GRPO it takes the last row of
-each ``{uid}_{session}``, compares those with each other within a ``uid``, and gives each result to all rows of its
-session (``verl/trainer/ppo/v1/utils.py``, ``compute_advantage_for_multi_trajectories``). So a rollout counts once in its
-group however many rows it has, and ``broadcast`` needs nothing more. ``last`` masks all sampled tokens but those of the
-last call. ``discount`` counts a call ``credit_discount`` times as much as the one after it, which verl has no place for:
-there the weights travel in the row's ``uid``, and :func:`discounted_advantage` reads them (verl calls other estimators
-than GRPO with the ``uid`` of each row and nothing else that could carry them).
+verl 0.9.1 stores a row under ``{uid}_{session}_{index}``: prompt, rollout, trajectory. For GRPO it takes the last row
+of each ``{uid}_{session}``, compares those with each other within a ``uid``, and gives each result to all rows of its
+session (``verl/trainer/ppo/v1/utils.py``, ``compute_advantage_for_multi_trajectories``). So a rollout counts once in
+its group however many rows it has, and ``broadcast`` needs nothing more. ``last`` masks all sampled tokens but those of
+the last call. ``discount`` counts a call ``credit_discount`` times as much as the one after it, for which verl has no
+place: there the weights travel in the row's ``uid``, and :func:`discounted_advantage` reads them (verl calls estimators
+other than GRPO with the ``uid`` of each row and nothing else that could carry them).
 """
 
 from __future__ import annotations

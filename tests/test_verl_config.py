@@ -1,0 +1,100 @@
+"""What a run says to verl: names that verl has, and one value for what both have."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from train.config import ConfigError, RunConfig, resolve
+from train.verl.config import compose, parse_overrides, values
+from train.verl.presets import PRESETS, SHARED
+
+KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
+HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
+needs_verl = pytest.mark.skipif(not HAS_VERL, reason="verl is not installed; its settings are in data/")
+
+
+def _resolve(preset: str = "fast", *arguments: str, **given: object) -> RunConfig:
+    return resolve(preset, trainer="verl", verl=parse_overrides(arguments), **given)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_key_of_a_preset_is_verls_or_says_that_it_is_new(preset: str) -> None:
+    chosen = values(_resolve(preset))
+    unknown = [key for key in chosen if not key.startswith("+") and key not in KEYS]
+    assert not unknown
+    assert not [key for key in chosen if key.startswith("+") and key[1:] in KEYS]
+
+
+@needs_verl
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_composes_against_verls_own_files(preset: str) -> None:
+    from omegaconf import OmegaConf
+
+    config = compose(values(_resolve(preset)))
+    assert OmegaConf.to_container(config, resolve=True)["trainer"]["use_v1"] is True
+
+
+@needs_verl
+def test_a_setting_that_verl_does_not_have_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.rollout\.n\?"):
+        compose(values(_resolve("fast", "actor_rollout_ref.rollout.nn=4")))
+
+
+def test_any_setting_of_verls_wins_over_a_presets() -> None:
+    chosen = values(_resolve("fast", "actor_rollout_ref.rollout.gpu_memory_utilization=0.3", "trainer.logger=[wandb]"))
+    assert chosen["actor_rollout_ref.rollout.gpu_memory_utilization"] == 0.3
+
+
+@pytest.mark.parametrize(("name", "key"), SHARED.items())
+def test_what_both_have_is_one_setting(name: str, key: str) -> None:
+    config = _resolve("fast")
+    assert values(config)[key] == getattr(config, name)
+
+
+def test_turns_of_the_agent_and_of_verl_cannot_disagree() -> None:
+    key = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
+    config = _resolve("fast", f"{key}=7")
+    assert config.max_turns == 7
+    assert values(config)[key] == 7
+    assert values(_resolve("fast", max_turns=5))[key] == 5
+    with pytest.raises(ConfigError, match="one setting"):
+        _resolve("fast", f"{key}=7", max_turns=5)
+
+
+def test_epochs_become_steps_once_the_tasks_are_known() -> None:
+    assert values(_resolve("qwen"), epoch_steps=100)["trainer.total_training_steps"] == 200
+    assert values(_resolve("qwen", steps=3), epoch_steps=100)["trainer.total_training_steps"] == 3
+
+
+def test_a_whole_trajectory_fits_where_verl_trains_it() -> None:
+    chosen = values(_resolve("qwen"))
+    assert chosen["data.max_prompt_length"] + chosen["data.max_response_length"] == 6144
+    assert chosen["actor_rollout_ref.rollout.max_model_len"] == 6144
+    with pytest.raises(ConfigError, match="less than one trajectory"):
+        values(_resolve("qwen", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024"))
+
+
+def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
+    assert values(_resolve())["trainer.v1.sampler.custom_sampler.name"] == "SyncSampler"
+    chosen = values(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
+    assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
+    assert chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] * 4 == chosen["data.train_batch_size"]
+    with pytest.raises(ConfigError, match="trainer_mode is 'later'"):
+        values(_resolve("fast", "trainer.v1.trainer_mode=later"))
+
+
+def test_credit_by_discount_has_an_estimator_of_its_own() -> None:
+    assert values(_resolve(credit="broadcast"))["algorithm.adv_estimator"] == "grpo"
+    assert values(_resolve(credit="discount"))["algorithm.adv_estimator"] == "lightning_rod_discount"
+    with pytest.raises(ConfigError, match="cannot be changed"):
+        values(_resolve("fast", "algorithm.adv_estimator=gae"))
+
+
+@pytest.mark.parametrize("argument", ["steps", "=3", "+=3"])
+def test_what_is_no_key_and_value_is_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match="is not key=value"):
+        parse_overrides([argument])

@@ -1,0 +1,316 @@
+"""What verl's trainer finds of each prompt: groups that train, groups that are replaced, and an end to every wait."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from adapters import AgentError, Answer, Endpoint, Question
+from domains import Task
+from train.clock import StepClock
+from train.config import RunConfig, resolve
+from train.local.stack import LocalStack
+from train.rundir import RunDir
+from train.verl.credit import Row
+from train.verl.manager import prompts_of
+from train.verl.policy import VerlEngine
+from train.verl.queue import tag
+from train.verl.service import Prompt, RolloutService, RolloutsFailedError
+
+END = 0
+
+
+class _Tokenizer:
+    """A letter is a token: its code point. A message is its text and :data:`END`."""
+
+    eos_token_id = END
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **_: Any) -> str:
+        return "".join(f"{message['content']}\0" for message in messages)
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(chr(each) for each in ids if each != END)
+
+
+@dataclass
+class _Output:
+    token_ids: list[int]
+    log_probs: list[float]
+    extra_fields: dict[str, Any]
+
+
+@dataclass
+class _Servers:
+    """verl's client: answers "right" or "wrong" in turn, with weights that change under every reply."""
+
+    requests: list[tuple[str, list[int]]] = field(default_factory=list)
+    version: int = 3
+    answers: Iterator[str] = field(default_factory=lambda: itertools.cycle(["right", "wrong"]))
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> _Output:
+        self.requests.append((request_id, prompt_ids))
+        ids = [ord(letter) for letter in next(self.answers)] + [END]
+        versions = {"min_global_steps": self.version, "max_global_steps": self.version + 1}
+        return _Output(ids, [-0.5] * len(ids), versions)
+
+
+@dataclass
+class _Queue:
+    """TransferQueue, as far as verl's sampler looks at it."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    statuses: dict[str, list[str]] = field(default_factory=dict)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    async def mark(self, uid: str, partition: str, status: str) -> None:
+        self.statuses.setdefault(uid, []).append(status)
+        if status != "running":
+            self.done.set()
+
+    async def put(self, rows: Sequence[Row], partition: str, source: str) -> None:
+        self.rows.update((row.key, row) for row in rows)
+
+    async def clear(self, keys: Sequence[str], partition: str) -> None:
+        for key in keys:
+            del self.rows[key]
+
+
+class _Backend:
+    """An agent that asks ``calls`` times, each time behind what was said so far; ``act`` may fail or wait before it."""
+
+    agents = ("solo",)
+
+    def __init__(self, calls: int = 1, act: Callable[[], Any] = lambda: None) -> None:
+        self.calls, self.act = calls, act
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        if asyncio.iscoroutine(result := self.act()):
+            await result
+        client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0)
+        messages: list[Any] = [{"role": "user", "content": question.text}]
+        for _ in range(self.calls):
+            reply = await client.chat.completions.create(model=endpoint.model, messages=messages, **endpoint.sampling)
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        await client.close()
+        return Answer(text=messages[-1]["content"])
+
+
+class _Domain:
+    name, default_reward = "test", "test"
+
+    def load(self, data_dir: str | None = None) -> Any:
+        raise AssertionError
+
+    def database(self, task: Task) -> str:
+        return ""
+
+
+async def _right(task: Any, answer: str, trace: Any) -> float:
+    return float(answer == "right")
+
+
+@dataclass
+class _Setup:
+    service: RolloutService
+    queue: _Queue
+    servers: _Servers
+    run: RunDir
+
+    def until_done(self, count: int = 1) -> None:
+        deadline = time.monotonic() + 30
+        while sum(statuses[-1] != "running" for statuses in self.queue.statuses.values()) < count:
+            assert self.queue.done.wait(max(0.0, deadline - time.monotonic())), "the groups did not end"
+            self.queue.done.clear()
+
+
+@contextmanager
+def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
+    config: RunConfig = resolve("starter", trainer="verl", **{"n_runners": 16, "retries": 0, **settings})
+    queue, servers, clock = _Queue(), _Servers(), StepClock()
+    engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock)
+    run = RunDir(tmp_path)
+    stack = LocalStack(
+        engine=engine, backend=backend, domain=_Domain(), reward=_right, clock=clock, config=config, run=run
+    )
+    with stack:
+        service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=END)
+        yield _Setup(service, queue, servers, run)
+
+
+def _prompt(uid: str = "u", rollouts: int = 4, partition: str = "train") -> Prompt:
+    return Prompt(uid=uid, task={"id": uid, "question": "Why?"}, rollouts=rollouts, step=4, partition=partition)
+
+
+def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend()) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    assert made.queue.statuses == {"u": ["running", "finished"]}
+    assert sorted(made.queue.rows) == ["u_0_0", "u_1_0", "u_2_0", "u_3_0"]
+    assert sorted(row.reward for row in made.queue.rows.values()) == [0.0, 0.0, 1.0, 1.0]
+    for row in made.queue.rows.values():
+        assert bytes(row.prompt_ids) == b"Why?\0"
+        assert bytes(row.response_ids) in (b"right\0", b"wrong\0")
+        assert row.mask == [1] * 6
+        assert row.logprobs == [-0.5] * 6
+        assert tag(row) == {
+            "status": "success",
+            "prompt_len": 5,
+            "response_len": 6,
+            "seq_len": 11,
+            "global_steps": 4,
+            "min_global_steps": 3,
+            "max_global_steps": 4,
+        }
+
+
+def test_submitting_does_not_wait_for_the_rollouts(tmp_path: Path) -> None:
+    free = threading.Event()
+    with _service(tmp_path, _Backend(act=lambda: asyncio.to_thread(free.wait))) as made:
+        made.service.submit([_prompt()])
+        assert not made.queue.rows
+        free.set()
+        made.until_done()
+    assert len(made.queue.rows) == 4
+
+
+def test_a_rollout_keeps_to_one_server_and_no_two_share_a_session(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend(calls=3)) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    sessions = [session for session, _ in made.servers.requests]
+    assert len(sessions) == 12
+    assert {sessions.count(session) for session in sessions} == {3}
+    assert len(set(sessions)) == 4
+
+
+def test_what_fails_is_left_out_and_the_others_train(tmp_path: Path) -> None:
+    turns = itertools.count()
+
+    def act() -> None:
+        if next(turns) == 0:
+            raise AgentError("a bug")
+
+    with _service(tmp_path, _Backend(act=act)) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    assert made.queue.statuses["u"][-1] == "finished"
+    assert len(made.queue.rows) == 3
+    figures = made.service.take("train", 4, {"sampling": 1.0})
+    assert figures["rollouts/ended"] == 4
+    assert figures["rollouts/dropped"] == figures["rollouts/dropped_agent"] == 1
+
+
+def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
+    turns = itertools.count()
+
+    def act() -> None:
+        if next(turns) == 0:
+            raise AgentError("a bug, once")
+
+    with _service(tmp_path, _Backend(act=act), retries=1) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    assert len(made.queue.rows) == 4
+    assert made.service.take("train", 4, {})["rollouts/retried"] == 1
+
+
+def test_a_group_of_one_is_taken_out_again_and_replaced(tmp_path: Path) -> None:
+    turns = itertools.count()
+
+    def act() -> None:
+        if next(turns) > 0:
+            raise AgentError("a bug")
+
+    with _service(tmp_path, _Backend(act=act)) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    assert made.queue.statuses["u"][-1] == "failure"
+    assert not made.queue.rows
+    assert made.service.take("train", 4, {})["rollouts/groups_skipped"] == 1
+
+
+def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
+    turns = itertools.count()
+
+    async def act() -> None:
+        if next(turns) == 0:
+            await asyncio.sleep(60)
+
+    with _service(tmp_path, _Backend(act=act), step_deadline_s=1.0) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+        assert made.service.take("train", 4, {})["rollouts/dropped_timeout"] == 1
+    assert len(made.queue.rows) == 3
+
+
+def test_steady_failure_ends_the_training_with_its_reason(tmp_path: Path) -> None:
+    def act() -> None:
+        raise AgentError("no such table: singer")
+
+    with _service(tmp_path, _Backend(act=act), tasks_per_step=1) as made:
+        made.service.submit([_prompt(str(number)) for number in range(4)])
+        made.until_done(4)
+        with pytest.raises(RolloutsFailedError, match="no such table: singer"):
+            made.service.check()
+
+
+def test_validation_counts_the_agents_own_failures_as_wrong(tmp_path: Path) -> None:
+    turns = itertools.count()
+
+    def act() -> None:
+        if next(turns) == 0:
+            raise AgentError("a bug")
+
+    with _service(tmp_path, _Backend(act=act)) as made:
+        made.service.submit([_prompt(str(number), rollouts=1, partition="val") for number in range(4)])
+        made.until_done(4)
+        made.service.take("val", 0, {})
+    assert len(made.queue.rows) == 4
+    assert sum(row.reward for row in made.queue.rows.values()) == 2.0
+    assert sum(sum(row.mask) == 0 for row in made.queue.rows.values()) == 1
+    [line] = (tmp_path / "rollouts.jsonl").read_text().splitlines()
+    assert '"accuracy": 0.5' in line
+
+
+class _Stack(list[Any]):
+    """As TensorDict keeps one value for each row."""
+
+
+@dataclass
+class _Value:
+    data: Any
+
+
+class _Batch(dict[str, Any]):
+    """A TensorDict of two rows, as verl's trainer sends it."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+def test_prompts_are_read_from_verls_batch() -> None:
+    batch = _Batch(
+        uid=_Stack([_Value("a"), _Value("b")]),
+        task=_Stack([_Value('{"id": 1}'), _Value('{"id": 2}')]),
+        global_steps=_Value(7),
+    )
+    assert prompts_of(batch, {"train": 4, "val": 1}) == [
+        Prompt(uid="a", task={"id": 1}, rollouts=4, step=7, partition="train"),
+        Prompt(uid="b", task={"id": 2}, rollouts=4, step=7, partition="train"),
+    ]
+    batch["validate"] = _Value(True)
+    assert [prompt.partition for prompt in prompts_of(batch, {"train": 4, "val": 1})] == ["val", "val"]

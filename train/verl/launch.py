@@ -1,0 +1,202 @@
+"""One run with verl, from the command line's point of view: write the tasks, start verl, put its results together.
+
+verl's trainer runs in a process of Ray's; the agents and the store run in the same one
+(:mod:`train.verl.manager`). The run's folder is the same as the local trainer's: ``config.json``, ``metrics.jsonl``,
+``rollouts.parquet``, ``curve.png``, ``summary.json``; ``verl.jsonl`` has all that verl measured, and ``model`` is the
+newest checkpoint in Hugging Face's format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from domains import Task, TaskData
+from train.clock import PARTS
+from train.config import ConfigError, RunConfig
+from train.rundir import RunDir
+from train.validation import choose_tasks
+from train.verl.config import compose, values
+
+__all__ = ["STARTER", "TrainingError", "collect", "export", "resolved", "train"]
+
+STARTER = Path(__file__).parents[1] / "local" / "starter"
+
+
+class TrainingError(Exception):
+    """verl's training ended with an error."""
+
+
+def resolved(config: RunConfig, data: TaskData, run_dir: str) -> dict[str, Any]:
+    """verl's keys for this run on this machine."""
+    return values(
+        config,
+        run_dir=run_dir,
+        model=str(STARTER) if config.model == "starter" else _absolute(config.model),
+        n_gpus=_gpus(),
+        epoch_steps=len(data.train) // config.tasks_per_step,
+    )
+
+
+def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
+    """Train until verl ends. Raises :class:`TrainingError`, :class:`ConfigError`, ``KeyboardInterrupt``."""
+    if len(data.train) < config.tasks_per_step:
+        raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
+    folder = run.path / "tasks"
+    folder.mkdir(exist_ok=True)
+    _write_tasks(folder / "train.parquet", data.train, config.domain)
+    _write_tasks(folder / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain)
+    _keep_metrics(run)
+    composed = compose(resolved(config, data, str(run.path.resolve())))
+    try:
+        import ray
+        from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.utils.config import validate_config
+        from verl.utils.device import auto_set_device
+    except ImportError as error:
+        raise ConfigError(f"verl cannot be imported: {error}. python -m train.doctor says what is missing") from error
+    auto_set_device(composed)
+    try:
+        validate_config(
+            config=composed, use_reference_policy=need_reference_policy(composed), use_critic=need_critic(composed)
+        )
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(f"verl refuses this configuration: {error}") from error
+    try:
+        run_ppo(composed, task_runner_class=TaskRunnerV1)
+    except ray.exceptions.RayError as error:
+        raise TrainingError(_cause(error)) from error
+    finally:
+        ray.shutdown()
+
+
+def collect(run: RunDir) -> None:
+    """Make ``metrics.jsonl`` out of what verl and the rollouts wrote, and ``model`` out of the newest checkpoint."""
+    lines = _lines(run.path)
+    with run.whole(run.path / "metrics.jsonl") as part:
+        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    export(run.path)
+
+
+def export(run_dir: Path) -> Path | None:
+    """Point ``model`` in a run's folder at its newest checkpoint in Hugging Face's format; None where there is none."""
+    saved = [
+        folder / "actor" / "huggingface"
+        for folder in (run_dir / "checkpoints").glob("global_step_*")
+        if any((folder / "actor" / "huggingface").glob("*.safetensors"))
+    ]
+    if not saved:
+        return None
+    newest = max(saved, key=lambda folder: int(folder.parts[-3].removeprefix("global_step_")))
+    link = run_dir / "model"
+    with suppress(FileNotFoundError):
+        link.unlink()
+    link.symlink_to(os.path.relpath(newest, run_dir))
+    return newest
+
+
+def _write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
+    """A data set as verl reads it: the question for its logs, and the whole task as one string for the rollouts."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": str(task["question"])}],
+            "data_source": source,
+            "task": json.dumps(dict(task), ensure_ascii=False, default=str),
+            "extra_info": {"index": index},
+        }
+        for index, task in enumerate(tasks)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def _gpus() -> int:
+    try:
+        import torch
+    except ImportError:
+        return 1
+    return max(1, torch.cuda.device_count())
+
+
+def _absolute(model: str) -> str:
+    """A folder by its whole path (verl's processes start elsewhere); a name on the hub as it is."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+def _keep_metrics(run: RunDir) -> None:
+    """verl begins its file anew in every process; what an earlier life of the run wrote is put aside."""
+    written = run.path / "verl.jsonl"
+    if written.exists():
+        with open(run.path / "verl-before.jsonl", "a") as file:
+            file.write(written.read_text())
+        written.unlink()
+
+
+def _lines(run_dir: Path) -> list[dict[str, Any]]:
+    """Lines as the local trainer writes them, a step each; of a step that was done again, the last."""
+    measured: dict[int, dict[str, Any]] = {}
+    for name in ("verl-before.jsonl", "verl.jsonl"):
+        for line in _read(run_dir / name):
+            measured.setdefault(int(line["step"]), {}).update(line["data"])
+    told: dict[tuple[int, str], dict[str, Any]] = {}
+    for line in _read(run_dir / "rollouts.jsonl"):
+        told[int(line["step"]), line["partition"]] = line
+    lines, wall = [], 0.0
+    for step in sorted(measured):
+        data = measured[step]
+        wall += float(data.get("timing_s/step", 0.0)) + float(data.get("timing_s/testing", 0.0))
+        lines.append(_line(step, data, told.get((step, "train")), told.get((step, "val")), wall))
+    return lines
+
+
+def _line(
+    step: int,
+    data: Mapping[str, Any],
+    trained: Mapping[str, Any] | None,
+    validated: Mapping[str, Any] | None,
+    wall: float,
+) -> dict[str, Any]:
+    line: dict[str, Any] = {"step": step}
+    if step > 0:
+        trained = trained or {}
+        sampled, seconds = trained.get("tokens_sampled", 0), float(data.get("timing_s/step", 0.0))
+        line |= {
+            "reward": trained.get("reward_mean"),
+            "rollouts": trained.get("ended", 0),
+            "failures": {
+                name.removeprefix("dropped_"): count for name, count in trained.items() if name.startswith("dropped_")
+            },
+            "groups_skipped": trained.get("groups_skipped", 0),
+            "retried": trained.get("retried", 0),
+            "calls": trained.get("calls", 0),
+            "tokens_generated": sampled,
+            "tokens_per_s": round(sampled / seconds, 1) if seconds else 0.0,
+            "seconds": dict(trained.get("seconds") or dict.fromkeys(PARTS, 0.0)),
+        }
+    if validated:
+        line["validation"] = validated["validation"]
+    line["wall_s"] = round(wall, 2)
+    return {**line, "verl": dict(data)}
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    with suppress(FileNotFoundError):
+        for text in path.read_text().splitlines():
+            with suppress(ValueError):  # a last line that a kill cut short
+                lines.append(dict(json.loads(text)))
+    return lines
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong in a process of Ray's, without the traceback that Ray wraps around it."""
+    cause: BaseException = getattr(error, "cause", None) or error
+    text = str(cause).strip().splitlines()
+    return f"verl stopped: {type(cause).__name__}: {text[-1] if text else cause!r}"

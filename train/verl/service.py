@@ -1,0 +1,203 @@
+"""Rollouts for verl's trainer: each prompt becomes a group of rollouts, and each rollout that ends becomes rows.
+
+A prompt's group ends in one of two ways. With two rewards or more it is ``finished``, and what failed is simply not in
+it. With fewer there is nothing to compare: its rows are taken out again and it is a ``failure``, which verl replaces by
+another prompt. Retries, time limits and cancelling are the store's (:mod:`train.rollouts`), so every group ends. When
+many groups in a row come to nothing the trainer is told, rather than sent prompt after prompt for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from domains import Task
+from train.config import RunConfig
+from train.local.stack import LocalStack
+from train.rollouts import Job, Outcome, RolloutCollector
+from train.rows import row
+from train.rundir import RunDir
+from train.validation import JUDGED_FAILURES, accuracy
+from train.verl.credit import Row, rows
+from train.verl.queue import RowQueue
+
+__all__ = ["Prompt", "RolloutService", "RolloutsFailedError"]
+
+_LEAST = 2  # rewards that a group needs: one has nothing to be compared with
+_PATIENCE = 3  # batches of prompts that may come to nothing
+
+
+class RolloutsFailedError(RuntimeError):
+    """Rollouts fail so steadily that training cannot go on; the message says of what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One of verl's prompts: a task, and how many rollouts of it are wanted."""
+
+    uid: str
+    task: Task
+    rollouts: int
+    step: int
+    """verl's ``global_steps`` when it sent the prompt."""
+    partition: str
+    """``train`` or ``val``."""
+
+
+class RolloutService:
+    """Runs prompts' rollouts and leaves their rows in ``queue``; :meth:`submit` returns at once.
+
+    ``pad_id`` is a token for the row of a validation rollout that was judged though it sampled nothing.
+    """
+
+    def __init__(self, *, stack: LocalStack, queue: RowQueue, config: RunConfig, run: RunDir, pad_id: int) -> None:
+        self._stack, self._queue, self._config, self._run, self._pad_id = stack, queue, config, run, pad_id
+        self._lock = threading.Lock()
+        self._ended: dict[str, list[Outcome]] = {"train": [], "val": []}
+        self._skipped: Counter[str] = Counter()
+        self._barren, self._why = 0, ""
+        self._error: BaseException | None = None
+
+    def submit(self, prompts: Sequence[Prompt]) -> None:
+        """Enqueue the prompts' rollouts. Raises :class:`RolloutsFailedError` where it is hopeless."""
+        self.check()
+        total = sum(prompt.rollouts for prompt in prompts)
+        runners = max(1, self._config.n_runners)
+        deadline_s = self._config.step_deadline_s * max(1.0, total / runners if prompts[0].partition == "val" else 1.0)
+
+        async def groups(collector: RolloutCollector) -> None:
+            await asyncio.gather(*(self._group(collector, prompt, deadline_s) for prompt in prompts))
+
+        self._stack.begin(groups).add_done_callback(self._note)
+
+    def check(self) -> None:
+        """Raises what went wrong in the background, or :class:`RolloutsFailedError`."""
+        if self._error is not None:
+            raise self._error
+        if self._barren > _PATIENCE * self._config.tasks_per_step:
+            raise RolloutsFailedError(
+                f"the last {self._barren} prompts had fewer than {_LEAST} rollouts with a reward each; {self._why}"
+            )
+
+    def take(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
+        """What ended since the last call: its rows go into the run's folder, its figures are returned.
+
+        ``seconds`` is where the time since then went, by :data:`train.clock.PARTS`.
+        """
+        with self._lock:
+            outcomes, self._ended[partition] = self._ended[partition], []
+            skipped, self._skipped[partition] = self._skipped[partition], 0
+        if outcomes:
+            kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
+            self._run.write_rollouts(step, [row(step, outcome) for outcome in outcomes], kind=kind)
+        metrics = figures(outcomes, skipped)
+        line: dict[str, Any] = {"step": step, "partition": partition, **metrics}
+        line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
+        if partition == "val":
+            line["validation"] = accuracy(outcomes)
+        self._run.append_rollout_figures(line)
+        at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
+        metrics["gpu_waits_share"] = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
+        return {f"rollouts/{name}": value for name, value in metrics.items()}
+
+    def _note(self, done: Future[None]) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            self._error = done.exception()
+
+    async def _group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
+        partition, kept = prompt.partition, list[Row]()
+        await self._queue.mark(prompt.uid, partition, "running")
+        rewarded = 0
+        async for session, outcome in collector.each(self._jobs(prompt), deadline_s=deadline_s):
+            made = self._rows(prompt, session, outcome)
+            if made:
+                await self._queue.put(made, partition, self._config.domain)
+                kept += made
+                rewarded += 1
+            with self._lock:
+                self._ended[partition].append(outcome)
+            if outcome.reward is None:
+                self._why = f"the last failed of {outcome.status}: {outcome.message[:300]}"
+        enough = rewarded >= (_LEAST if partition == "train" else 1)
+        if not enough:
+            with self._lock:
+                self._skipped[partition] += 1
+            if kept:
+                await self._queue.clear([each.key for each in kept], partition)
+        if partition == "train":
+            self._barren = 0 if enough else self._barren + 1
+        await self._queue.mark(prompt.uid, partition, "finished" if enough else "failure")
+
+    def _jobs(self, prompt: Prompt) -> list[Job]:
+        config, train = self._config, prompt.partition == "train"
+        sampling = {
+            "temperature": config.temperature if train else config.val_temperature,
+            "max_tokens": config.max_tokens,
+        }
+        job = Job(task=prompt.task, group=prompt.uid, mode="train" if train else "val", sampling=sampling)
+        return [job] * prompt.rollouts
+
+    def _rows(self, prompt: Prompt, session: int, outcome: Outcome) -> list[Row]:
+        """The rows of a rollout: none where it has no reward, except for what validation judges as wrong."""
+        config, reward = self._config, outcome.reward
+        validating = prompt.partition == "val"
+        if reward is None and validating and outcome.status in JUDGED_FAILURES:
+            reward = 0.0
+        if reward is None:
+            return []
+        made = rows(
+            outcome,
+            uid=prompt.uid,
+            session=session,
+            step=prompt.step,
+            reward=reward,
+            credit="broadcast" if validating else config.credit,
+            discount=config.credit_discount,
+            agent_match=None if validating else config.agent_match,
+        )
+        if made or not validating:
+            return made
+        return [self._blank(prompt, session, reward)]
+
+    def _blank(self, prompt: Prompt, session: int, reward: float) -> Row:
+        return Row(
+            key=f"{prompt.uid}_{session}_0",
+            uid=prompt.uid,
+            session=session,
+            prompt_ids=[self._pad_id],
+            response_ids=[self._pad_id],
+            mask=[0],
+            logprobs=[0.0],
+            reward=reward,
+            turns=0,
+            first_version=prompt.step,
+            last_version=prompt.step,
+            step=prompt.step,
+        )
+
+
+def figures(outcomes: Sequence[Outcome], skipped: int) -> dict[str, float]:
+    """What became of rollouts, as numbers that verl's tracking takes."""
+    scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    count = len(outcomes)
+    failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
+    result: dict[str, float] = {
+        "ended": count,
+        "dropped": count - len(scored),
+        "groups_skipped": skipped,
+        "retried": sum(outcome.attempts > 1 for outcome in outcomes),
+        "calls": sum(len(outcome.calls) for outcome in outcomes),
+        "tokens_sampled": sum(len(call.response_ids) for outcome in outcomes for call in outcome.calls),
+        **{f"dropped_{kind}": number for kind, number in failed.items()},
+    }
+    if count:
+        result["seconds_mean"] = round(sum(outcome.seconds for outcome in outcomes) / count, 3)
+        result["seconds_max"] = round(max(outcome.seconds for outcome in outcomes), 3)
+    if scored:
+        result["reward_mean"] = sum(scored) / len(scored)
+    return result
