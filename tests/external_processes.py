@@ -42,13 +42,13 @@ def their_store(port: int) -> None:
     main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"])
 
 
-def runner(address: str, n_runners: int) -> None:
+def runner(address: str, n_runners: int, backend: str) -> None:
     from train.runner import main
 
     main(
         external_store_address=address,
-        backend="custom",
-        agent=AGENT,
+        backend=backend,
+        agent=AGENT if backend == "custom" else None,
         domain="spider",
         n_runners=n_runners,
         debug=False,

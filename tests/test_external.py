@@ -15,13 +15,15 @@ from typing import Any
 
 import external_processes as processes
 import pytest
-from programs import run
+from programs import Program, run, until
 
 from adapters.tracing.proxy import LLMProxy
 from adapters.tracing.testing import Reply, ScriptedPolicyServer
 from domains import Task
+from train.config import resolve
 from train.rollouts import Outcome, RolloutCollector
 from train.run import _check_store, _Stop
+from train.rundir import RunDir
 from train.store_address import StoreAddressError, check_store
 from train.store_client import StoreClient
 
@@ -55,8 +57,8 @@ class _Pieces:
         check_store(self.address, timeout_s=30)
         return process
 
-    def runner(self, n_runners: int = 4) -> Any:
-        return self.start(processes.runner, self.address, n_runners)
+    def runner(self, n_runners: int = 4, backend: str = "custom") -> Any:
+        return self.start(processes.runner, self.address, n_runners, backend)
 
 
 @pytest.fixture
@@ -297,4 +299,34 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     rollouts = await client.query_rollouts()
     assert [rollout.status for rollout in rollouts] == ["succeeded"] * 10
     assert [span.name for span in await client.query_spans(rollouts[0].rollout_id)][-1] == "agentlightning.annotation"
+    await client.stop()
+
+
+async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _Pieces, tmp_path: Path) -> None:
+    pieces.store()
+    pieces.runner(1, backend="langgraph")  # lives through it, and is told of the second trainer's model by the store
+    config = resolve(
+        "fast",
+        external_store_address=pieces.address,
+        steps=2,
+        tasks_per_step=2,
+        group_size=2,
+        n_runners=1,
+        val_tasks=1,
+        unresponsive_s=2.0,
+    )
+    folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path
+    program = Program("-m", "train.run", "--resume", str(folder))
+    await asyncio.to_thread(until, (folder / "checkpoints" / "step-00001").exists, program)
+    program.send_signal(signal.SIGKILL)
+    assert program.wait(30).returncode == -signal.SIGKILL
+    done = await asyncio.to_thread(run, "-m", "train.run", "--resume", str(folder))
+    assert done.returncode == 0, done.stderr
+    lines = RunDir.open(folder).metrics()
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert [(line["rollouts"], line["failures"]) for line in lines[1:]] == [(4, {})] * 2
+    client = StoreClient(pieces.address)
+    assert not list(await client.query_rollouts(status_in=["queuing", "requeuing", "preparing", "running"]))
+    workers = {rollout.attempt.worker_id.split("-")[-2] for rollout in await client.query_rollouts()}  # type: ignore[union-attr]
+    assert str(pieces.all[1].pid) in workers
     await client.stop()
