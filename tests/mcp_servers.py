@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from programs import Program, until
 
 SLOW = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c"
 COMMAND = [sys.executable, "-m", "tools.mcp_sql"]
@@ -23,14 +25,16 @@ def make_database(path: Path, table: str = "singer") -> Path:
 
 
 @contextlib.contextmanager
-def http_server(database: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def http_server(database: Path, *options: str) -> Iterator[tuple[str, Program]]:
     """(URL, process) of a server on a free port."""
-    command = [*COMMAND, "--database", str(database), "--transport", "http", "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    arguments = ("--database", str(database), "--transport", "http", "--port", "0", *options)
+    server = Program("-m", "tools.mcp_sql", *arguments)
     try:
-        line = process.stderr.readline()
+        until(lambda: server.complaints().endswith("\n"), server)
+        line = server.complaints()
         assert line.startswith("serving "), line
-        yield line.split()[-1], process
+        yield line.split()[-1], server
     finally:
-        process.kill()
-        process.communicate()
+        if server.poll() is None:
+            server.send_signal(signal.SIGKILL)
+            server.wait(30)

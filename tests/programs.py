@@ -21,7 +21,15 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["adapters.langgraph", "adapters.openai_agents", "train.local.trainer", "train.told", "train.curve", "agents.mcp"]
+    [
+        "adapters.langgraph",
+        "adapters.openai_agents",
+        "train.local.trainer",
+        "train.told",
+        "train.curve",
+        "agents.mcp",
+        "tools._mcp_server",
+    ]
 )
 
 
@@ -36,12 +44,21 @@ class Program:
         self._process: Any = CONTEXT.Process(target=_run, args=arguments, daemon=True)
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def complaints(self) -> str:
+        """What it has written to stderr so far."""
+        file = Path(self._said.name) / "2"
+        return file.read_text() if file.exists() else ""
+
     def poll(self) -> int | None:
         """The exit status, if it has ended."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     def wait(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """What became of it. One that takes too long is killed, and is a failure."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import gzip
 import hashlib
 import json
@@ -232,8 +234,9 @@ PARITY = REAL / "parity" / "public.jsonl.gz"
 needs_parity = pytest.mark.skipif(not PARITY.is_file(), reason=f"the official verdicts are not at {PARITY}")
 
 
-def judge(prefix: str, mode: Any) -> list[tuple[dict[str, Any], Verdict | None]]:
-    """Each official case whose source begins with ``prefix``, with our verdict; None where the gold fails."""
+@functools.cache
+def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, Verdict | None]]]:
+    """Each official case whose source begins with ``prefix``, with our verdict by mode; None where the gold fails."""
     judged = []
     with gzip.open(PARITY, "rt") as lines:
         cases = [case for case in map(json.loads, lines) if case["source"].startswith(prefix)]
@@ -241,18 +244,18 @@ def judge(prefix: str, mode: Any) -> list[tuple[dict[str, Any], Verdict | None]]
         folder = REAL / "parity" / "database" if case["db_id"] == "parity_edge" else REAL / "database"
         path = folder / case["db_id"] / f"{case['db_id']}.sqlite"
         limit = 0.2 if case["official"] == "timeout" else 30.0
-        try:
-            verdict = execution_match(case["pred"], case["gold"], path, mode=mode, timeout_s=limit)
-        except RewardError:
-            verdict = None
-        judged.append((case, verdict))
+        verdicts: dict[str, Verdict | None] = {"safe": None, "official": None}
+        for mode in verdicts:
+            with contextlib.suppress(RewardError):
+                verdicts[mode] = execution_match(case["pred"], case["gold"], path, mode=mode, timeout_s=limit)  # type: ignore[arg-type]
+        judged.append((case, verdicts))
     return judged
 
 
 @needs_parity
 @pytest.mark.parametrize("mode", ["safe", "official"])
 def test_every_published_prediction_gets_the_official_verdict(mode: Any) -> None:
-    cases = judge("model:", mode)
+    cases = [(case, verdicts[mode]) for case, verdicts in judge("model:")]
     assert len(cases) > 6000
     assert [case for case, verdict in cases if verdict is None or verdict.score != case["official"]] == []
 
@@ -274,7 +277,7 @@ OFFICIAL = {"PRAGMA with rows": lambda case, _: case["pred"].lstrip().upper().st
 @needs_parity
 @pytest.mark.parametrize(("mode", "deviations"), [("safe", SAFE), ("official", OFFICIAL)])
 def test_every_changed_gold_gets_the_official_verdict_or_a_named_deviation(mode: Any, deviations: Any) -> None:
-    cases = judge("mut:", mode)
+    cases = [(case, verdicts[mode]) for case, verdicts in judge("mut:")]
     assert len(cases) > 3000
     unnamed = [
         (case["source"], case["gold"], case["pred"], case["official"], verdict)

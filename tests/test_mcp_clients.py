@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("fastmcp")
 
 from mcp_servers import COMMAND, http_server, make_database
+from programs import run
 
 from adapters.tracing.testing import Reply, ScriptedPolicyServer
 
@@ -33,7 +34,7 @@ def _calls(number, name, **arguments):
     return Reply(tool_calls=[{"id": f"call_{number}", "type": "function", "function": function}])
 
 
-async def _run_example(name, database, **environment):
+async def _run_example(name, database, *, run=run, **environment):
     """The example's answer, and what its model was told by the tools."""
     script = [
         _calls(1, "list_tables"),
@@ -42,24 +43,18 @@ async def _run_example(name, database, **environment):
         "The oldest is 319.",
     ]
     async with ScriptedPolicyServer(replies=script) as model:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(EXAMPLES / name),
-            str(database),
-            "How old is the oldest singer?",
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "OPENAI_BASE_URL": model.base_url,
-                "OPENAI_API_KEY": "none",
-                "OPENAI_AGENTS_DISABLE_TRACING": "1",
-                **environment,
-            },
-        )
-        output, _ = await process.communicate()
-        assert process.returncode == 0
+        arguments = (str(EXAMPLES / name), str(database), "How old is the oldest singer?")
+        environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": model.base_url,
+            "OPENAI_API_KEY": "none",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            **environment,
+        }
+        done = await asyncio.to_thread(run, *arguments, environment=environment)
+        assert done.returncode == 0, done.stderr
         last = model.requests[-1]["messages"]
-    return output.decode().strip(), [json.dumps(message["content"]) for message in last if message["role"] == "tool"]
+    return done.stdout.strip(), [json.dumps(message["content"]) for message in last if message["role"] == "tool"]
 
 
 def _assert_an_agent_repaired_its_query(answer, told):
@@ -93,9 +88,15 @@ def adapters_of_langchain(request):
     return target
 
 
+def _run_from_nothing(*arguments, environment):
+    """With packages of its own, which must come before those that are installed."""
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
 async def test_a_langgraph_agent_uses_it(database, adapters_of_langchain):
     pytest.importorskip("langchain_openai")
-    answer, told = await _run_example("mcp_langgraph.py", database, PYTHONPATH=str(adapters_of_langchain))
+    path = str(adapters_of_langchain)
+    answer, told = await _run_example("mcp_langgraph.py", database, run=_run_from_nothing, PYTHONPATH=path)
     _assert_an_agent_repaired_its_query(answer, told)
 
 

@@ -354,8 +354,9 @@ def test_ctrl_c_ends_it_without_a_traceback(database, transport):
     if transport == "http":
         with http_server(database) as (_, process):
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
-            assert process.returncode == 0
+            ended = process.wait(30)
+            assert ended.returncode == 0
+            [_, errors] = ended.stderr.split("\n", 1)
     else:
         process = subprocess.Popen(
             [*COMMAND, "--database", str(database)],
