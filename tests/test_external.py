@@ -304,14 +304,14 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
 
 async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _Pieces, tmp_path: Path) -> None:
     pieces.store()
-    pieces.runner(1, backend="langgraph")  # lives through it, and is told of the second trainer's model by the store
+    pieces.runner(backend="langgraph")  # lives through it, and is told of the second trainer's model by the store
     config = resolve(
         "fast",
         external_store_address=pieces.address,
         steps=2,
         tasks_per_step=2,
         group_size=2,
-        n_runners=1,
+        n_runners=0,
         val_tasks=1,
         unresponsive_s=2.0,
     )
@@ -327,6 +327,4 @@ async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _P
     assert [(line["rollouts"], line["failures"]) for line in lines[1:]] == [(4, {})] * 2
     client = StoreClient(pieces.address)
     assert not list(await client.query_rollouts(status_in=["queuing", "requeuing", "preparing", "running"]))
-    workers = {rollout.attempt.worker_id.split("-")[-2] for rollout in await client.query_rollouts()}  # type: ignore[union-attr]
-    assert str(pieces.all[1].pid) in workers
     await client.stop()
