@@ -33,6 +33,7 @@ from agentlightning.types import (
 from aiohttp import web
 
 from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
+from train.store import _open, _Stop
 from train.store_address import check_store
 from train.store_client import StoreClient, StoreGoneError
 from train.store_server import application
@@ -354,3 +355,27 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
 def test_a_store_needs_to_know_what_to_keep() -> None:
     _, said = (process := _start()).communicate(timeout=30)
     assert (process.returncode, said) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
+
+
+def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.mongo_store", "agentlightning.store.mongo", "agentlightning.store.collection.mongo"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pymongo", None)
+    with pytest.raises(_Stop, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
+        _open(None, "mongodb://127.0.0.1:9/")
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("mongodb://me:secret@127.0.0.1:9/", "MongoDB cannot be used: 127.0.0.1:9: [Errno 111] Connection refused"),
+        ("http://127.0.0.1:9", "MongoDB cannot be used: Invalid URI scheme"),
+    ],
+)
+def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(uri: str, said: str) -> None:
+    pytest.importorskip("pymongo")
+    with pytest.raises(_Stop) as caught:
+        _open(None, uri)
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)

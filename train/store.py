@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import signal
 import socket
 import sys
@@ -31,7 +32,9 @@ class _Stop(Exception):
 def main(
     path: Annotated[Path | None, typer.Option(help="The file that keeps everything")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Keep nothing: all is gone when the store stops")] = False,
-    mongo: Annotated[str | None, typer.Option(help="Agent Lightning's own MongoDB store, at this URI")] = None,
+    mongo: Annotated[
+        str | None, typer.Option(help="Agent Lightning's MongoDB store, at the URI of a replica set")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any that is free")] = 4747,
     host: Annotated[str, typer.Option(help="Address to listen on. The store trusts whoever reaches it")] = "127.0.0.1",
 ) -> None:
@@ -40,12 +43,7 @@ def main(
         if sum((path is not None, memory, mongo is not None)) != 1:
             raise _Stop("give one of --path FILE, --memory and --mongo URI")
         with _bound(host, port) as listener:
-            store = _open(path, mongo)
-            try:
-                asyncio.run(_serve(store, listener))
-            finally:
-                if hasattr(store, "close"):
-                    store.close()
+            asyncio.run(_serve(_open(path, mongo), listener))
     except _Stop as stop:
         typer.echo(f"error: {stop}", err=True)
         sys.exit(2)
@@ -68,10 +66,13 @@ def _bound(host: str, port: int) -> socket.socket:
 def _open(path: Path | None, mongo: str | None) -> Any:
     if mongo is not None:
         try:
-            from agentlightning.store.mongo import MongoLightningStore
+            from train.mongo_store import MongoStore, MongoStoreError
         except ImportError as error:
             raise _Stop(f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'") from error
-        return MongoLightningStore(mongo_uri=mongo)
+        try:
+            return MongoStore(mongo)
+        except MongoStoreError as error:
+            raise _Stop(str(error)) from error
     from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
 
     try:
@@ -97,6 +98,8 @@ async def _serve(store: Any, listener: socket.socket) -> None:
         await stopped.wait()
     finally:
         await runner.cleanup()
+        if inspect.isawaitable(closing := store.close()):
+            await closing
 
 
 if __name__ == "__main__":
