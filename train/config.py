@@ -50,6 +50,8 @@ class RunConfig:
     group_size: int = 8
     """Rollouts per task and step: the group that a reward is compared with."""
     n_runners: int = 96
+    runner_processes: int = 0
+    """Processes that the runners are spread over; 0 keeps them in the trainer's own, which suits a small model."""
     external_store_address: str | None = None
     """A Lightning store in another process (``http://HOST:PORT``); by default it lives and ends with the run."""
     llm_proxy: bool = False
@@ -112,23 +114,33 @@ class RunConfig:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
-        if self.trainer == "local" and self.credit != "broadcast":
-            raise ConfigError(f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl")
-        if not 0 < self.credit_discount <= 1:
-            raise ConfigError(f"credit_discount is {self.credit_discount}; it must be above 0 and up to 1")
-        if self.n_runners < 0:
-            raise ConfigError(f"n_runners is {self.n_runners}; 0 leaves all rollouts to runners elsewhere")
-        if self.group_size < 2:
-            raise ConfigError(f"group_size is {self.group_size}; a rollout needs another one to be compared with")
         for name in ("temperature", "learning_rate"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        elsewhere = self.external_store_address is not None
+        for wrong, message in (
+            (self.n_runners < 0, f"n_runners is {self.n_runners}; 0 leaves all rollouts to runners elsewhere"),
+            (self.group_size < 2, f"group_size is {self.group_size}; a rollout needs another one to be compared with"),
+            (self.val_temperature < 0, f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above"),
+            (
+                self.runner_processes and elsewhere,
+                "runner_processes belong to a store that lives with the run: with another one, start train.runner",
+            ),
+            (
+                self.credit != "broadcast" and self.trainer == "local",
+                f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl",
+            ),
+            (
+                not 0 < self.credit_discount <= 1,
+                f"credit_discount is {self.credit_discount}; it must be above 0 and up to 1",
+            ),
+        ):
+            if wrong:
+                raise ConfigError(message)
         try:
             re.compile(self.agent_match or "")
         except re.error as error:
             raise ConfigError(f"agent_match {self.agent_match!r} is not a regular expression: {error}") from error
-        if self.val_temperature < 0:
-            raise ConfigError(f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above")
 
     @property
     def proxied(self) -> bool:

@@ -35,6 +35,9 @@ def main(
     ] = None,
     domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", min=1)] = 16,
+    until_eof: Annotated[
+        bool, typer.Option("--until-eof", help="Stop when standard input ends, so with whoever started this")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
@@ -42,14 +45,18 @@ def main(
         adapters.check(backend)
         domains.get(domain)
         check_store(external_store_address)
-        asyncio.run(_run(external_store_address, backend, agent, domain, n_runners, debug))
+        asyncio.run(_run(external_store_address, backend, agent, domain, n_runners, until_eof, debug))
     except (StoreAddressError, UnknownNameError, ConfigError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
 
 
-async def _run(address: str, backend: str, agent: str | None, domain: str, n_runners: int, debug: bool) -> None:
+async def _run(
+    address: str, backend: str, agent: str | None, domain: str, n_runners: int, until_eof: bool, debug: bool
+) -> None:
     stopped = asyncio.Event()
+    if until_eof:
+        asyncio.get_running_loop().add_reader(sys.stdin, lambda: sys.stdin.buffer.raw.read(1) or stopped.set())
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     from train.runners import POLL_S, RunnerPool

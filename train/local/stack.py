@@ -29,6 +29,7 @@ from train.local.engine import Engine
 from train.local.server import PolicyServer
 from train.rollouts import Job, Outcome, RolloutCollector
 from train.rundir import RunDir
+from train.runner_processes import RunnerProcesses
 from train.runners import POLL_S, RunnerPool
 from train.store_client import StoreClient
 
@@ -40,7 +41,17 @@ _SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rol
 
 
 class _MemoryStore(EndedAttempts, InMemoryLightningStore):
-    """The store of a run that has no other."""
+    """The store of a run that has no other; it says when an attempt ends, wherever its runner is."""
+
+    def __init__(self, *, on_attempt_end: Callable[[str], None], span_bytes: int) -> None:
+        super().__init__(eviction_memory_threshold=span_bytes, safe_memory_threshold=span_bytes // 2)
+        self._on_attempt_end = on_attempt_end
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
+        attempt = await super().update_attempt(rollout_id, attempt_id, **changes)
+        if attempt.status in ("succeeded", "failed"):
+            self._on_attempt_end(rollout_id)
+        return attempt
 
 
 class LocalStack:
@@ -113,8 +124,7 @@ class LocalStack:
         config, external = self._config, self._config.external_store_address
         store: LightningStore
         if external is None:
-            limit = self._span_bytes
-            store = _MemoryStore(eviction_memory_threshold=limit, safe_memory_threshold=limit // 2)
+            store = _MemoryStore(on_attempt_end=self._nudge, span_bytes=self._span_bytes)
         else:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)
@@ -137,11 +147,14 @@ class LocalStack:
         runners = RunnerPool(
             store=store,
             agent=self.agent,
-            n_runners=config.n_runners,
+            n_runners=0 if config.runner_processes else config.n_runners,
             poll_interval=5.0 if external is None else POLL_S,
             on_attempt_end=self._nudge,
         )
         await self._run(runners)
+        elsewhere = external is not None or config.runner_processes > 0
+        if config.runner_processes:
+            await self._run(RunnerProcesses(store, config))
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
@@ -152,7 +165,7 @@ class LocalStack:
             wake=runners.wake,
             resources_id=self._run_dir.resources_id,
             settings=config.for_agents(),
-            unresponsive_s=None if external is None else config.unresponsive_s,
+            unresponsive_s=config.unresponsive_s if elsewhere else None,
         )
 
     def _nudge(self, rollout_id: str) -> None:

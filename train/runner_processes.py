@@ -1,0 +1,73 @@
+"""Runners of this run in processes of their own: a few hundred agents at once are more than one interpreter's work.
+
+They are ``python -m train.runner`` on the run's own store, which is served on the loopback interface for them. They end
+with this process, however it ends: their standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from agentlightning.store.base import LightningStore
+
+from train.config import RunConfig
+
+__all__ = ["RunnerProcesses"]
+
+_BACKLOG = 1024
+_KEEPALIVE_S = 75.0
+_FAREWELL_S = 5.0
+
+
+class RunnerProcesses:
+    """``config.runner_processes`` processes with ``config.n_runners`` runners between them."""
+
+    def __init__(self, store: LightningStore, config: RunConfig) -> None:
+        self._store, self._config = store, config
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self) -> None:
+        """Serve the store and start the processes; they take rollouts as soon as they are up."""
+        from aiohttp import web
+
+        from train.store_server import application
+
+        self._server = web.AppRunner(
+            application(self._store), access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=1.0
+        )
+        await self._server.setup()
+        await web.TCPSite(self._server, "127.0.0.1", 0, backlog=_BACKLOG).start()
+        address = f"http://127.0.0.1:{self._server.addresses[0][1]}"
+        config = self._config
+        each = -(-config.n_runners // config.runner_processes)
+        command = [sys.executable, "-m", "train.runner", "--until-eof", "--external-store-address", address]
+        command += ["--backend", config.backend, "--domain", config.domain, "--n-runners", str(each)]
+        if config.agent is not None:
+            command += ["--agent", config.agent]
+        root = str(Path(__file__).parents[1])
+        path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+        # Agents have no business on a GPU, and one thread each is what there is for them.
+        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        for _ in range(config.runner_processes):
+            self._processes.append(
+                await asyncio.create_subprocess_exec(
+                    *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env=environment
+                )
+            )
+
+    async def stop(self) -> None:
+        """End the processes; what they were at is given back to the store."""
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        waiting = [asyncio.ensure_future(process.wait()) for process in self._processes]
+        if waiting:
+            await asyncio.wait(waiting, timeout=_FAREWELL_S)
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await self._server.cleanup()
