@@ -101,7 +101,7 @@ class _Backend:
     agents = ("solo",)
 
     def __init__(self, calls: Callable[[openai.AsyncOpenAI, Endpoint], Awaitable[str]]) -> None:
-        self._calls, self._clients = calls, Clients(timeout_s=2.0)
+        self._calls, self._clients = calls, Clients(timeout_s=20.0)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         with typed_failures(endpoint):
@@ -126,13 +126,13 @@ async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
 
 @asynccontextmanager
 async def _collector(
-    policy_url: str, backend: Any, *, proxied: bool
+    policy_url: str, backend: Any, *, proxied: bool, timeout_s: float
 ) -> AsyncIterator[tuple[RolloutCollector, InMemoryLightningStore]]:
     async def exact(task: Any, answer: str, trace: Any) -> float:
         return float(answer == task["query"])
 
     store = InMemoryLightningStore()
-    agent = RolloutAgent(backend=backend, domain=_Domain(), reward=exact, timeout_s=0.5)
+    agent = RolloutAgent(backend=backend, domain=_Domain(), reward=exact, timeout_s=timeout_s)
     proxy = LLMProxy(upstreams=[policy_url], store=store, model="scripted") if proxied else None
     if proxy:
         await proxy.start()
@@ -161,11 +161,11 @@ async def _collector(
 
 
 async def _run(
-    task: Task, policy_url: str, backend: Any, *, proxied: bool, count: int = 1
+    task: Task, policy_url: str, backend: Any, *, proxied: bool, count: int = 1, timeout_s: float = 15.0
 ) -> list[tuple[Outcome, list[Call]]]:
     """Each rollout's outcome and all its calls, failed ones too."""
     jobs = [Job(task=task, group="t1", mode="train", sampling={"seed": n}) for n in range(count)]
-    async with _collector(policy_url, backend, proxied=proxied) as (collector, store):
+    async with _collector(policy_url, backend, proxied=proxied, timeout_s=timeout_s) as (collector, store):
         outcomes = await collector.run(jobs, deadline_s=20)
         return [(outcome, all_calls_from_spans(await store.query_spans(outcome.rollout_id))) for outcome in outcomes]
 
@@ -223,7 +223,8 @@ async def test_whatever_becomes_of_a_call_is_recorded_as_the_proxy_does(
     task: Task, reply: Any, calls: Any, outcome: str, recorded: tuple[int, str]
 ) -> None:
     for proxied in (True, False):
-        [(result, [call])] = await _outcomes(task, lambda _: reply, calls, proxied=proxied)
+        timeout_s = 0.5 if outcome == "timeout" else 15.0
+        [(result, [call])] = await _outcomes(task, lambda _: reply, calls, proxied=proxied, timeout_s=timeout_s)
         assert result.status == outcome, (proxied, result.message)
         assert (call.status, call.error[: len(recorded[1])]) == recorded, proxied
         assert call.agent == "solo"

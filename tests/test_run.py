@@ -15,6 +15,7 @@ import pytest
 from programs import ROOT, Program, run, until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from train.config import resolve
 from train.rundir import RunDir
 
 SMALL = ("--val-tasks", "8", "--n-runners", "16")
@@ -97,33 +98,38 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
     assert model.generate(ids, max_new_tokens=2).shape[1] == ids.shape[1] + 2
 
 
+def _not_begun(runs: Path, *, steps: int) -> Path:
+    """The folder of a run of small steps: resumed, it begins."""
+    config = resolve("fast", steps=steps, tasks_per_step=4, group_size=4, val_tasks=2, n_runners=16)
+    return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
+
+
 def test_a_run_killed_at_any_moment_goes_on_from_its_last_step(tmp_path: Path) -> None:
-    arguments = ("--steps", "2", *SMALL, "--output-dir", str(tmp_path))
-    program = Program("-m", "train.run", *arguments, environment=_environment())
-    until((tmp_path / "latest" / "checkpoints" / "step-00001").exists, program)
+    run = _not_begun(tmp_path, steps=3)
+    program = Program("-m", "train.run", "--resume", str(run), environment=_environment())
+    until((run / "checkpoints" / "step-00001").exists, program)
     program.send_signal(signal.SIGKILL)
     assert program.wait(30).returncode == -signal.SIGKILL
-    done = _run("--resume", str(tmp_path / "latest"))
+    done = _run("--resume", str(run))
     assert done.returncode == 0, done.stderr
-    assert [line["step"] for line in RunDir.open(tmp_path / "latest").metrics()] == [0, 1, 2]
-    summary = json.loads((tmp_path / "latest" / "summary.json").read_text())
-    assert (summary["steps"], summary["rollouts"]) == (2, 192)
-    refused = _run("--resume", str(tmp_path / "latest"), "--seed", "9")
+    assert [line["step"] for line in RunDir.open(run).metrics()] == [0, 1, 2, 3]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["rollouts"]) == (3, 48)
+    refused = _run("--resume", str(run), "--seed", "9")
     assert refused.returncode == 2
     assert "started with 0" in refused.stderr
 
 
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
-    program = Program(
-        "-m", "train.run", "--steps", "50", *SMALL, "--output-dir", str(tmp_path), environment=_environment()
-    )
-    until((tmp_path / "latest" / "checkpoints" / "step-00001").exists, program)
+    run = _not_begun(tmp_path, steps=500)
+    program = Program("-m", "train.run", "--resume", str(run), environment=_environment())
+    until((run / "checkpoints" / "step-00001").exists, program)
     program.send_signal(signal.SIGINT)
     stopped = program.wait(60)
     assert stopped.returncode == 130
     assert "--resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
-    assert json.loads((tmp_path / "latest" / "summary.json").read_text())["steps"] >= 1
+    assert json.loads((run / "summary.json").read_text())["steps"] >= 1
 
 
 def test_dev_prints_every_call_and_triplet_and_leaves_nothing_behind(tmp_path: Path) -> None:
