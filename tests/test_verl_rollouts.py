@@ -138,7 +138,9 @@ class _Setup:
 
 @contextmanager
 def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
-    config: RunConfig = resolve("starter", trainer="verl", **{"n_runners": 16, "retries": 0, **settings})
+    config: RunConfig = resolve(
+        "starter", trainer="verl", **{"n_runners": 16, "runner_processes": 0, "retries": 0, **settings}
+    )
     queue, servers, clock = _Queue(), _Servers(), StepClock()
     engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock)
     run = RunDir(tmp_path)
