@@ -133,10 +133,15 @@ def test_a_value_that_a_backend_refuses_is_one_sentence(monkeypatch: pytest.Monk
         make_backend(resolve("fast"))
 
 
-def test_a_backend_whose_framework_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "package"), [("agents", "openai-agents"), ("langchain_openai.chat_models", "langchain-openai")]
+)
+def test_a_backend_whose_framework_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, package: str
+) -> None:
     def get(name: str) -> Any:
-        raise ModuleNotFoundError("No module named 'agents'", name="agents")
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
     monkeypatch.setattr(backends.adapters, "get", get)
-    with pytest.raises(ConfigError, match=r"backend 'openai-agents' cannot be imported: .*install agents"):
-        make_backend(resolve("fast", backend="openai-agents"))
+    with pytest.raises(ConfigError, match=rf"backend 'langgraph' cannot be imported: .*; pip install {package}$"):
+        make_backend(resolve("fast"))

@@ -184,12 +184,22 @@ async def test_a_mistake_is_a_tool_error_that_helps_to_repair_it(database, sql, 
     assert says in text
 
 
+async def test_of_ten_million_rows_the_first_are_shown(database):
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000000) SELECT i FROM n"
+    result, text = await query(database, rows)
+    assert not result.is_error
+    assert result.structured_content["rows"][:2] == [[1], [2]]
+    assert text.endswith("of more than 1000 rows shown: ask for less with WHERE, LIMIT, fewer columns or an aggregate.")
+
+
 async def test_wrong_arguments_are_named(database):
     async with connected(database) as client:
         result, text = await call(client, "query_database_by_sql", query="SELECT 1", limit=3)
     assert result.is_error
     assert result.meta["error"] == "arguments"
-    assert text == "query_database_by_sql needs 'sql' (a string); it was given 'query' (str), 'limit' (int)"
+    assert text == (
+        "query_database_by_sql needs 'sql' (a string) and nothing else; it was given 'query' (str), 'limit' (int)"
+    )
 
 
 async def test_a_database_that_broke_is_told_apart_from_a_mistake(tmp_path):

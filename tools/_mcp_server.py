@@ -223,7 +223,8 @@ class _ArgumentsError(QueryError):
     def __init__(self, tool: str, wanted: list[str], given: Mapping[str, Any]) -> None:
         needs = " and ".join(f"{name!r} (a string)" for name in wanted) or "no arguments"
         got = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in given.items()) or "nothing"
-        super().__init__(f"{tool} needs {needs}; it was given {got}")
+        only = " and nothing else" if wanted and set(given) - set(wanted) else ""
+        super().__init__(f"{tool} needs {needs}{only}; it was given {got}")
 
 
 def _kind(error: QueryError) -> str:

@@ -24,13 +24,16 @@ _OPTIONS = {
 """A constructor's parameter, and the setting that fills it."""
 
 
+_PACKAGES = {"agents": "openai-agents"}
+"""Where a module's package has another name: there is a package ``agents``, and it is something else."""
+
+
 def make_backend(config: RunConfig) -> adapters.Backend:
     """The backend of a run. Raises :class:`train.config.ConfigError` where it cannot be made with these settings."""
     try:
         factory = adapters.get(config.backend)
     except ImportError as error:
-        missing = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else "is its version right?"
-        raise ConfigError(f"backend {config.backend!r} cannot be imported: {error}; {missing}") from error
+        raise ConfigError(f"backend {config.backend!r} cannot be imported: {error}; {_remedy(error)}") from error
     takes = inspect.signature(factory).parameters
     usual = resolve(config.config, trainer=config.trainer)
     options = {}
@@ -47,3 +50,10 @@ def make_backend(config: RunConfig) -> adapters.Backend:
         return factory(**options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _remedy(error: ImportError) -> str:
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return "is its version right?"
+    module = error.name.partition(".")[0]
+    return f"pip install {_PACKAGES.get(module, module.replace('_', '-'))}"
