@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 CORRECT, INCORRECT = "CORRECT", "INCORRECT"
+DONE = "DONE"
 
 QUERY_TOOL: dict[str, Any] = {
     "name": "query_database_by_sql",
@@ -48,11 +49,11 @@ def tool_system_message(table_info: str) -> str:
     """The system message of an agent that runs its queries with :data:`QUERY_TOOL`.
 
     The user's message is :func:`write_message`; a tool's reply is the rendered rows or ``Error: ...``; the answer is
-    the final query in a fenced block.
+    the last query that ran, so that nothing is copied. A final reply with a fenced block answers with that instead.
     """
     return (
-        "You answer questions about a SQLite database. Run a query with query_database_by_sql, "
-        "then write the final query in a ```sql block; use only these tables:\n" + table_info
+        "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
+        f"the question, then reply {DONE}: the last query is the answer. Use only these tables:\n" + table_info
     )
 
 

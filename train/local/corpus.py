@@ -2,8 +2,9 @@
 
 Every item is one database with several dialogues about it: those of the LangGraph agent (writing a query, checking one,
 rewriting one), or those of an agent that calls its query tool. The words are those of the agents (``adapters.prompts``)
-and the results are what ``tools.sql`` answers, so nothing changes when the agents take over. Databases about the lexicon's new subjects never appear; their nouns do, as names in databases that
-make no sense, because a noun that was never read cannot be copied either.
+and the results are what ``tools.sql`` answers, so nothing changes when the agents take over. Databases about the
+lexicon's new subjects never appear; their nouns do, as names in databases that make no sense, because a noun that was
+never read cannot be copied either.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Stage:
     checks: int = 0
     rewrites: int = 0
     tools: float = 0.0
-    """Share of databases whose dialogues are with an agent that calls its query tool, ``writes`` of them."""
+    """Share of databases whose dialogues are with an agent that calls its query tool."""
     result_chars: int = 72
 
 
@@ -78,7 +79,7 @@ def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:
                 n_attributes=stage.n_attributes,
             )
             path = Path(folder) / f"{number}.sqlite"
-            if stage.checks or stage.rewrites or stage.tools:
+            if stage.checks or stage.rewrites:
                 fill(database, str(path)).close()
             yield _about(rng, stage, database, str(path))
             path.unlink(missing_ok=True)
@@ -126,7 +127,8 @@ def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> D
         turns.append((prompts.write_message(question), prompts.fence(sql)))
     for _ in range(stage.checks):
         question, sql = ask()
-        shown = sql if rng.random() < 0.5 else spoil(rng, database, sql)
+        # More wrong than right: a policy that cannot tell yet rejects, and has the rewrite to learn from.
+        shown = sql if rng.random() < 0.3 else spoil(rng, database, sql)
         verdict = prompts.CORRECT if shown == sql else prompts.INCORRECT
         message = prompts.check_message(question, shown, _result(path, shown, stage.result_chars))
         turns.append((message, verdict))
@@ -140,20 +142,26 @@ def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> D
 
 
 def _with_tools(rng: random.Random, stage: Stage, database: Database, path: str) -> Dialogues:
-    """A query by a tool call, its result, and the answer; a query that failed is called for once more."""
+    """``writes`` first queries, each a tool call; ``checks`` + ``rewrites`` times, what follows on a query's rows."""
     system = f"{prompts.tool_system_message(schema_text(database))}\nTools:\n{json.dumps(prompts.QUERY_TOOL)}\n"
     system += 'Call a tool as <tool_call>\n{"name": name, "arguments": {}}\n</tool_call>'
+
+    def told(sql: str) -> Segment:
+        return _told(_result(path, sql, stage.result_chars)), False
+
     found = []
-    for _ in range(stage.writes):
+    for number in range(stage.writes + stage.checks + stage.rewrites):
         question = write_question(rng, database, freedom=stage.freedom, mix=stage.mix)
-        shown = question.sql if rng.random() < 0.75 else spoil(rng, database, question.sql)
-        result = _result(path, shown, stage.result_chars)
-        segments = [(_asked(prompts.write_message(question.text)), False)]
-        segments += [(_call(shown), shown == question.sql), (_told(result), False)]
-        if result.startswith("Error: "):
-            result = _result(path, question.sql, stage.result_chars)
-            segments += [(_call(question.sql), True), (_told(result), False)]
-        found.append([*segments, (prompts.fence(question.sql) + IM_END, True)])
+        asked, right = (_asked(prompts.write_message(question.text)), False), _call(question.sql)
+        if number < stage.writes:
+            found.append([asked, (right, True)])
+        elif rng.random() < 0.25:
+            found.append([asked, (right, False), told(question.sql), (prompts.DONE + IM_END, True)])
+        else:
+            # As with the checks, first rows are wrong more often than right; half of the spoiled queries fail.
+            wrong = spoil(rng, database, question.sql)
+            found.append([asked, (_call(wrong), False), told(wrong), (right, True), told(question.sql)])
+            found[-1].append((prompts.DONE + IM_END, True))
     return Dialogues(_prefix(system), found)
 
 
