@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-__all__ = ["Branch", "Packed", "pack", "packed_logits", "split"]
+__all__ = ["Branch", "Packed", "Rows", "lay_out", "pack", "packed_logits", "split", "tree_mask"]
 
 Branch = tuple[Sequence[int], Sequence[int]]
 """Token ids, and a mask of the same length: 1 where the token is a target (it was sampled), 0 where it is context."""
@@ -39,12 +39,40 @@ class Packed(NamedTuple):
     """int64 [M]: number of the target's branch, counted over all rows"""
 
 
+class Rows(NamedTuple):
+    """What :class:`Packed` is made of, without the mask, which is most of its bytes; see there."""
+
+    ids: Tensor
+    positions: Tensor
+    segment: Tensor
+    """int64 [B, T]: -1 padding, 0 prefix, then the branches of the row"""
+    index: Tensor
+    targets: Tensor
+    branch: Tensor
+
+
 def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, pad: int = 0) -> Packed:
     """Pack one row for each (prefix ids, branches). The last token of a prefix may predict a branch's first target.
 
     Raises :class:`ValueError` where a branch's mask has another length than its ids, or an empty prefix would have to
     predict.
     """
+    rows = lay_out(sequences, pad=pad)
+    return Packed(rows.ids, rows.positions, tree_mask(rows.segment), rows.index, rows.targets, rows.branch)
+
+
+def tree_mask(segment: Tensor) -> Tensor:
+    """bool [B, 1, T, T], on the device of ``segment`` ([B, T]): each branch sees the prefix and itself."""
+    length = segment.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=segment.device).tril()
+    own = segment[:, None, :] == segment[:, :, None]
+    mask = causal & (own | (segment[:, None, :] == 0)) & (segment >= 0)[:, None, :]
+    mask |= torch.eye(length, dtype=torch.bool, device=segment.device)  # padding sees itself, or it would be nan
+    return mask[:, None]
+
+
+def lay_out(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, pad: int = 0) -> Rows:
+    """The rows of :func:`pack`; raises as it does."""
     length = max(len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences)
     shape = (len(sequences), length)
     ids, positions = torch.full(shape, pad), torch.zeros(shape, dtype=torch.long)
@@ -73,14 +101,10 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, pad: in
                     targets.append(tokens[offset])
                     number.append(count)
             count += 1
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    own = segment[:, None, :] == segment[:, :, None]
-    mask = causal & (own | (segment[:, None, :] == 0)) & (segment >= 0)[:, None, :]
-    mask |= torch.eye(length, dtype=torch.bool)  # padding sees itself: a row of nothing would be nan
-    return Packed(
+    return Rows(
         ids,
         positions,
-        mask[:, None],
+        segment,
         torch.tensor(index, dtype=torch.long).view(-1, 2),
         torch.tensor(targets, dtype=torch.long),
         torch.tensor(number, dtype=torch.long),

@@ -1,0 +1,215 @@
+"""A larger starter, on a GPU: the same dialogues and layout, thirty to a hundred times the parameters, real questions.
+
+It is for machines without a model hub, where the path from rollouts to new weights has to be shown on something. The
+recipe is counted in minutes instead of steps, so it is not repeatable to the bit as the small one is. Dialogues are
+made by processes on the CPU; real ones, where a folder of Spider is given, come from its training questions alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import queue
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from adapters import prompts
+from domains import Task
+from domains.spider.lexicon import words
+from tools.schema import table_info
+from tools.sql import DatabaseError, QueryError, render, run_query
+from train.local.corpus import Dialogues, Segment, Stage, dialogues, encode, prompt
+from train.local.model import new_policy
+from train.local.packing import Packed, Rows, lay_out, packed_logits, tree_mask
+from train.local.tokenizer import IM_END, train_tokenizer
+
+__all__ = ["SIZES", "pretrain_larger", "real_dialogues"]
+
+SIZES: dict[str, dict[str, int]] = {
+    "30m": {"width": 512, "layers": 9, "heads": 8, "intermediate": 1408},
+    "100m": {"width": 768, "layers": 14, "heads": 12, "intermediate": 2048},
+}
+"""Layers of the larger models, by the millions of parameters that they come to."""
+
+_STAGES = (
+    Stage(n_tables=(1, 1, 2), n_attributes=(2, 2, 3), mix={"easy": 0.8, "medium": 0.2}, writes=5),
+    Stage(writes=4, tools=0.2),
+    Stage(writes=3, checks=1, rewrites=1, tools=0.25),
+)
+_UNTIL = (0.1, 0.3, 1.0)
+"""The share of the time at which each stage ends."""
+_REAL = 0.5
+"""From the second stage on: the share of items about real databases, where there are any."""
+_MAX_TOKENS = 1536
+_TABLE_CHARS = 4000
+_RESULT_CHARS = 72
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What a process that makes dialogues needs to know."""
+
+    tokenizer: PreTrainedTokenizerFast
+    tasks: Sequence[Task]
+    batch: int
+    seed: int
+
+
+def real_dialogues(rng: random.Random, tasks: Sequence[Task], *, most: int = 5) -> Iterator[Dialogues]:
+    """Endless dialogues about the databases of ``tasks``: writing each one's gold, checking and rewriting another's."""
+    by_path: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_path.setdefault(str(task["db_path"]), []).append(task)
+    paths = sorted(by_path)
+    weights = [len(by_path[path]) for path in paths]
+    while True:
+        path = rng.choices(paths, weights)[0]
+        here = by_path[path]
+        schema, prefix = table_info(path, max_chars=_TABLE_CHARS, sample_values=0, keys=False).text, ""
+        chosen = rng.sample(here, min(most, len(here)))
+        found: list[list[Segment]] = []
+        for number, task in enumerate(chosen):
+            gold = " ".join(str(task["query"]).split())
+            user, reply = prompts.write_message(str(task["question"])), prompts.fence(gold)
+            if number >= most - 2 and len(here) > 1:
+                shown = gold if number == most - 2 and rng.random() < 0.4 else str(rng.choice(here)["query"])
+                result = _result(path, shown)
+                user = prompts.check_message(str(task["question"]), shown, result)
+                reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
+                if number == most - 1 and shown != gold:
+                    user = prompts.rewrite_message(str(task["question"]), shown, result, prompts.INCORRECT)
+                    reply = prompts.fence(gold)
+            prefix, asked = prompt(schema, user)
+            found.append([(asked, False), (reply + IM_END, True)])
+        yield Dialogues(prefix, found)
+
+
+def pretrain_larger(
+    size: str,
+    *,
+    minutes: float,
+    tasks: Sequence[Task] = (),
+    batch: int = 48,
+    workers: int = 12,
+    learning_rate: float = 1.5e-3,
+    device: str = "cuda",
+    seed: int = 0,
+    on_step: Callable[[int, float, float], None] = lambda *_: None,
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """Train a model of ``size`` for ``minutes``; ``tasks`` are real training questions to mix in.
+
+    ``on_step`` gets the step, its loss, and the share of the time that is gone.
+    """
+    tokenizer = _tokenizer(tasks, seed)
+    model = new_policy(tokenizer, seed=seed, **SIZES[size]).to(device)
+    optimizers = _optimizers(model, learning_rate)
+    model.train()
+    context = multiprocessing.get_context("spawn")
+    made, stage, stopped = context.Queue(maxsize=4 * workers), context.Value("i", 0), context.Event()
+    makers = [
+        context.Process(
+            target=_make,
+            args=(_Work(tokenizer=tokenizer, tasks=tasks, batch=batch, seed=seed * 1000 + each), made, stage, stopped),
+            daemon=True,
+        )
+        for each in range(workers)
+    ]
+    for maker in makers:
+        maker.start()
+    try:
+        first = made.get(timeout=300)  # the clock starts when there is something to learn from
+        started, step = time.monotonic(), 0
+        while (gone := (time.monotonic() - started) / (60 * minutes)) < 1:
+            stage.value = sum(gone >= end for end in _UNTIL)
+            rows = Rows(*(torch.from_numpy(each).to(device, non_blocking=True) for each in first))
+            packed = Packed(rows.ids, rows.positions, tree_mask(rows.segment), rows.index, rows.targets, rows.branch)
+            with torch.autocast(device, dtype=torch.bfloat16, enabled=device != "cpu"):
+                loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            rate = learning_rate * min(1.0, (step + 1) / 100) * min(1.0, 0.05 + 0.95 * (1 - gone) / 0.4)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+                optimizer.zero_grad()
+            step += 1
+            on_step(step, loss.item(), gone)
+            first = made.get(timeout=300)
+    finally:
+        stopped.set()
+        for maker in makers:
+            maker.terminate()
+            maker.join()
+    return model.eval().to("cpu"), tokenizer
+
+
+def _make(work: _Work, made: Any, stage: Any, stopped: Any) -> None:
+    """Put batches of rows (numpy, as :class:`Rows`) into the queue until told to stop."""
+    torch.set_num_threads(1)
+    rng = random.Random(work.seed)
+    streams = [dialogues(random.Random(f"{work.seed}-{number}"), each) for number, each in enumerate(_STAGES)]
+    real = real_dialogues(rng, work.tasks) if work.tasks else None
+
+    def stream() -> Iterator[Dialogues]:
+        while True:
+            now = min(stage.value, len(_STAGES) - 1)
+            if real is not None and now > 0 and rng.random() < _REAL:
+                yield next(real)
+            else:
+                yield next(streams[now])
+
+    items = stream()
+    while not stopped.is_set():
+        pool = encode(work.tokenizer, list(itertools.islice(items, 4 * work.batch)))
+        fitting = sorted((each for each in pool if _length(each) <= _MAX_TOKENS), key=_length)
+        batches = [fitting[start : start + work.batch] for start in range(0, len(fitting), work.batch)]
+        rng.shuffle(batches)
+        for rows in batches:
+            arrays = tuple(each.numpy() for each in lay_out(rows))
+            while not stopped.is_set():
+                try:
+                    made.put(arrays, timeout=1.0)
+                    break
+                except queue.Full:
+                    continue
+
+
+def _length(sequence: tuple[list[int], list[Any]]) -> int:
+    ids, branches = sequence
+    return len(ids) + sum(len(tokens) for tokens, _ in branches)
+
+
+def _tokenizer(tasks: Sequence[Task], seed: int) -> PreTrainedTokenizerFast:
+    """The lexicon's words and what both corpora say often; pieces for the rest, since real schemas say many things."""
+    stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1, tools=0.2)
+    corpus = itertools.chain(
+        itertools.islice(dialogues(random.Random(seed), stage), 800),
+        itertools.islice(real_dialogues(random.Random(seed), tasks), len(tasks) // 8) if tasks else (),
+    )
+    return train_tokenizer((text for item in corpus for text in item.texts()), words=words(), merges=2000)
+
+
+def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
+    """As the small starter's: Muon for the layers' matrices, AdamW for the embedding and the norms."""
+    named = list(model.named_parameters())
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def _result(path: str, sql: str) -> str:
+    try:
+        return render(run_query(path, sql, max_rows=100), max_chars=_RESULT_CHARS)
+    except (QueryError, DatabaseError) as error:
+        return f"Error: {error}"[:_RESULT_CHARS]
