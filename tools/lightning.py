@@ -39,7 +39,7 @@ class _Late(ModuleType):
                 except BaseException:
                     del self.__dict__["_runs"]
                     raise
-                self.__class__ = ModuleType
+                self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)
 
 
