@@ -108,8 +108,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "tasks_per_step", "n_runners", "max_turns", "max_tokens", "checkpoint_every"):
-            may_be_0 = {"n_runners": self.external_store_address is not None, "steps": self.trainer == "verl"}
-            if getattr(self, name) < (0 if may_be_0.get(name) else 1):
+            verl = self.trainer == "verl"  # there 0 steps are as many as the epochs have, and -1 is never
+            least = {"n_runners": int(self.external_store_address is None), "steps": int(not verl)}
+            least["checkpoint_every"] = -1 if verl else 1
+            if getattr(self, name) < least.get(name, 1):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:

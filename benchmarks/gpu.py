@@ -1,0 +1,302 @@
+"""What has to be seen on a real GPU, in one script: ``python -m benchmarks.gpu --out OUT``.
+
+Each part is a program of its own with a time limit; its output goes to ``OUT/logs`` and its figures, as soon as it has
+ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and run again, one by one:
+
+    model   a larger starter from random weights (then --model OUT/model is used by the others)
+    agree   vLLM and the embedded server: the same ids, the same logprobs
+    ci      --ci-fast with three backends; the checkpoint loads in transformers; resume goes on
+    spider  a run on real Spider with validation on dev (--spider FOLDER)
+    speed   the external store's path against verl's own agent loop, same model, prompts and tokens
+    uneven  colocate_async against sync, on rollouts of uneven length
+    local   the embedded trainer on the GPU
+
+For two GPUs against one, run ``--parts speed`` on both machines and compare their ``tokens_per_s``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+_ROOT = Path(__file__).parents[1]
+_WARM_UP = 2  # steps that compile and fill caches; they are left out of every figure
+
+
+class Suite:
+    """The options, and what has been measured so far."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.out = Path(options.out).resolve()
+        (self.out / "logs").mkdir(parents=True, exist_ok=True)
+        self.file = self.out / "results.json"
+        self.results: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
+
+    @property
+    def model(self) -> str:
+        """The model that every part trains: given, made here, or the toy."""
+        if self.options.model:
+            return str(Path(self.options.model).resolve())
+        made = self.out / "model"
+        return str(made) if (made / "config.json").exists() else str(_ROOT / "train" / "local" / "starter")
+
+    def run(self, name: str, command: Sequence[str], limit_s: float) -> dict[str, Any]:
+        """Run a program, its output into a log; killed, with all that it started, when its time is over."""
+        log = self.out / "logs" / f"{name}.log"
+        print(f"[{name}] {' '.join(command)}", flush=True)
+        started = time.monotonic()
+        with open(log, "w") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, cwd=_ROOT, env=_environment(), start_new_session=True
+            )
+            said = 0.0
+            while process.poll() is None and time.monotonic() - started < limit_s:
+                time.sleep(1)
+                if time.monotonic() - started > said + 30:
+                    said = time.monotonic() - started
+                    print(f"[{name}] {said:.0f} s: {_last_line(log)}", flush=True)
+            timed_out = process.poll() is None
+            if timed_out:
+                os.killpg(process.pid, signal.SIGINT)
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+        seconds = round(time.monotonic() - started, 1)
+        code = process.wait()
+        print(f"[{name}] {'timed out' if timed_out else f'exit {code}'} after {seconds} s", flush=True)
+        if code:
+            print("".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:]), flush=True)
+        return {"exit": code, "timed_out": timed_out, "seconds": seconds}
+
+    def train(self, name: str, arguments: Sequence[str], limit_s: float) -> tuple[dict[str, Any], Path | None]:
+        """``python -m train.run``; what became of it, and the run's folder."""
+        runs = self.out / "runs" / name
+        known = {path for path in runs.glob("*") if path.is_dir()}
+        command = [sys.executable, "-m", "train.run", "--output-dir", str(runs), *arguments]
+        result = self.run(name, command, limit_s)
+        new = sorted(path for path in runs.glob("2*") if path.is_dir() and path not in known)
+        folder = new[-1] if new else None
+        if folder is not None and (folder / "summary.json").exists():
+            result["summary"] = json.loads((folder / "summary.json").read_text())
+            result["figures"] = figures(folder)
+        return result, folder
+
+    def write(self) -> None:
+        """Everything so far, as JSON and to be read."""
+        self.file.write_text(json.dumps(self.results, indent=2) + "\n")
+        lines = [f"# GPU suite: {self.results.get('machine', {})}", ""]
+        for name, result in self.results.items():
+            lines += [f"## {name}", "", "```json", json.dumps(result, indent=2), "```", ""]
+        (self.out / "results.md").write_text("\n".join(lines))
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """What verl measured over the steps after the first two: means of seconds and tokens a second."""
+    lines = [json.loads(line) for line in (folder / "verl.jsonl").read_text().splitlines()] if folder else []
+    steps = [line["data"] for line in lines if line["step"] > 0][_WARM_UP:]
+    if not steps:
+        return {}
+    wanted = {
+        "step_s": "timing_s/step",
+        "gen_s": "timing_s/gen",
+        "old_log_prob_s": "timing_s/old_log_prob",
+        "update_actor_s": "timing_s/update_actor",
+        "update_weights_s": "timing_s/update_weights",
+        "tokens_per_s_per_gpu": "perf/throughput",
+        "response_length": "response_length/mean",
+        "prompt_length": "prompt_length/mean",
+        "rollout_logprob_diff": "training/rollout_probs_diff_mean",
+        "gpu_waits_share": "rollouts/gpu_waits_share",
+        "rollout_s_mean": "rollouts/seconds_mean",
+        "rollout_s_max": "rollouts/seconds_max",
+        "dropped": "rollouts/dropped",
+    }
+    result = {name: round(mean(step[key] for step in steps), 4) for name, key in wanted.items() if key in steps[0]}
+    return {"steps": len(steps), **result, "peak_gpu_gb": steps[-1].get("perf/max_memory_allocated_gb")}
+
+
+def part_model(suite: Suite) -> dict[str, Any]:
+    options = suite.options
+    command = [sys.executable, "-m", "train.local.pretrain", "--out", str(suite.out / "model")]
+    command += ["--size", options.size, "--minutes", str(options.minutes)]
+    command += ["--data-dir", options.spider] if options.spider else []
+    result = suite.run("model", command, 60 * options.minutes + 300)
+    return {**result, "size": options.size, "said": _last_line(suite.out / "logs" / "model.log")}
+
+
+def part_agree(suite: Suite) -> dict[str, Any]:
+    out = suite.out / "agree.json"
+    result = suite.run("agree", [sys.executable, "-m", "benchmarks._gpu_agree", suite.model, str(out)], 400)
+    return {**result, **(json.loads(out.read_text()) if out.exists() else {})}
+
+
+def part_ci(suite: Suite) -> dict[str, Any]:
+    """Each backend's one step; then what the LangGraph run left behind."""
+    results: dict[str, Any] = {}
+    folder = None
+    for backend in suite.options.backends.split(","):
+        arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", backend]
+        arguments += ["--ci-fast", "trainer.save_freq=1", "actor_rollout_ref.rollout.enforce_eager=True"]
+        results[backend], run = suite.train(f"ci-{backend}", arguments, suite.options.limit)
+        folder = folder or run
+    if folder is not None and (folder / "model").exists():
+        code = (
+            "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; m = M.from_pretrained("
+        )
+        code += "sys.argv[1]); T.from_pretrained(sys.argv[1]); print(sum(p.numel() for p in m.parameters()))"
+        results["loads"] = suite.run("ci-loads", [sys.executable, "-c", code, str(folder / "model")], 120)
+        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", "2"]
+        results["resume"] = suite.run("ci-resume", resume, suite.options.limit)
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        results["resume"]["steps_in_metrics"] = [json.loads(line)["step"] for line in lines]
+    return results
+
+
+def part_spider(suite: Suite) -> dict[str, Any]:
+    options = suite.options
+    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model]
+    arguments += ["--data-dir", options.spider] if options.spider else []
+    arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
+    result, folder = suite.train("spider", arguments, options.limit)
+    if folder is not None:
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
+        result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
+        result["run"] = str(folder)
+    return result
+
+
+_SAME = (
+    "actor_rollout_ref.rollout.ignore_eos=True",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=100000",
+    "data.train_batch_size=64",
+    "data.max_response_length=256",
+    "actor_rollout_ref.rollout.n=8",
+)
+
+
+def part_speed(suite: Suite) -> dict[str, Any]:
+    """Every reply has 256 tokens, every rollout one call, on both sides."""
+    steps, limit = "8", suite.options.limit
+    gpus = _gpus()
+    baseline = suite.out / "runs" / "speed-verl"
+    command = [sys.executable, "-m", "benchmarks._gpu_baseline", suite.model, str(baseline), steps, *_SAME]
+    command.append(f"trainer.n_gpus_per_node={gpus}")
+    theirs = suite.run("speed-verl", command, limit)
+    theirs["figures"] = figures(baseline) if (baseline / "verl.jsonl").exists() else {}
+    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", "custom"]
+    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps, *_SAME]
+    ours, _ = suite.train("speed-ours", arguments, limit)
+    result: dict[str, Any] = {"gpus": gpus, "verl": theirs, "ours": ours}
+    if "step_s" in ours.get("figures", {}) and "step_s" in theirs["figures"]:
+        result["ours_over_verl_step_time"] = round(ours["figures"]["step_s"] / theirs["figures"]["step_s"], 3)
+        result["tokens_per_s"] = round(ours["figures"]["tokens_per_s_per_gpu"] * gpus, 1)
+    return result
+
+
+def part_uneven(suite: Suite) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for mode in ("sync", "colocate_async"):
+        arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", "custom"]
+        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "10", *_SAME]
+        arguments += [f"trainer.v1.trainer_mode={mode}", "data.max_response_length=64"]
+        arguments = [each for each in arguments if each != "data.max_response_length=256"]
+        result[mode], _ = suite.train(f"uneven-{mode}", arguments, suite.options.limit)
+    times = [result[mode].get("figures", {}).get("step_s") for mode in ("sync", "colocate_async")]
+    if all(times):
+        result["sync_over_async_step_time"] = round(times[0] / times[1], 3)
+    return result
+
+
+def part_local(suite: Suite) -> dict[str, Any]:
+    arguments = ["--trainer", "local", "--device", "cuda", "--config", "fast", "--model", suite.model]
+    arguments += ["--steps", "5", "--val-tasks", "50"]
+    runs = suite.out / "runs" / "local"
+    result = suite.run("local", [sys.executable, "-m", "train.run", "--output-dir", str(runs), *arguments], 400)
+    summaries = sorted(runs.glob("2*/summary.json"))
+    return {**result, **({"summary": json.loads(summaries[-1].read_text())} if summaries else {})}
+
+
+PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
+    "model": part_model,
+    "agree": part_agree,
+    "ci": part_ci,
+    "spider": part_spider,
+    "speed": part_speed,
+    "uneven": part_uneven,
+    "local": part_local,
+}
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=_ROOT, check=False)
+    return {"gpus": names, "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit.stdout.strip()}
+
+
+def _gpus() -> int:
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _environment() -> dict[str, str]:
+    path = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _last_line(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 4000))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1][-200:] if lines else ""
+
+
+def main() -> int:
+    """Run the chosen parts; the exit status is how many of their programs failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True, help="folder for models, runs, logs and results")
+    parser.add_argument("--parts", default="model,agree,ci,spider,speed,uneven,local", help="comma-separated")
+    parser.add_argument("--model", help="a checkpoint instead of OUT/model")
+    parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
+    parser.add_argument("--size", default="30m", help="of the model that is made")
+    parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
+    parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
+    parser.add_argument("--steps", type=int, default=40, help="of the part spider")
+    parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
+    parser.add_argument("overrides", nargs="*", help="verl settings of the part spider, KEY=VALUE")
+    suite = Suite(parser.parse_args())
+    suite.results["machine"] = _machine()
+    failed = 0
+    for name in suite.options.parts.split(","):
+        started = time.monotonic()
+        print(f"\n== {name}", flush=True)
+        try:
+            suite.results[name] = PARTS[name](suite)
+        except Exception as error:  # one part's trouble is not the next one's
+            suite.results[name] = {"error": f"{type(error).__name__}: {error}"}
+            failed += 1
+        suite.results[name]["part_s"] = round(time.monotonic() - started, 1)
+        suite.write()
+        print(json.dumps(suite.results[name], indent=2)[:3000], flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
