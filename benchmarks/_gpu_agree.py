@@ -2,8 +2,8 @@
 
     python -m benchmarks._gpu_agree MODEL OUT.json
 
-vLLM samples replies (bf16, at temperature 1); the embedded server reads the same messages, and the model scores the same
-tokens in float32. Then both answer greedily.
+vLLM samples replies (bf16, at temperature 1); the embedded server reads the same messages, and the model scores the
+same tokens in float32. Then both answer greedily.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TASKS = 48
 _LENGTH = 1024
 
 
-async def main(model: str, out: Path) -> None:
+def main(model: str, out: Path) -> None:
     """Ask both, compare, write ``out``."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(_PORT)]
     command += ["--host", "127.0.0.1", "--served-model-name", "policy", "--max-model-len", str(_LENGTH)]
@@ -40,6 +40,15 @@ async def main(model: str, out: Path) -> None:
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     environment = {**os.environ, "VLLM_USE_FLASHINFER_SAMPLER": "0"}
     server = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        result = asyncio.run(_both(model, server))
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(result)
+
+
+async def _both(model: str, server: subprocess.Popen[bytes]) -> dict[str, Any]:
     policy, tokenizer = load_policy(model)
     policy.to("cuda")
     engine = Engine(policy, tokenizer, max_model_len=_LENGTH)
@@ -51,13 +60,10 @@ async def main(model: str, out: Path) -> None:
             await _healthy(session, vllm, server)
             chosen = domains.get("spider").load(None).validation[:: max(1, 504 // _TASKS)][:_TASKS]
             asked = [messages(str(task["question"]), str(task["db_path"])) for task in chosen]
-            result = await _compare(session, vllm, embedded.url, policy, asked)
-        out.write_text(json.dumps(result, indent=2) + "\n")
-        print(result)
+            return await _compare(session, vllm, embedded.url, policy, asked)
     finally:
         await embedded.stop()
         engine.close()
-        os.killpg(server.pid, signal.SIGTERM)
 
 
 async def _compare(
@@ -72,11 +78,9 @@ async def _compare(
             logits = policy(torch.tensor([prompt + ids], device="cuda")).logits[0, len(prompt) - 1 : -1].float()
         scored = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids, device="cuda")[:, None])[:, 0]
         differences += (scored.cpu() - torch.tensor(logprobs)).abs().tolist()
-    greedy = [
-        await asyncio.gather(*(_chat(session, url, each, temperature=0.0) for each in asked))
-        for url in (vllm, embedded)
-    ]
-    same = [a[1] == b[1] for a, b in zip(*greedy, strict=True)]
+    first = await asyncio.gather(*(_chat(session, vllm, each, temperature=0.0) for each in asked))
+    second = await asyncio.gather(*(_chat(session, embedded, each, temperature=0.0) for each in asked))
+    same = [a[1] == b[1] for a, b in zip(first, second, strict=True)]
     values = torch.tensor(differences)
     return {
         "prompts": len(asked),
@@ -117,4 +121,4 @@ async def _healthy(session: aiohttp.ClientSession, url: str, server: subprocess.
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+    main(sys.argv[1], Path(sys.argv[2]))

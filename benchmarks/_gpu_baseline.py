@@ -18,7 +18,7 @@ from train.verl.config import compose, parse_overrides, values
 _OURS = ("lightning_rod", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
 
 
-async def no_reward(*_: Any, **__: Any) -> float:
+def no_reward(*_: Any, **__: Any) -> float:
     """What verl's reward workers call: as cheap as a reward can be."""
     return 0.0
 
@@ -49,6 +49,7 @@ def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
     chosen["reward.custom_reward_function.path"] = __file__
     chosen["reward.custom_reward_function.name"] = "no_reward"
     chosen["trainer.v1.trainer_mode"] = "sync"
+    chosen["actor_rollout_ref.rollout.agent.num_workers"] = 8  # verl's own default
     run_ppo(compose(chosen), task_runner_class=TaskRunnerV1)
 
 
