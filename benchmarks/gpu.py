@@ -127,6 +127,7 @@ def figures(folder: Path) -> dict[str, Any]:
 
 
 def part_model(suite: Suite) -> dict[str, Any]:
+    """Make the model."""
     options = suite.options
     command = [sys.executable, "-m", "train.local.pretrain", "--out", str(suite.out / "model")]
     command += ["--size", options.size, "--minutes", str(options.minutes)]
@@ -136,6 +137,7 @@ def part_model(suite: Suite) -> dict[str, Any]:
 
 
 def part_agree(suite: Suite) -> dict[str, Any]:
+    """Compare the two servers."""
     out = suite.out / "agree.json"
     result = suite.run("agree", [sys.executable, "-m", "benchmarks._gpu_agree", suite.model, str(out)], 400)
     return {**result, **(json.loads(out.read_text()) if out.exists() else {})}
@@ -164,6 +166,7 @@ def part_ci(suite: Suite) -> dict[str, Any]:
 
 
 def part_spider(suite: Suite) -> dict[str, Any]:
+    """The curve on dev."""
     options = suite.options
     arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model]
     arguments += ["--data-dir", options.spider] if options.spider else []
@@ -181,7 +184,7 @@ _SAME = (
     "actor_rollout_ref.rollout.ignore_eos=True",
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
-    "trainer.save_freq=100000",
+    "trainer.save_freq=-1",
     "data.train_batch_size=64",
     "data.max_response_length=256",
     "actor_rollout_ref.rollout.n=8",
@@ -208,6 +211,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
 
 
 def part_uneven(suite: Suite) -> dict[str, Any]:
+    """Waiting for the slowest, and not."""
     result: dict[str, Any] = {}
     for mode in ("sync", "colocate_async"):
         arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", "custom"]
@@ -222,6 +226,7 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
 
 
 def part_local(suite: Suite) -> dict[str, Any]:
+    """The embedded trainer."""
     arguments = ["--trainer", "local", "--device", "cuda", "--config", "fast", "--model", suite.model]
     arguments += ["--steps", "5", "--val-tasks", "50"]
     runs = suite.out / "runs" / "local"
