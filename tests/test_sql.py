@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,14 +144,15 @@ def test_a_path_may_have_signs_that_mean_something_in_a_uri(tmp_path: Path) -> N
     assert run_query(path, "SELECT * FROM t").rows == []
 
 
-def test_a_connection_is_reused_in_its_thread_and_not_in_another(database: Path) -> None:
-    here = _sqlite.connection(str(database))
-    assert _sqlite.connection(str(database)) is here
-    there: list[_sqlite.Connection] = []
-    thread = threading.Thread(target=lambda: there.append(_sqlite.connection(str(database))))
-    thread.start()
-    thread.join()
-    assert there[0] is not here
+def test_a_connection_is_used_again_but_never_by_two_queries_at_once(database: Path) -> None:
+    first = _sqlite.take(str(database))
+    second = _sqlite.take(str(database))
+    assert first is not second
+    _sqlite.give(first)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(_sqlite.take, str(database)).result() is first
+    second.close()
+    first.close()
 
 
 def test_a_changed_file_is_opened_anew(database: Path) -> None:
@@ -160,11 +163,24 @@ def test_a_changed_file_is_opened_anew(database: Path) -> None:
     assert run_query(database, "SELECT count(*) FROM item").rows == [(0,)]
 
 
-def test_open_connections_are_bounded(tmp_path: Path) -> None:
-    for number in range(_sqlite._CONNECTIONS_PER_THREAD + 5):
-        make_database(tmp_path / f"{number}.sqlite", "CREATE TABLE t (a)")
-        run_query(tmp_path / f"{number}.sqlite", "SELECT * FROM t")
-    assert len(_sqlite._open.connections) == _sqlite._CONNECTIONS_PER_THREAD
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files where Linux lists them")
+def test_many_threads_on_many_databases_hold_few_files_open_and_never_run_out_of_memory(tmp_path: Path) -> None:
+    """SQLite has one heap limit for the process, and the page caches of all connections count."""
+    threads, databases = 32, 40
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600)"  # of 0.6 MB
+    make_database(tmp_path / "0.sqlite", f"CREATE TABLE t (a); INSERT INTO t {rows} SELECT hex(zeroblob(450)) FROM n")
+    paths = [tmp_path / f"{number}.sqlite" for number in range(databases)]
+    for path in paths[1:]:
+        shutil.copy(paths[0], path)
+
+    def work(first: int) -> None:
+        for number in range(databases):
+            assert run_query(paths[(first + number) % databases], "SELECT sum(a > 'x') FROM t").rows == [(0,)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= _sqlite._IDLE_CONNECTIONS
 
 
 def test_a_database_in_wal_mode_is_read_and_nothing_appears_beside_it(database: Path) -> None:

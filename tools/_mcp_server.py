@@ -9,8 +9,8 @@ since a protocol error ends the agent of most frameworks; ``_meta`` says which i
 model's mistake from broken infrastructure: ``{"error": "sql" | "arguments" | "timeout" | "database"}``.
 
 A query holds its thread until its deadline, so there are more threads than clients are expected to have slow queries:
-the last one idle is the first one used again, and those unused for ten seconds end. Not many more, for each keeps
-connections open (0.2 MB each) and SQLite has one heap limit for all.
+the last one idle is the first one used again, and those unused for ten seconds end. Not many more, for each query
+that runs has a connection (0.2 to 0.7 MB) and SQLite has one heap limit for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Open connections that can only read: one per database and thread, kept while the file stays the same.
+"""Open connections that can only read: kept from query to query while the file stays the same.
 
 The engine itself refuses to write, three times over, and nobody looks at the text of a query:
 
@@ -9,7 +9,9 @@ The engine itself refuses to write, three times over, and nobody looks at the te
   the deadline too, and what it does not see (a nest of CTEs that doubles at every level) ends at the heap limit.
 
 Opening a file costs ten times a small query, so connections are reused; the authorizer and the handler are set once,
-because changing an authorizer makes SQLite prepare every cached statement again.
+because changing an authorizer makes SQLite prepare every cached statement again. They belong to no thread, so that
+their number is bounded, however many threads ask however many databases: each has a page cache of its own, and SQLite
+has one heap limit for the whole process. Queries that run at the same time have one each.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ __all__ = [
     "Connection",
     "broken",
     "columns",
-    "connection",
+    "give",
     "open_readonly",
     "quoted",
     "signature",
+    "take",
 ]
 
 MAX_SQL_LENGTH = 100_000
@@ -48,8 +51,8 @@ where no deadline is looked at (27 s for values of 1 MB, a quarter of a second f
 """
 
 _HEAP_LIMIT = 256 * 1024 * 1024
-_PAGE_CACHE_KB = 500  # a connection; the heap limit must hold those of all threads
-_CONNECTIONS_PER_THREAD = 32
+_PAGE_CACHE_KB = 500  # a connection
+_IDLE_CONNECTIONS = 64  # with full caches an eighth of the heap limit
 _LOCK_WAIT_S = 1.0
 # Fewer slow down the heavy queries (18 % at 100, 4 % at 1000); more let a query of slow opcodes run further over.
 _OPCODES_PER_CHECK = 100
@@ -124,7 +127,7 @@ def open_readonly(path: str) -> sqlite3.Connection:
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
     if _nothing_but_the_file(path):
         uri += "&immutable=1"
-    # Not bound to its thread so that the garbage of a finished thread can be closed by another.
+    # Not bound to a thread: one after the other uses it.
     raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
     raw.text_factory = _text
     return raw
@@ -162,7 +165,7 @@ class Connection:
     """A guarded connection and the state of the query that runs on it."""
 
     def __init__(self, path: str) -> None:
-        self.signature = signature(path)
+        self.path, self.signature = path, signature(path)
         self.deadline = float("inf")
         self.cancelled: threading.Event | None = None
         self.stopped = False
@@ -192,13 +195,20 @@ class Connection:
                 self.raw.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 0").close()  # noqa: S608
 
     def is_current(self, path: str) -> bool:
-        """Whether the file is still what this connection took it for. Raises OSError."""
-        return self.signature == signature(path) and (self._log is None or not os.path.exists(self._log))
+        """Whether the file is still there, and still what this connection took it for."""
+        try:
+            return self.signature == signature(path) and (self._log is None or not os.path.exists(self._log))
+        except OSError:
+            return False
 
     def start(self, deadline: float, cancelled: threading.Event | None) -> None:
         """Forget the last query, and stop the next one at ``deadline`` (of perf_counter) or when ``cancelled``."""
         self.deadline, self.cancelled, self.stopped = deadline, cancelled, False
         self.refused = self.refused_function = ""
+
+    def close(self) -> None:
+        """Now, and not when Python comes to look for cycles: SQLite knows this object, and this object SQLite's."""
+        self.raw.close()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, sqlite3.Error):
@@ -225,32 +235,58 @@ class Connection:
         return sqlite3.SQLITE_DENY
 
 
-_open = threading.local()
+class _Idle:
+    """The connections that no query runs on, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: OrderedDict[str, list[Connection]] = OrderedDict()
+        self.count = 0
+
+    def pop(self, path: str) -> Connection | None:
+        with self._lock:
+            there = self._of.get(path)
+            if there is None:
+                return None
+            if len(there) == 1:
+                del self._of[path]
+            self.count -= 1
+            return there.pop()
+
+    def push(self, conn: Connection) -> None:
+        with self._lock:
+            self._of.setdefault(conn.path, []).append(conn)
+            self._of.move_to_end(conn.path)
+            self.count += 1
+            full = self.count > _IDLE_CONNECTIONS
+            oldest = next(iter(self._of)) if full else ""
+        if full and (unused := self.pop(oldest)) is not None:
+            unused.close()
 
 
-def connection(path: str) -> Connection:
-    """This thread's connection to ``path``, opened anew if the file is another than before.
+_idle = _Idle()
+
+
+def take(path: str) -> Connection:
+    """A connection to ``path`` for one query, opened anew if the file is another than before; :func:`give` it back.
 
     Raises OSError or sqlite3.Error when there is no readable database.
     """
-    try:
-        mine: OrderedDict[str, Connection] = _open.connections
-    except AttributeError:
-        mine = _open.connections = OrderedDict()
-    found = mine.get(path)
-    if found is not None and found.is_current(path):
-        mine.move_to_end(path)
-        return found
-    mine.pop(path, None)
-    found = mine[path] = Connection(path)
-    if len(mine) > _CONNECTIONS_PER_THREAD:
-        mine.popitem(last=False)
-    return found
+    while (found := _idle.pop(path)) is not None:
+        if found.is_current(path):
+            return found
+        found.close()
+    return Connection(path)
+
+
+def give(conn: Connection) -> None:
+    """Keep a connection for the next query."""
+    _idle.push(conn)
 
 
 def _forget() -> None:
-    global _open  # noqa: PLW0603
-    _open = threading.local()
+    global _idle  # noqa: PLW0603
+    _idle = _Idle()
 
 
 # SQLite forbids carrying a connection into a forked process.

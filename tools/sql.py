@@ -86,14 +86,14 @@ def run_query(
     started = time.perf_counter()
     path = os.fspath(database)
     try:
-        conn = _sqlite.connection(path)
+        conn = _sqlite.take(path)
     except (OSError, sqlite3.Error, MemoryError) as error:
         raise DatabaseError(_sqlite.broken(path, error)) from error
-    if len(sql) > _sqlite.MAX_SQL_LENGTH:
-        raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
-    conn.start(started + timeout_s, cancelled)
     cursor = conn.raw.cursor()
     try:
+        if len(sql) > _sqlite.MAX_SQL_LENGTH:
+            raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
+        conn.start(started + timeout_s, cancelled)
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
@@ -103,6 +103,7 @@ def run_query(
         raise _translate(conn, path, sql, error, timeout_s) from error
     finally:
         cursor.close()
+        _sqlite.give(conn)
     return QueryResult(columns, rows, truncated, time.perf_counter() - started)
 
 
