@@ -1,0 +1,74 @@
+"""The doctor says what is there, what is missing and what to do; only failures make it fail."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from train.doctor import Line, Options, app, examine
+
+no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
+
+
+def _found(text: str, **options: object) -> Line:
+    return next(line for line in examine(Options(**options)) if text in line.text)  # type: ignore[arg-type]
+
+
+@no_verl
+def test_a_machine_without_gpu_packages_is_well_and_told_which_trainer_it_gets() -> None:
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 0
+    assert "trainer: local, because verl is not installed" in result.output
+    assert "failure" not in result.output
+
+
+@no_verl
+def test_asked_for_verl_it_fails_with_what_to_install() -> None:
+    result = CliRunner().invoke(app, ["--trainer", "verl"])
+    assert result.exit_code == 1
+    assert "lightning-rod[verl]" in result.output
+
+
+def test_a_port_in_use_is_a_failure() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        line = _found("port", port=taken.getsockname()[1])
+    assert line.level == "failure"
+    assert "--proxy-port" in line.what_to_do
+
+
+def test_a_store_that_is_not_there_is_a_failure() -> None:
+    assert _found("http://127.0.0.1:9", store="http://127.0.0.1:9").level == "failure"
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_format", "level"),
+    [
+        ("{{ '<tool_call>' }}", "hermes", "ok"),
+        ("{{ '<tool_call>' }}", "llama3_json", "failure"),
+        ('{{ \'{"name": n, "parameters": p}\' }}', "llama3_json", "ok"),
+        ("{{ messages }}", "hermes", "warning"),
+    ],
+)
+def test_the_way_tool_calls_are_read_fits_the_model(
+    tmp_path: Path, template: str, tool_format: str, level: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    assert _found(str(tmp_path), model=str(tmp_path), tool_format=tool_format).level == level
+
+
+@pytest.mark.parametrize(("logprobs", "level"), [([-0.1] * 3, "ok"), ([], "failure")])
+async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[float], level: str) -> None:
+    reply = Reply(text="hi", token_ids=[1, 2, 3], logprobs=logprobs)
+    async with ScriptedPolicyServer(replies=[reply]) as server:
+        line = await asyncio.to_thread(_found, server.base_url, endpoint=server.base_url)
+    assert line.level == level
