@@ -11,14 +11,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
+from urllib.parse import quote
 
 import httpx
 
 from adapters.tracing.wire import (
     CLIENT_GONE,
+    SESSION_HEADER,
     Exchange,
     RefusedError,
     calling_agent,
@@ -66,7 +69,7 @@ class Recorder:
         try:
             call.exchange.request = payload = read_request(await request.aread())
             check_one_sample(payload)
-            reply = await transport.handle_async_request(_traced(request, payload, self._model))
+            reply = await transport.handle_async_request(self._traced(request, payload))
         except RefusedError as refused:
             call.end(str(refused), status=refused.status)
             return httpx.Response(refused.status, json=refused.body(), request=request)
@@ -82,6 +85,13 @@ class Recorder:
         assert isinstance(reply.stream, httpx.AsyncByteStream)
         reply.stream = _RecordedReply(reply.stream, call)
         return reply
+
+    def _traced(self, request: httpx.Request, payload: Mapping[str, Any]) -> httpx.Request:
+        headers = request.headers.copy()
+        del headers["content-length"]
+        headers.update({"accept-encoding": "identity", SESSION_HEADER: quote(self._rollout_id, safe="")})
+        body = json.dumps(traced_request(payload, model=self._model)).encode()
+        return httpx.Request(request.method, request.url, headers=headers, content=body, extensions=request.extensions)
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
@@ -153,14 +163,6 @@ class _RecordedReply(httpx.AsyncByteStream):
     def _end(self) -> None:
         self._call.exchange.body = bytes(self._received)
         self._call.end()
-
-
-def _traced(request: httpx.Request, payload: dict[str, object], model: str) -> httpx.Request:
-    headers = request.headers.copy()
-    del headers["content-length"]
-    headers["accept-encoding"] = "identity"
-    body = json.dumps(traced_request(payload, model=model)).encode()
-    return httpx.Request(request.method, request.url, headers=headers, content=body, extensions=request.extensions)
 
 
 def _status(error: httpx.HTTPError) -> int:
