@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from train.config import ConfigError, RunConfig, resolve
+from train.run import app
 from train.verl.config import compose, parse_overrides, values
 from train.verl.presets import PRESETS, SHARED
 
@@ -98,3 +100,22 @@ def test_credit_by_discount_has_an_estimator_of_its_own() -> None:
 def test_what_is_no_key_and_value_is_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="is not key=value"):
         parse_overrides([argument])
+
+
+def test_settings_of_verls_need_its_trainer() -> None:
+    result = CliRunner().invoke(app, ["--trainer", "local", "data.seed=3"])
+    assert result.exit_code == 2
+    assert "data.seed=… is a setting of verl's: it needs --trainer verl" in result.output
+
+
+def test_print_config_shows_the_resolved_settings_and_starts_nothing() -> None:
+    result = CliRunner().invoke(app, ["--trainer", "local", "--print-config", "--steps", "3"])
+    assert result.exit_code == 0
+    assert json.loads(result.output[result.output.index("{") :])["steps"] == 3
+
+
+@pytest.mark.skipif(HAS_VERL, reason="verl is installed here")
+def test_without_verl_its_trainer_says_what_to_install() -> None:
+    result = CliRunner().invoke(app, ["--trainer", "verl", "--config", "starter", "--print-config"])
+    assert result.exit_code == 2
+    assert "lightning-rod[verl]" in result.output

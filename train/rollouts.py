@@ -207,9 +207,9 @@ class RolloutCollector:
                         end.set_exception(error)
                 return
             for rollout in ended:
-                end = self._watched.pop(rollout.rollout_id, None)
-                if end is not None and not end.done():
-                    end.set_result(None)
+                waiting = self._watched.pop(rollout.rollout_id, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
 
     async def _collect(self, job: Job, rollout_id: str) -> Outcome:
         rollout = await self._store.get_rollout_by_id(rollout_id)

@@ -277,10 +277,10 @@ def _print_config(settings: RunConfig, data: domains.TaskData, run: RunDir | Non
     from train.verl import launch
     from train.verl.config import compose
 
-    chosen = launch.resolved(settings, data, str(run.path) if run else "RUN_DIR")
+    composed = compose(launch.resolved(settings, data, str(run.path) if run else "RUN_DIR"))
     from omegaconf import OmegaConf
 
-    console.print(OmegaConf.to_yaml(compose(chosen), resolve=True), markup=False)
+    console.print(OmegaConf.to_yaml(composed, resolve=True), markup=False)
 
 
 def _check_store(address: str | None) -> None:

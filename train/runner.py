@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from typing import Annotated
@@ -56,7 +57,12 @@ async def _run(
 ) -> None:
     stopped = asyncio.Event()
     if until_eof:
-        asyncio.get_running_loop().add_reader(sys.stdin, lambda: sys.stdin.buffer.raw.read(1) or stopped.set())
+
+        def read() -> None:
+            if not os.read(sys.stdin.fileno(), 1):
+                stopped.set()
+
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     from train.runners import POLL_S, RunnerPool

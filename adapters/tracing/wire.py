@@ -132,6 +132,7 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
     said = {name: reply.pop(name, None) for name in _VERSIONS}
+    versions: dict[str, Any] = {name: version for name, version in said.items() if isinstance(version, int)}
     return Call(
         rollout_id=exchange.rollout_id,
         attempt_id=exchange.attempt_id,
@@ -144,7 +145,7 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
         error=error or reply.pop("error", ""),
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
-        **{name: version for name, version in said.items() if isinstance(version, int)},
+        **versions,
         **reply,
     )
 

@@ -48,10 +48,12 @@ class RolloutManager:
         if model.custom_chat_template:
             tokenizer.chat_template = model.custom_chat_template
         self.clock, self._updating = StepClock(), False
-        self.engine = VerlEngine(llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock)
+        engine: Any = VerlEngine(  # it answers like the embedded one, as far as the servers ask
+            llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock
+        )
         domain = domains.get(self.config.domain)
         stack = LocalStack(
-            engine=self.engine,
+            engine=engine,
             backend=make_backend(self.config),
             domain=domain,
             reward=rewards.get(self.config.reward or domain.default_reward),
