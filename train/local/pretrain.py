@@ -198,9 +198,7 @@ if __name__ == "__main__":
         threads: Annotated[int, typer.Option(help="Torch threads; another number rounds otherwise")] = 1,
         size: Annotated[str | None, typer.Option(help="On a GPU, a larger one instead: 30m, 100m")] = None,
         minutes: Annotated[float, typer.Option(help="With --size: how long")] = 5.0,
-        data_dir: Annotated[
-            str | None, typer.Option(help="With --size: real Spider, its training questions")
-        ] = None,
+        data_dir: Annotated[str | None, typer.Option(help="With --size: real Spider, its training questions")] = None,
     ) -> None:
         """Make the starter policy from random weights."""
         if size is not None:
