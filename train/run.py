@@ -6,7 +6,6 @@ Everything heavy is imported once the arguments are known to be right, so ``--he
 from __future__ import annotations
 
 import errno
-import importlib.util
 import logging
 import os
 import re
@@ -30,6 +29,7 @@ from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
+from train.trainers import default_trainer, resolved
 from train.verl.config import parse_overrides
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -169,7 +169,7 @@ def _run(
     console = Console(highlight=False, soft_wrap=True)
     run = RunDir.open(resume) if resume else None
     if run is None and given["trainer"] is None:
-        given["trainer"] = _trainer(given, preset, dev)
+        given["trainer"] = default_trainer(preset, device=given["device"], dev=dev)
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
     if settings.verl and settings.trainer != "verl":
         raise _Stop(f"{next(iter(settings.verl))}=… is a setting of verl's: it needs --trainer verl")
@@ -189,7 +189,7 @@ def _run(
     if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
         raise _Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
     if print_config:
-        _print_config(settings, data, run, console)
+        console.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
     _quiet(debug)
     if dev:
@@ -257,30 +257,6 @@ def _train_verl(
             run.merge_rollouts()
             draw_curve(metrics, run.path / "curve.png")
     return summary
-
-
-def _trainer(given: dict[str, Any], preset: str | None, dev: bool) -> str:
-    """verl where it can be used; asking torch takes seconds, so it is asked only where verl is installed."""
-    local_only = dev or preset in PRESETS.keys() - VERL_PRESETS.keys() or given["device"] == "cpu"
-    if local_only or importlib.util.find_spec("verl") is None:
-        return "local"
-    import torch
-
-    return "verl" if torch.cuda.is_available() else "local"
-
-
-def _print_config(settings: RunConfig, data: domains.TaskData, run: RunDir | None, console: Console) -> None:
-    """The resolved settings on standard output: as YAML with verl's whole configuration, or as JSON."""
-    if settings.trainer != "verl":
-        console.print_json(data=settings.to_dict())
-        return
-    from train.verl import launch
-    from train.verl.config import compose
-
-    composed = compose(launch.resolved(settings, data, str(run.path) if run else "RUN_DIR"))
-    from omegaconf import OmegaConf
-
-    console.print(OmegaConf.to_yaml(composed, resolve=True), markup=False)
 
 
 def _check_store(address: str | None) -> None:
