@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+
+import pytest
 
 import domains
 from train.config import resolve
@@ -18,7 +21,12 @@ class _Nobody:
     def step(self, line: dict[str, object]) -> None: ...
 
 
-def test_rollouts_are_run_in_other_processes(tmp_path: Path) -> None:
+def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise NotImplementedError  # as with uvloop's policy
+
+    monkeypatch.setattr(asyncio, "get_child_watcher", none, raising=False)
+    monkeypatch.setattr(asyncio.events, "get_child_watcher", none, raising=False)
     config = resolve("fast", runner_processes=2, n_runners=8, seed=1)
     domain = domains.get("spider")
     trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(tmp_path), watcher=_Nobody())

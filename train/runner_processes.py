@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class RunnerProcesses:
 
     def __init__(self, store: LightningStore, config: RunConfig) -> None:
         self._store, self._config = store, config
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> None:
         """Serve the store and start the processes; they take rollouts as soon as they are up."""
@@ -51,11 +52,10 @@ class RunnerProcesses:
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
         # Agents have no business on a GPU, and one thread each is what there is for them.
         environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # Not asyncio's processes: they want the policy's child watcher, and uvloop's policy, which Ray sets, has none.
         for _ in range(config.runner_processes):
             self._processes.append(
-                await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, env=environment
-                )
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220
             )
 
     async def stop(self) -> None:
@@ -63,11 +63,13 @@ class RunnerProcesses:
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        waiting = [asyncio.ensure_future(process.wait()) for process in self._processes]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_FAREWELL_S)
-        for process in self._processes:
-            if process.returncode is None:
-                process.kill()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*(asyncio.to_thread(_end, process) for process in self._processes))
         await self._server.cleanup()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_FAREWELL_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -2,8 +2,8 @@
 
 verl's trainer runs in a process of Ray's; the agents and the store run in the same one
 (:mod:`train.verl.manager`). The run's folder is the same as the local trainer's: ``config.json``, ``metrics.jsonl``,
-``rollouts.parquet``, ``curve.png``, ``summary.json``; ``verl.jsonl`` has all that verl measured, and ``model`` is the
-newest checkpoint in Hugging Face's format.
+``rollouts.parquet``, ``curve.png``, ``summary.json``; ``verl.jsonl`` has all that verl measured, ``model`` is the
+newest checkpoint in Hugging Face's format, and ``error.txt`` the traceback where verl broke down.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     try:
         run_ppo(composed, task_runner_class=TaskRunnerV1)
     except ray.exceptions.RayError as error:
+        (run.path / "error.txt").write_text(str(error))  # with the tracebacks of Ray's processes
         raise TrainingError(_cause(error)) from error
     finally:
         ray.shutdown()
