@@ -103,7 +103,8 @@ class Suite:
 
 def figures(folder: Path) -> dict[str, Any]:
     """What verl measured over the steps after the first two: means of seconds and tokens a second."""
-    lines = [json.loads(line) for line in (folder / "verl.jsonl").read_text().splitlines()] if folder else []
+    written = folder / "verl.jsonl"
+    lines = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
     steps = [line["data"] for line in lines if line["step"] > 0][_WARM_UP:]
     if not steps:
         return {}

@@ -55,7 +55,7 @@ class RunnerProcesses:
         # Not asyncio's processes: they want the policy's child watcher, and uvloop's policy, which Ray sets, has none.
         for _ in range(config.runner_processes):
             self._processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220, S603
             )
 
     async def stop(self) -> None:
