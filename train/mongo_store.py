@@ -7,6 +7,8 @@ it is there and can do what the store needs: Agent Lightning would find out at t
 
 from __future__ import annotations
 
+from typing import Any
+
 from agentlightning.store.mongo import MongoLightningStore
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
@@ -36,7 +38,10 @@ class MongoStore(EndedAttempts, MongoLightningStore):
 def _checked(uri: str) -> str:
     """The name of the database to use."""
     try:
-        with MongoClient(uri, serverSelectionTimeoutMS=_ANSWER_MS, connectTimeoutMS=_ANSWER_MS) as client:
+        client: MongoClient[dict[str, Any]] = MongoClient(
+            uri, serverSelectionTimeoutMS=_ANSWER_MS, connectTimeoutMS=_ANSWER_MS
+        )
+        with client:
             server = client.admin.command("hello")
             name = client.get_default_database(_DATABASE).name
             client[name].command("ping")  # unlike hello, it needs to be logged in
