@@ -2,7 +2,7 @@
 
 To import torch, transformers and the agent frameworks takes ten seconds of CPU, and most of these tests are about what
 comes afterwards. The processes are real: they have their own memory, and are killed and interrupted as any other. That
-a program also starts from nothing is for one test of each to show.
+it all imports from nothing, and how much of it, is what tests/test_lightning.py is about.
 """
 
 from __future__ import annotations
