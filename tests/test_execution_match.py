@@ -8,6 +8,7 @@ import functools
 import gzip
 import hashlib
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,8 @@ def test_both_modes_end(database: Path, mode: Any) -> None:
     rows = FOR_EVER.replace("count(*)", "x")
     assert execution_match(rows, "SELECT a FROM t", database, mode=mode) == Verdict(0.0, "the results differ")
     bomb = "SELECT length(replace(hex(zeroblob(400000000)), '00', 'ab'))"
-    assert "too big" in execution_match(bomb, "SELECT a FROM t", database, mode=mode).reason
+    # Python 3.10 knows no limits of a value's length, and SQLite's limit of memory ends it.
+    assert re.search("too big|too much memory", execution_match(bomb, "SELECT a FROM t", database, mode=mode).reason)
 
 
 @pytest.mark.parametrize("width", [10, 16, 100])

@@ -93,6 +93,10 @@ def run_query(
     try:
         if len(sql) > _sqlite.MAX_SQL_LENGTH:
             raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
+        try:
+            sql.encode()  # Python 3.10 would say that a str is no string
+        except UnicodeEncodeError as error:
+            raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
         conn.start(started + timeout_s, cancelled)
         cursor.execute(sql)
         if cursor.description is None:
