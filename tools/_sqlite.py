@@ -55,7 +55,7 @@ _PAGE_CACHE_KB = 500  # a connection
 _IDLE_CONNECTIONS = 64  # with full caches an eighth of the heap limit
 _LOCK_WAIT_S = 1.0
 # Fewer slow down the heavy queries (18 % at 100, 4 % at 1000); more let a query of slow opcodes run further over.
-_OPCODES_PER_CHECK = 1_000
+_OPCODES_PER_CHECK = 100
 _LIMITS = {
     "LENGTH": MAX_VALUE_LENGTH,
     "SQL_LENGTH": MAX_SQL_LENGTH,
