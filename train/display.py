@@ -1,14 +1,18 @@
-"""What a person sees while a run goes on: a live line on a terminal, plain lines anywhere else."""
+"""What a person sees of a run: a live line on a terminal, plain lines anywhere else, and what it came to."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-__all__ = ["Display"]
+from adapters.tracing import select, triplets
+from train.rollouts import Outcome
+
+__all__ = ["Display", "show_rollouts", "show_summary"]
 
 
 class Display:
@@ -65,3 +69,54 @@ class Display:
                 "  [red]failed: " + ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) + "[/red]"
             )
         self._console.print(text + f"  [dim]{line['wall_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
+
+
+def show_rollouts(console: Console, outcomes: Sequence[Outcome], agent_match: str | None) -> None:
+    """Every call and triplet of some rollouts."""
+    for outcome in outcomes:
+        task = outcome.job.task
+        console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
+        console.print(f"question  {task['question']}", markup=False)
+        for call in outcome.calls:
+            console.print(
+                f"span {call.sequence}: {call.agent}, {call.ended - call.started:.3f} s, "
+                f"{call.finish_reason}, weights {call.weights_version}",
+                style="bold",
+                markup=False,
+            )
+            for message in [*call.messages, call.reply]:
+                console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
+        for triplet in triplets(select(outcome.calls, agent_match), outcome.reward):
+            console.print(
+                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}\n"
+                f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
+                markup=False,
+            )
+        console.print(f"answer    {outcome.answer or outcome.message}", markup=False)
+    scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    console.rule()
+    console.print(
+        f"{len(outcomes)} rollouts, {sum(len(outcome.calls) for outcome in outcomes)} calls, "
+        f"mean reward {sum(scored) / max(1, len(scored)):.3f}"
+    )
+
+
+def show_summary(console: Console, summary: dict[str, Any], where: str) -> None:
+    """What a run came to; ``where`` its folder is."""
+    for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
+        result = summary[name]
+        if "after" in result:
+            gain = 100 * (result["after"] - result["before"])
+            console.print(
+                f"[bold]{label}[/bold]: {result['before']:.3f} before, {result['after']:.3f} after "
+                f"([bold]{gain:+.1f} points[/bold]) on {result['n']} questions over databases never trained on"
+            )
+            for split, before in result.get("before_by_subject_split", {}).items():
+                after = result["after_by_subject_split"].get(split, 0.0)
+                console.print(f"    {split} subjects: {before:.3f} before, {after:.3f} after")
+    console.print(
+        f"{summary['wall_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
+        f"everything is in {where}"
+    )
+    if "note" in summary:
+        console.print(f"[dim]{summary['note']}[/dim]")

@@ -201,14 +201,15 @@ def _run(
         )
     console.print(f"run:  {run.path}")
     summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, run, console)
-    _report(summary, run, console)
+    from train.display import show_summary
+
+    show_summary(console, summary, _relative(run.path))
 
 
 def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
 ) -> dict[str, Any]:
     from adapters.tracing.proxy import ProxyError, SpansNotStoredError
-    from train.curve import draw_curve
     from train.display import Display
     from train.local.forward import UnsupportedModelError
     from train.local.trainer import LocalTrainer
@@ -229,16 +230,14 @@ def _train(
         raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:
         # Whatever ended the run, what it has so far is put into the files that people read.
-        if metrics := run.metrics():
+        if run.metrics():
             summarize(run, settings, data.source)
-            run.merge_rollouts()
-            draw_curve(metrics, run.path / "curve.png")
+            _merge(run)
 
 
 def _train_verl(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
 ) -> dict[str, Any]:
-    from train.curve import draw_curve
     from train.verl import launch
 
     try:
@@ -253,10 +252,17 @@ def _train_verl(
     finally:
         launch.collect(run)
         summary = summarize(run, settings, data.source)
-        if metrics := run.metrics():
-            run.merge_rollouts()
-            draw_curve(metrics, run.path / "curve.png")
+        _merge(run)
     return summary
+
+
+def _merge(run: RunDir) -> None:
+    """The files about all steps, of those about each."""
+    from train.curve import draw_curve
+
+    if metrics := run.metrics():
+        run.merge_rollouts()
+        draw_curve(metrics, run.path / "curve.png")
 
 
 def _check_store(address: str | None) -> None:
@@ -301,59 +307,13 @@ def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfi
 def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, console: Console) -> None:
     from tempfile import TemporaryDirectory
 
-    from adapters.tracing import select, triplets
-    from train.display import Display
+    from train.display import Display, show_rollouts
     from train.local.trainer import LocalTrainer
 
     with TemporaryDirectory() as folder, Display(console, 0) as display:
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
         outcomes = trainer.dev()
-    for outcome in outcomes:
-        task = outcome.job.task
-        console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
-        console.print(f"question  {task['question']}", markup=False)
-        for call in outcome.calls:
-            console.print(
-                f"span {call.sequence}: {call.agent}, {call.ended - call.started:.3f} s, "
-                f"{call.finish_reason}, weights {call.weights_version}",
-                style="bold",
-                markup=False,
-            )
-            for message in [*call.messages, call.reply]:
-                console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
-        for triplet in triplets(select(outcome.calls, settings.agent_match), outcome.reward):
-            console.print(
-                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}\n"
-                f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
-                markup=False,
-            )
-        console.print(f"answer    {outcome.answer or outcome.message}", markup=False)
-    scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
-    console.rule()
-    console.print(
-        f"{len(outcomes)} rollouts, {sum(len(o.calls) for o in outcomes)} calls, "
-        f"mean reward {sum(scored) / max(1, len(scored)):.3f}"
-    )
-
-
-def _report(summary: dict[str, Any], run: RunDir, console: Console) -> None:
-    for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
-        result = summary[name]
-        if "after" in result:
-            gain = 100 * (result["after"] - result["before"])
-            console.print(
-                f"[bold]{label}[/bold]: {result['before']:.3f} before, {result['after']:.3f} after "
-                f"([bold]{gain:+.1f} points[/bold]) on {result['n']} questions over databases never trained on"
-            )
-            for split, before in result.get("before_by_subject_split", {}).items():
-                after = result["after_by_subject_split"].get(split, 0.0)
-                console.print(f"    {split} subjects: {before:.3f} before, {after:.3f} after")
-    console.print(
-        f"{summary['wall_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
-        f"everything is in {_relative(run.path)}"
-    )
-    if "note" in summary:
-        console.print(f"[dim]{summary['note']}[/dim]")
+    show_rollouts(console, outcomes, settings.agent_match)
 
 
 def _relative(path: Path) -> str:
