@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
+from no_data import NoData
 
 from adapters import Answer, Endpoint, Question
 from adapters._client import Clients, typed_failures
@@ -85,16 +86,6 @@ async def test_it_gives_the_proxys_triplets(backend: Any, agent_match: str, agen
             assert _for_training(by_runner, match) == _for_training(by_proxy, match)
 
 
-class _Domain:
-    name, default_reward = "test", "test"
-
-    def load(self, data_dir: str | None = None) -> Any:
-        raise AssertionError
-
-    def database(self, task: Task) -> str:
-        return str(task["db_path"])
-
-
 class _Backend:
     """Calls as its function says, over the client that backends share."""
 
@@ -132,7 +123,7 @@ async def _collector(
         return float(answer == task["query"])
 
     store = InMemoryLightningStore()
-    agent = RolloutAgent(backend=backend, domain=_Domain(), reward=exact, timeout_s=timeout_s)
+    agent = RolloutAgent(backend=backend, domain=NoData(), reward=exact, timeout_s=timeout_s)
     proxy = LLMProxy(upstreams=[policy_url], store=store, model="scripted") if proxied else None
     if proxy:
         await proxy.start()

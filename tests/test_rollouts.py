@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
+from no_data import NoData
 
 from adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
 from adapters.langgraph import LangGraphBackend
@@ -26,16 +27,6 @@ from train.rollouts import Job, Outcome, RolloutCollector
 from train.runners import RunnerPool
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
-
-
-class _Domain:
-    name, default_reward = "test", "test"
-
-    def load(self, data_dir: str | None = None) -> Any:
-        raise AssertionError
-
-    def database(self, task: Task) -> str:
-        return str(task["db_path"])
 
 
 class _Backend:
@@ -79,7 +70,7 @@ async def _collector(
     server: ScriptedPolicyServer, backend: Any, reward: Any = _exact, *, timeout_s: float = 10.0, n_runners: int = 4
 ) -> AsyncIterator[RolloutCollector]:
     store = InMemoryLightningStore()
-    agent = RolloutAgent(backend=backend, domain=_Domain(), reward=reward, timeout_s=timeout_s)
+    agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
     async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
 
         def nudge(rollout_id: str) -> None:

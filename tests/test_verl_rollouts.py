@@ -14,9 +14,9 @@ from typing import Any
 
 import openai
 import pytest
+from no_data import NoData
 
 from adapters import AgentError, Answer, Endpoint, Question
-from domains import Task
 from train.clock import StepClock
 from train.config import RunConfig, resolve
 from train.local.stack import LocalStack
@@ -108,16 +108,6 @@ class _Backend:
         return Answer(text=messages[-1]["content"])
 
 
-class _Domain:
-    name, default_reward = "test", "test"
-
-    def load(self, data_dir: str | None = None) -> Any:
-        raise AssertionError
-
-    def database(self, task: Task) -> str:
-        return ""
-
-
 async def _right(task: Any, answer: str, trace: Any) -> float:
     return float(answer == "right")
 
@@ -145,7 +135,7 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
     engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock)
     run = RunDir(tmp_path)
     stack = LocalStack(
-        engine=engine, backend=backend, domain=_Domain(), reward=_right, clock=clock, config=config, run=run
+        engine=engine, backend=backend, domain=NoData(), reward=_right, clock=clock, config=config, run=run
     )
     with stack:
         service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=END)
