@@ -83,3 +83,28 @@ def test_rollouts_of_all_steps_become_one_file(run: RunDir) -> None:
         (1, None, []),
         (2, 0.5, [{"agent": "a", "ids": [1, 2]}]),
     ]
+
+
+def test_rollouts_are_read_while_the_run_goes_on_and_when_only_the_whole_file_is_left(run: RunDir) -> None:
+    with pytest.raises(RunDirError, match="not finished a step"):
+        run.rollouts()
+    _step(run, 1)
+    _step(run, 2)
+    assert run.rollouts(["step"]) == ([{"step": 1}, {"step": 2}], [])
+    run.merge_rollouts()
+    for part in (run.path / "rollouts").iterdir():
+        part.unlink()
+    assert run.rollouts()[0] == [{"step": 1, "reward": 1.0}, {"step": 2, "reward": 1.0}]
+
+
+def test_a_damaged_file_of_rollouts_is_named_and_the_others_are_read(run: RunDir) -> None:
+    _step(run, 1)
+    _step(run, 2)
+    part = run.path / "rollouts" / "step-00001-train.parquet"
+    part.write_bytes(part.read_bytes()[:100])
+    rows, [sentence] = run.rollouts()
+    assert [row["step"] for row in rows] == [2]
+    assert sentence.startswith("step-00001-train.parquet cannot be read")
+    (run.path / "rollouts" / "step-00002-train.parquet").write_bytes(b"")
+    with pytest.raises(RunDirError, match=r"has no rollouts: step-00001-train\.parquet cannot be read"):
+        run.rollouts()

@@ -135,6 +135,30 @@ class RunDir:
                         table = table.append_column(field.name, pa.nulls(len(table), field.type))
                 out.write_table(table.select(schema.names).cast(schema))
 
+    def rollouts(self, columns: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+        """The rollouts so far (all columns, or those named), and a sentence for each file that cannot be read.
+
+        The steps' own files are read where there are any: they are there while the run goes on, too. Raises
+        :class:`RunDirError` where nothing can be read.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        whole = self.path / "rollouts.parquet"
+        files = sorted((self.path / "rollouts").glob("step-*.parquet")) or ([whole] if whole.is_file() else [])
+        rows: list[dict[str, Any]] = []
+        damaged = []
+        for file in files:
+            try:
+                with suppress(FileNotFoundError):  # a run that is resumed drops what it does again
+                    rows += pq.read_table(file, columns=None if columns is None else list(columns)).to_pylist()
+            except (pa.ArrowException, OSError) as error:
+                damaged.append(f"{file.name} cannot be read ({str(error).splitlines()[0]})")
+        if not rows:
+            why = damaged[0] if damaged else "it has not finished a step yet"
+            raise RunDirError(f"{self.path} has no rollouts: {why}")
+        return rows, damaged
+
     # -- checkpoints
 
     @contextmanager
