@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import runpy
@@ -16,7 +17,7 @@ from domains import Task
 from train.local.grpo import group_advantages
 from train.rollouts import Job, Outcome
 from train.verl.credit import Row, discounted_advantage, rows
-from train.verl.queue import fields
+from train.verl.queue import Together, fields
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_groups.json").read_text())
 
@@ -127,3 +128,28 @@ def test_with_discount_an_earlier_call_counts_less_than_the_one_after_it() -> No
 def test_the_figures_in_data_are_verls() -> None:
     made = runpy.run_path(str(Path(__file__).parent / "data" / "make_verl.py"))["groups"]()
     assert made == CASES
+
+
+async def test_rows_that_come_while_others_are_stored_are_stored_together() -> None:
+    calls: list[tuple[int, str]] = []
+    first = asyncio.Event()
+
+    async def store(rows: list[Row], partition: str) -> None:
+        calls.append((len(rows), partition))
+        await first.wait()
+        if partition == "val":
+            raise OSError("no room")
+
+    together, [row] = Together(store), _rows(GROWING)
+    puts = [asyncio.create_task(together.put([row], "train")) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    puts += [asyncio.create_task(together.put([row, row], "train")) for _ in range(4)]
+    lost = asyncio.create_task(together.put([row], "val"))
+    await asyncio.sleep(0)
+    assert not any(put.done() for put in puts)
+    first.set()
+    await asyncio.gather(*puts)
+    with pytest.raises(OSError, match="no room"):
+        await lost
+    assert sorted(calls) == [(1, "val"), (3, "train"), (8, "train")]

@@ -80,7 +80,7 @@ class _Queue:
         if status != "running":
             self.done.set()
 
-    async def put(self, rows: Sequence[Row], partition: str, source: str) -> None:
+    async def put(self, rows: Sequence[Row], partition: str) -> None:
         self.rows.update((row.key, row) for row in rows)
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:

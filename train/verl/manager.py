@@ -69,7 +69,7 @@ class RolloutManager:
         stack.__enter__()  # it lives as long as the process, which verl ends with the training
         self.service = RolloutService(
             stack=stack,
-            queue=TransferQueueRows(),
+            queue=TransferQueueRows(self.config.domain),
             config=self.config,
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),

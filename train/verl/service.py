@@ -116,7 +116,7 @@ class RolloutService:
         async for session, outcome in collector.each(self._jobs(prompt), deadline_s=deadline_s):
             made = self._rows(prompt, session, outcome)
             if made:
-                await self._queue.put(made, partition, self._config.domain)
+                await self._queue.put(made, partition)
                 kept += made
                 rewarded += 1
             with self._lock:
