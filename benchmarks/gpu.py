@@ -11,7 +11,7 @@ ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and 
     uneven  colocate_async against sync, on rollouts of uneven length
     local   the embedded trainer on the GPU
 
-For two GPUs against one, run ``--parts speed`` on both machines and compare their ``tokens_per_s``.
+For two GPUs against one, run ``--parts speed --only-ours`` on both and compare their ``step_s``.
 """
 
 from __future__ import annotations
@@ -151,6 +151,7 @@ def part_ci(suite: Suite) -> dict[str, Any]:
     for backend in suite.options.backends.split(","):
         arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", backend]
         arguments += ["--ci-fast", "trainer.save_freq=1", "actor_rollout_ref.rollout.enforce_eager=True"]
+        arguments += suite.options.overrides
         results[backend], run = suite.train(f"ci-{backend}", arguments, suite.options.limit)
         folder = folder or run
     if folder is not None and (folder / "model").exists():
@@ -193,22 +194,37 @@ _SAME = (
 
 
 def part_speed(suite: Suite) -> dict[str, Any]:
-    """Every reply has 256 tokens, every rollout one call, on both sides."""
+    """Every reply has 256 tokens, every rollout one call, on both sides; 300 million random weights."""
     steps, limit = "8", suite.options.limit
-    gpus = _gpus()
+    gpus, model = _gpus(), _random_model(suite)
+    result: dict[str, Any] = {"gpus": gpus}
+    arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
+    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps, *_SAME]
+    ours, _ = suite.train("speed-ours", arguments, limit)
+    result["ours"] = ours
+    if suite.options.only_ours:
+        return result
     baseline = suite.out / "runs" / "speed-verl"
-    command = [sys.executable, "-m", "benchmarks._gpu_baseline", suite.model, str(baseline), steps, *_SAME]
+    command = [sys.executable, "-m", "benchmarks._gpu_baseline", model, str(baseline), steps, *_SAME]
     command.append(f"trainer.n_gpus_per_node={gpus}")
     theirs = suite.run("speed-verl", command, limit)
     theirs["figures"] = figures(baseline) if (baseline / "verl.jsonl").exists() else {}
-    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", "custom"]
-    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps, *_SAME]
-    ours, _ = suite.train("speed-ours", arguments, limit)
-    result: dict[str, Any] = {"gpus": gpus, "verl": theirs, "ours": ours}
+    result["verl"] = theirs
     if "step_s" in ours.get("figures", {}) and "step_s" in theirs["figures"]:
         result["ours_over_verl_step_time"] = round(ours["figures"]["step_s"] / theirs["figures"]["step_s"], 3)
-        result["tokens_per_s"] = round(ours["figures"]["tokens_per_s_per_gpu"] * gpus, 1)
     return result
+
+
+def _random_model(suite: Suite) -> str:
+    """A model of a size that people train, whose weights nobody trained: what a step costs does not depend on them."""
+    folder = suite.out / "random-model"
+    if not (folder / "config.json").exists():
+        from train.local.larger import SIZES
+        from train.local.model import load_policy, new_policy, save_policy
+
+        _, tokenizer = load_policy(_ROOT / "train" / "local" / "starter")
+        save_policy(new_policy(tokenizer, **SIZES["300m"]), tokenizer, folder)
+    return str(folder)
 
 
 def part_uneven(suite: Suite) -> dict[str, Any]:
@@ -285,8 +301,9 @@ def main() -> int:
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")
     parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider")
+    parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
-    parser.add_argument("overrides", nargs="*", help="verl settings of the part spider, KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", help="verl settings of the parts ci and spider, KEY=VALUE")
     suite = Suite(parser.parse_args())
     suite.results["machine"] = _machine()
     failed = 0

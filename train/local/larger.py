@@ -35,6 +35,7 @@ __all__ = ["SIZES", "pretrain_larger", "real_dialogues"]
 SIZES: dict[str, dict[str, int]] = {
     "30m": {"width": 512, "layers": 9, "heads": 8, "intermediate": 1408},
     "100m": {"width": 768, "layers": 14, "heads": 12, "intermediate": 2048},
+    "300m": {"width": 1024, "layers": 24, "heads": 16, "intermediate": 2816},
 }
 """Layers of the larger models, by the millions of parameters that they come to."""
 
