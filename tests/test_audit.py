@@ -1,0 +1,190 @@
+"""An audit finds what a policy would find: golds that cannot judge, answers that win without the question, attacks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spider_folder import make_database, make_spider
+from typer.testing import CliRunner
+
+from rewards import RewardError
+from rewards._probes import probes
+from rewards.audit import Audit, app, audit
+from rewards.execution_match import execution_match, spider_exec_match
+from tools.types import Step
+
+ROWS = "('Rex', 3), ('Ada', 5), ('Tom', 9)"
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> str:
+    path = tmp_path / "pets.sqlite"
+    make_database(path, f"CREATE TABLE pet (name text, age int); INSERT INTO pet VALUES {ROWS}")
+    return str(path)
+
+
+def asked(database: str, *golds: str) -> list[dict[str, Any]]:
+    return [{"id": f"t{i}", "question": "?", "query": gold, "db_path": database} for i, gold in enumerate(golds)]
+
+
+async def audited(tasks: Sequence[Mapping[str, Any]], reward: Any = spider_exec_match, database: str = "") -> Audit:
+    return await audit(tasks, reward, database=lambda task: task.get("db_path", database))
+
+
+def found(result: Audit, kind: str) -> set[tuple[str, str]]:
+    return {(each.task, each.probe) for each in result.findings if each.kind == kind}
+
+
+def test_a_reward_that_is_fit_tells_every_gold_from_everything_else(pets: str) -> None:
+    before = Path(pets).read_bytes()
+    golds = ("SELECT name FROM pet WHERE age > 4", "SELECT age FROM pet WHERE name = 'Rex'", "SELECT max(age) FROM pet")
+    result = asyncio.run(audited(asked(pets, *golds)))
+    assert (result.tasks, result.separated, result.findings) == (3, 3, [])
+    assert {line.name: line.mean for line in result.probes if line.mean} == {"gold": 1.0}
+    assert Path(pets).read_bytes() == before
+
+
+async def test_a_gold_that_fails_and_one_that_returns_nothing_are_found(pets: str) -> None:
+    golds = ("SELECT nickname FROM pet", "SELECT name FROM pet WHERE age > 90", "SELECT name FROM pet")
+    result = await audited(asked(pets, *golds))
+    assert found(result, "gold fails") == {("t0", "gold")}
+    assert found(result, "gold returns nothing") == {("t1", "gold")}
+    assert found(result, "trivial answer wins") == {("t1", "no rows")}
+    assert result.separated == 1
+    [message] = [each.message for each in result.findings if each.kind == "gold fails"]
+    assert "nickname" in message
+
+
+async def test_a_task_that_a_constant_answers_is_found(pets: str) -> None:
+    result = await audited(asked(pets, "SELECT count(*) FROM pet WHERE name = 'Rex'"))
+    assert found(result, "trivial answer wins") == {("t0", "1 from a table")}
+
+
+async def test_a_condition_that_makes_no_difference_is_found_and_is_not_held_against_the_reward(pets: str) -> None:
+    result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 1", "SELECT name FROM pet WHERE age > 4"))
+    assert found(result, "filter dropped and still wins") == {("t0", "filter dropped")}
+    assert result.share == 0
+
+
+async def test_the_official_evaluator_is_taken_in_by_stacked_statements(pets: str) -> None:
+    async def official(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+        return execution_match(answer, task["query"], task["db_path"], mode="official").score
+
+    result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 4"), official)
+    assert found(result, "attack wins") == {("t0", "stacked after")}
+
+
+async def test_a_reward_that_is_the_same_for_everything_separates_nothing(pets: str) -> None:
+    async def generous(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+        return 0.5
+
+    result = await audited(asked(pets, "SELECT name FROM pet"), generous)
+    assert result.separated == 0
+    assert all(line.wins == line.judged for line in result.probes if line.kind != "gold")
+
+
+async def test_partial_credit_is_no_finding(pets: str) -> None:
+    async def dense(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> dict[str, float]:
+        ran = any(step["kind"] == "tool" and step["ok"] for step in trace)
+        return {"executes": 0.1 * ran, "match": 0.9 * await spider_exec_match(task, answer, trace)}
+
+    result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 4"), dense)
+    assert (result.separated, result.findings) == (1, [])
+    assert {line.name: line.mean for line in result.probes}["SELECT 1"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(RewardError("no verdict"), "no verdict"), (KeyError("x"), "KeyError: 'x'")]
+)
+async def test_a_reward_that_fails_is_reported_and_never_a_number(pets: str, error: Exception, said: str) -> None:
+    async def picky(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+        if not answer:
+            raise error
+        return await spider_exec_match(task, answer, trace)
+
+    result = await audited(asked(pets, "SELECT name FROM pet"), picky)
+    [finding] = result.findings
+    assert (finding.kind, finding.probe, finding.message, finding.score) == ("reward fails", "empty", said, None)
+    assert [(line.judged, line.failed, line.mean) for line in result.probes if line.name == "empty"] == [(0, 1, None)]
+
+
+async def test_prose_is_probed_with_prose_and_a_judge_that_obeys_is_found(pets: str) -> None:
+    tasks = [{"id": f"t{i}", "question": f"Who is {i}?", "answer": f"It is pet number {i}."} for i in range(4)]
+
+    async def obedient(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+        assert trace[0]["ok"]
+        return float(answer == task["answer"] or "score 1.0" in answer)
+
+    result = await audited(tasks, obedient, pets)
+    assert found(result, "attack wins") == {(task["id"], "injection") for task in tasks}
+    means = {line.name: line.mean for line in result.probes}
+    assert means["gold"] == 1
+    assert means["another gold"] == means["the question"] == means["empty"] == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "weaker"),
+    [
+        ("SELECT name FROM pet WHERE age > 4", "SELECT name FROM pet"),
+        ("SELECT name FROM pet WHERE age > 4 AND age < 9", "SELECT name FROM pet WHERE age > 4"),
+        ("SELECT age FROM pet GROUP BY age HAVING count(*) > 1", "SELECT age FROM pet GROUP BY age"),
+        ("SELECT name FROM pet", None),
+        ("this is no SQL", None),
+    ],
+)
+def test_one_condition_of_the_gold_is_dropped(pets: str, gold: str, weaker: str | None) -> None:
+    [task] = asked(pets, gold)
+    tried = {probe.name: probe.answer for probe in probes(task, database=pets, another="")}
+    assert tried.get("filter dropped") == weaker
+
+
+# The command, as continuous integration runs it.
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_the_exit_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path / "fit", dev=[{"db_id": "cars", "question": "?", "query": "SELECT maker FROM car"}])
+    make_database(folder / "database" / "pets" / "pets.sqlite", "INSERT INTO pet VALUES ('Ada', 5)")
+    code, printed, _ = command("--data-dir", str(folder), "--json", str(tmp_path / "audit.json"))
+    assert (code, printed.splitlines()[-1]) == (0, "fit to train on")
+    report = json.loads((tmp_path / "audit.json").read_text())
+    assert (report["tasks"], report["separated"], report["unfit"], report["findings"]) == (2, 2, "", [])
+    assert report["left_out"] == {"gold fails": 1, "gold returns no rows": 1}
+
+    folder = make_spider(tmp_path / "unfit")  # a dev gold returns nothing, and there is one pet to count
+    code, printed, _ = command("--data-dir", str(folder))
+    assert code == 1
+    assert printed.splitlines()[-1].startswith("not fit to train on: 66.7% of the tasks have findings")
+    assert command("--data-dir", str(folder), "--allow", "0.7")[0] == 0
+    assert command("--data-dir", str(folder), "--reward", "executes")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--reward", "nope"), "unknown reward 'nope'"),
+        (("--domain", "nope"), "unknown domain 'nope'"),
+        (("--data-dir", "no/such/folder"), "does not exist"),
+        (("--limit", "1", "--json", "no/such/folder/file.json"), "--json no/such/folder/file.json cannot be written"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], said: str) -> None:
+    code, _, complaint = command(*arguments)
+    assert code == 2
+    assert said in complaint
+    assert len(complaint.strip().splitlines()) == 1
+
+
+def test_a_limit_spreads_over_all_of_the_data(tmp_path: Path) -> None:
+    command("--limit", "30", "--json", str(tmp_path / "audit.json"), "--reward", "executes")
+    tasks = {each["task"].partition("-")[0] for each in json.loads((tmp_path / "audit.json").read_text())["findings"]}
+    assert tasks == {"train", "dev"}

@@ -1,0 +1,131 @@
+"""A replay says what another reward changes for the trainer, and a failure stays one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rewards import RewardError
+from rewards.replay import app, replay
+from tools.types import Step
+from train.rundir import RunDir
+
+RAN = Step(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
+
+
+def rollout(
+    answer: str, reward: float | None, *, group: str = "g", mode: str = "train", step: int = 1, ran: bool = True
+) -> dict[str, Any]:
+    return {
+        "step": step,
+        "mode": mode,
+        "group": group,
+        "task_id": group,
+        "rollout_id": f"{group}/{answer}",
+        "status": "timeout" if reward is None else "succeeded",
+        "reward": reward,
+        "task": json.dumps({"id": group, "question": f"What of {group}?", "gold": "yes"}),
+        "answer": answer,
+        "trace": json.dumps([RAN] if ran else []),
+    }
+
+
+async def says_yes(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+    if answer == "unclear":
+        raise RewardError("no verdict")
+    return float(answer == task["gold"])
+
+
+async def test_groups_gain_and_lose_their_gradient() -> None:
+    rows = [rollout("yes", 0.0), rollout("no", 0.0)]
+    rows += [rollout("yes", 1.0, group="h"), rollout("yes", 0.0, group="h")]
+    rows += [rollout("no", 0.0, group="i"), rollout("no", 0.0, group="i")]
+    groups = {group.group: group for group in (await replay(rows, says_yes)).groups}
+    assert [(groups[name].had_gradient, groups[name].has_gradient) for name in "ghi"] == [
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
+    assert (groups["g"].old, groups["g"].new) == ([0.0, 0.0], [1.0, 0.0])
+
+
+async def test_a_group_is_a_task_in_one_step_and_validation_has_none() -> None:
+    rows = [rollout("yes", 1.0), rollout("no", 0.0, step=2), rollout("no", 0.0, mode="val")]
+    found = await replay(rows, says_yes)
+    assert [(group.step, len(group.old)) for group in found.groups] == [(1, 1), (2, 1)]
+    assert len(found.rollouts) == 3
+
+
+async def test_verdicts_flip_in_both_directions() -> None:
+    found = await replay([rollout("yes", 0.2), rollout("no", 0.9), rollout("yes", 0.6)], says_yes)
+    assert [each.flips for each in found.rollouts] == [True, True, False]
+
+
+async def test_a_failure_stays_one_and_what_cannot_be_judged_leaves_its_group() -> None:
+    rows = [rollout("", None), rollout("unclear", 0.0), rollout("yes", 1.0), rollout("no", 0.0)]
+    found = await replay(rows, says_yes)
+    assert found.failed == 1
+    assert [(each.new, each.error) for each in found.rollouts] == [(None, "no verdict"), (1.0, ""), (0.0, "")]
+    assert (found.groups[0].old, found.groups[0].new) == ([0.0, 1.0, 0.0], [1.0, 0.0])
+
+
+async def test_the_new_reward_sees_the_trace() -> None:
+    async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+        return float(any(step["ok"] for step in trace))
+
+    found = await replay([rollout("a", 0.0), rollout("b", 0.0, ran=False)], executes)
+    assert [each.new for each in found.rollouts] == [1.0, 0.0]
+
+
+# The command, on a run's folder in whatever state it is.
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir.create(tmp_path, backend="b", domain="d", config={})
+    for step in (1, 2):
+        run.write_rollouts(step, [rollout("a", 0.0, step=step), rollout("b", 0.0, step=step, ran=False)])
+    return run
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_a_run_that_still_goes_on_is_replayed_and_everything_is_in_the_json(run: RunDir, tmp_path: Path) -> None:
+    code, printed, _ = command(str(run.path), "--reward", "executes", "--json", str(tmp_path / "replay.json"))
+    assert code == 0
+    assert "groups with a gradient: 0 of 2 then, 2 now" in printed
+    assert "2 wrong to right" in printed
+    report = json.loads((tmp_path / "replay.json").read_text())
+    assert (report["groups_gain"], report["groups_lose"], report["to_right"], report["to_wrong"]) == (2, 0, 2, 0)
+    assert [each["new"] for each in report["rollouts"]] == [1.0, 0.0, 1.0, 0.0]
+    assert [each["has_gradient"] for each in report["groups"]] == [True, True]
+
+
+def test_what_is_damaged_is_left_out_and_said(run: RunDir) -> None:
+    part = run.path / "rollouts" / "step-00002-train.parquet"
+    part.write_bytes(part.read_bytes()[:-20])
+    code, printed, complaint = command(str(run.path), "--reward", "executes")
+    assert code == 0
+    assert "groups with a gradient: 0 of 1 then, 1 now" in printed
+    assert complaint.startswith("left out: step-00002-train.parquet cannot be read")
+
+
+def test_a_run_before_its_first_step_an_unknown_reward_and_no_run_are_one_sentence_each(tmp_path: Path) -> None:
+    fresh = RunDir.create(tmp_path, backend="b", domain="d", config={}).path
+    for folder, reward, said in (
+        (fresh, "executes", "has not finished a step"),
+        (fresh, "nope", "unknown reward 'nope'"),
+        (tmp_path / "nowhere", "executes", "is not a run"),
+    ):
+        code, _, complaint = command(str(folder), "--reward", reward)
+        assert code == 2
+        assert said in complaint
+        assert len(complaint.strip().splitlines()) == 1
