@@ -18,7 +18,7 @@ from typing import Any, Literal
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig, Span
 
-from adapters.tracing import Call, calls_from_spans, reward_from_spans
+from adapters.tracing import Call, all_calls_from_spans, reward_from_spans
 from adapters.tracing.proxy import LLMProxy
 from domains import Task
 from tools.types import Step
@@ -55,6 +55,8 @@ class Outcome:
     calls: Sequence[Call]
     attempts: int
     seconds: float
+    untrainable: Sequence[Call] = ()
+    """Calls that are not in ``calls``: each has a :attr:`Call.problem`."""
 
     @property
     def succeeded(self) -> bool:
@@ -217,6 +219,7 @@ class RolloutCollector:
         spans: Sequence[Span] = []
         if attempt is not None:
             spans = list(await self._store.query_spans(rollout_id, attempt.attempt_id))
+        calls = all_calls_from_spans(spans)
         answer = _last(spans, ANSWER_SPAN)
         failure = _last(spans, FAILURE_SPAN)
         reward, parts = _reward(spans)
@@ -241,9 +244,10 @@ class RolloutCollector:
             message=message,
             answer=str(answer.attributes["lightning_rod.text"]) if answer else "",
             trace=json.loads(str(answer.attributes["lightning_rod.trace"])) if answer else [],
-            calls=calls_from_spans(spans),
+            calls=[call for call in calls if not call.problem],
             attempts=attempt.sequence_id if attempt else 0,
             seconds=ended - started,
+            untrainable=[call for call in calls if call.problem],
         )
 
 

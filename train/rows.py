@@ -40,4 +40,16 @@ def row(step: int, outcome: Outcome) -> dict[str, Any]:
             }
             for call in outcome.calls
         ],
+        "untrainable": json.dumps(
+            [
+                {
+                    "agent": call.agent,
+                    "problem": call.problem,
+                    "prompt_tokens": len(call.prompt_ids) or call.prompt_tokens,
+                    "response_tokens": len(call.response_ids) or call.response_tokens,
+                }
+                for call in outcome.untrainable
+            ],
+            ensure_ascii=False,
+        ),
     }

@@ -56,6 +56,10 @@ class Call:
     status: int = 200
     """HTTP status that the agent got."""
     error: str = ""
+    prompt_tokens: int = 0
+    """Where the server sent no ids: its own count, if it gave one."""
+    response_tokens: int = 0
+    """The same of the reply."""
     messages_json: str = "[]"
     tools_json: str = ""
     reply_json: str = ""
@@ -114,8 +118,8 @@ def to_span(call: Call) -> Span:
         names.AGENT: _text(call.agent),
         names.INPUT_MESSAGES: call.messages_json,
         names.FINISH_REASONS: [_text(call.finish_reason)],
-        names.INPUT_TOKENS: len(call.prompt_ids),
-        names.OUTPUT_TOKENS: len(call.response_ids),
+        names.INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
+        names.OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
         names.STATUS: call.status,
         names.PROMPT_IDS: _pack(_UINT32, call.prompt_ids),
         names.RESPONSE_IDS: _pack(_UINT32, call.response_ids),
@@ -152,14 +156,17 @@ def is_call_span(span: Any) -> bool:
 def from_span(span: Any) -> Call:
     """The call that :func:`to_span` wrote. ``span`` is Agent Lightning's Span, or anything with its fields."""
     get = span.attributes.get
+    ids = _unpack(_UINT32, get(names.PROMPT_IDS)), _unpack(_UINT32, get(names.RESPONSE_IDS, ""))
     return Call(
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,
         agent=get(names.AGENT, ""),
         model=get(names.REQUEST_MODEL, ""),
-        prompt_ids=_unpack(_UINT32, get(names.PROMPT_IDS)),
-        response_ids=_unpack(_UINT32, get(names.RESPONSE_IDS, "")),
+        prompt_ids=ids[0],
+        response_ids=ids[1],
+        prompt_tokens=0 if ids[0] else get(names.INPUT_TOKENS, 0),
+        response_tokens=0 if ids[1] else get(names.OUTPUT_TOKENS, 0),
         logprobs=_unpack("f", get(names.LOGPROBS, "")),
         finish_reason="".join(get(names.FINISH_REASONS, ())),
         weights_version=get(names.WEIGHTS_VERSION),

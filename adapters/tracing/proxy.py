@@ -65,7 +65,9 @@ class LLMProxy:
 
     ``upstreams`` are OpenAI base URLs ending in ``/v1``; the list may be replaced while calls are running. A rollout
     keeps to one of them, so its growing prompt stays in that server's prefix cache. ``model``, where given, replaces
-    the name that the agent asks for. ``timeout_s`` is how long a server may stay silent.
+    the name that the agent asks for. ``timeout_s`` is how long a server may stay silent. For a server that is somebody
+    else's: ``api_key``, where given, replaces the agent's, so that no agent has to know it; without ``ids`` it is not
+    asked for token ids, which some refuse.
     """
 
     def __init__(
@@ -78,13 +80,16 @@ class LLMProxy:
         port: int = 0,
         timeout_s: float = 600.0,
         drain_timeout_s: float = 30.0,
+        api_key: str | None = None,
+        ids: bool = True,
     ) -> None:
         if isinstance(upstreams, str):
             raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
         self.upstreams: Sequence[str] = list(upstreams)
         self.model = model
         self.host, self.port = host, port
-        self._store = store
+        self._store, self._ids = store, ids
+        self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._timeout_s, self._drain_timeout_s = timeout_s, drain_timeout_s
         self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession
@@ -186,9 +191,11 @@ class LLMProxy:
         exchange.request = payload = read_request(await request.read())
         check_one_sample(payload)
         url = self._upstream(exchange.rollout_id)
-        sent = json.dumps(traced_request(payload, model=self.model)).encode()
+        sent = json.dumps(traced_request(payload, model=self.model, ids=self._ids)).encode()
         try:
             headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+            if self._authorization is not None:
+                headers["Authorization"] = self._authorization
             headers[SESSION_HEADER] = quote(exchange.rollout_id, safe="")
             async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
                 exchange.status = reply.status

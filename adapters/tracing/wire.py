@@ -104,9 +104,9 @@ def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
     return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
 
 
-def traced_request(request: Mapping[str, Any], *, model: str | None) -> dict[str, Any]:
-    """The request that is sent on: as the agent made it, and asking for token ids and their logprobs."""
-    sent = {**request, "return_token_ids": True, "logprobs": True}
+def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
+    """The request that is sent on: as the agent made it, and (with ``ids``) asking for token ids and their logprobs."""
+    sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
     if model is not None:
         sent["model"] = model
     if sent.get("top_logprobs", 0) is None:  # vLLM streams no logprobs at all where this is null
@@ -155,6 +155,7 @@ def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "prompt_ids": _ids(reply.get("prompt_token_ids")),
         "response_ids": _ids(choice.get("token_ids")),
+        **_counted(reply),
         "logprobs": _logprobs(choice),
         "finish_reason": str(choice.get("finish_reason") or ""),
         "reply_json": to_json(choice["message"]),
@@ -166,13 +167,14 @@ def _read_stream(body: bytes) -> dict[str, Any]:
     prompt_ids: list[int] = []
     response_ids: list[int] = []
     logprobs: list[float] = []
-    finish_reason, versions = "", dict[str, Any]()
+    finish_reason, versions, counted = "", dict[str, Any](), dict[str, int]()
     message: dict[str, Any] = {"role": "assistant"}
     for event in _events(body):
         if "error" in event:
             return {"error": _error_message(json.dumps(event).encode())}
         prompt_ids = prompt_ids or _ids(event.get("prompt_token_ids"))
         versions |= _versions(event)
+        counted |= _counted(event)
         for choice in event.get("choices") or ():  # a usage chunk has none
             response_ids += _ids(choice.get("token_ids"))
             logprobs += _logprobs(choice)
@@ -183,6 +185,7 @@ def _read_stream(body: bytes) -> dict[str, Any]:
     return {
         "prompt_ids": prompt_ids,
         "response_ids": response_ids,
+        **({} if prompt_ids else counted),
         "logprobs": logprobs,
         "finish_reason": finish_reason,
         "reply_json": to_json(message),
@@ -220,6 +223,15 @@ def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None
 
 def _versions(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {name: reply[name] for name in _VERSIONS if name in reply}
+
+
+def _counted(reply: Mapping[str, Any]) -> dict[str, int]:
+    """The server's own count of tokens, which matters where it sends no ids."""
+    usage = reply.get("usage")
+    if reply.get("prompt_token_ids") or not isinstance(usage, Mapping):
+        return {}
+    counts = {"prompt_tokens": usage.get("prompt_tokens"), "response_tokens": usage.get("completion_tokens")}
+    return {name: count for name, count in counts.items() if isinstance(count, int) and count > 0}
 
 
 def _ids(value: Any) -> list[int]:

@@ -1,0 +1,64 @@
+"""The words behind a run's token ids, wherever the run keeps its tokenizer.
+
+Reading a run must not depend on the model hub, on a GPU or on seconds of imports: the one file ``tokenizer.json`` is
+read, of the newest checkpoint, else of the model that the run started from. A run whose tokenizer is nowhere on this
+machine is still read, in ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from train.rundir import RunDir
+
+__all__ = ["Vocabulary", "vocabulary_of"]
+
+_STARTER = Path(__file__).parent / "local" / "starter"
+
+
+class Vocabulary:
+    """Ids to text. ``file`` is a ``tokenizer.json``; None stands for a tokenizer that is not here."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(self._file))
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Ids of tokens that no text is made of: a role's marker, the end of a turn."""
+        if self._file is None:
+            return frozenset()
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(token for token, what in added.items() if what.special)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, markers included; empty where the tokenizer is not here."""
+        if self._file is None or not ids:
+            return ""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def token(self, token_id: int) -> str:
+        """One token as a reader wants to see it: its text, or its id where there is none."""
+        return self.text([token_id]) or f"#{token_id}"
+
+    def __bool__(self) -> bool:
+        return self._file is not None
+
+
+def vocabulary_of(run: RunDir) -> Vocabulary:
+    """The vocabulary of ``run``."""
+    model = str(run.config().get("model", ""))
+    folders = [*reversed(run.checkpoints()), _STARTER if model == "starter" else Path(model)]
+    return Vocabulary(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
+
+
+def _has(folder: Path) -> bool:
+    return (folder / "tokenizer.json").is_file()
