@@ -12,14 +12,13 @@ does validation.
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from domains._contract import DataError, Task, TaskData
+from domains._files import choose_folder, is_sqlite, read_json, read_rows, some
 from domains.spider.hardness import hardness
 from tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
 
@@ -53,7 +52,6 @@ LAYOUTS = (
 FILES = {name for layout in LAYOUTS for names in layout for name in names} | {REPORT, ZERO_ROWS, "tables.json"}
 # The published JSON repeats each gold as tokens and as a parse: ten times the bytes, and gold that nobody reads.
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
-_SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 Gold = tuple[str, str]
@@ -75,7 +73,7 @@ class SpiderDomain:
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else ``SPIDER_DATA_DIR``, else the bundled data. Raises :class:`DataError`."""
-        folder, chosen = _choose(data_dir)
+        folder, chosen = choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env="SPIDER_DATA_DIR")
         train_files, validation_files = find_files(folder)
         train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder)
         left_out = _left_out_before(folder, train_files)
@@ -109,7 +107,9 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def read_tasks(files: Iterable[Path], folder: Path) -> list[Task]:
     """The tasks of ``files``, their databases found under ``folder``. Raises :class:`DataError`."""
-    tasks: list[dict[str, Any]] = [_task(row, file, index) for file in files for index, row in enumerate(_rows(file))]
+    tasks: list[dict[str, Any]] = [
+        _task(row, file, index) for file in files for index, row in enumerate(read_rows(file))
+    ]
     twice = [name for name, count in Counter(task["id"] for task in tasks).items() if count > 1]
     if twice:
         raise DataError(
@@ -163,26 +163,11 @@ def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | No
     return None if result.rows else GoldProblem(NO_ROWS)
 
 
-def _choose(data_dir: str | None) -> tuple[Path, str]:
-    if data_dir:
-        folder, chosen = Path(data_dir), f"--data-dir {data_dir}"
-    elif from_env := os.environ.get("SPIDER_DATA_DIR"):
-        folder, chosen = Path(from_env), f"SPIDER_DATA_DIR {from_env}"
-    else:
-        folder, chosen = BUNDLED, "bundled data (generated)"
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(
-            f"{chosen}: {folder.resolve()} {what}; name a Spider folder, or leave it out for the bundled data."
-        )
-    return folder.resolve(), chosen
-
-
 def _left_out_before(folder: Path, train_files: list[Path]) -> dict[str, int] | None:
     """What ``prepare`` left out when it wrote the parquet files, or None where it did not write them."""
     if train_files[0].suffix != ".parquet" or not (folder / REPORT).is_file():
         return None
-    report = _json(folder / REPORT)
+    report = read_json(folder / REPORT)
     return report.get("left_out_of_training") if isinstance(report, dict) else None
 
 
@@ -190,7 +175,7 @@ def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProbl
     """The golds whose ids ``gold_zero_rows.json`` lists under the names of ``splits``, or None without that file."""
     if not (folder / ZERO_ROWS).is_file():
         return None
-    listed = _json(folder / ZERO_ROWS)
+    listed = read_json(folder / ZERO_ROWS)
     if not isinstance(listed, dict):
         raise DataError(f"{folder / ZERO_ROWS} holds a {type(listed).__name__}, not ids by split; repair or remove it.")
     ids = {name: set(listed.get(name, ())) for name in splits}
@@ -204,33 +189,6 @@ def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProbl
 
 def _size(tasks: list[Task]) -> str:
     return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {error.lineno}: not valid JSON ({error.msg}); download it again.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}); download it again.") from error
-
-
-def _rows(file: Path) -> list[Any]:
-    if file.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            return list(pq.read_table(file, use_threads=False).to_pylist())
-        except (pa.ArrowException, OSError) as error:
-            cause = str(error).splitlines()[0]
-            raise DataError(
-                f"{file} is not a readable parquet file ({cause}); prepare or download it again."
-            ) from error
-    rows = _json(file)
-    if not isinstance(rows, list):
-        raise DataError(f"{file} holds a {type(rows).__name__}, not a list of tasks; is this Spider's file?")
-    return rows
 
 
 def _task(row: Any, file: Path, index: int) -> dict[str, Any]:
@@ -259,12 +217,12 @@ def _find_databases(tasks: list[dict[str, Any]], folder: Path) -> None:
     if missing:
         places = " and ".join(str(folder / name) for name in DATABASE_FOLDERS)
         raise DataError(
-            f"{len(missing)} of {len({task['db_id'] for task in tasks})} databases are missing ({_some(missing)}): "
+            f"{len(missing)} of {len({task['db_id'] for task in tasks})} databases are missing ({some(missing)}): "
             f"looked for <db_id>/<db_id>.sqlite under {places}; put them there, or take their tasks out."
         )
-    broken = {path for path in known.values() if path and not _is_sqlite(path)}
+    broken = {path for path in known.values() if path and not is_sqlite(path)}
     if broken:
-        raise DataError(f"{len(broken)} databases are no SQLite files ({_some(broken)}); copy or download them again.")
+        raise DataError(f"{len(broken)} databases are no SQLite files ({some(broken)}); copy or download them again.")
 
 
 def _find_database(db_id: str, db_path: str, folder: Path) -> str | None:
@@ -274,16 +232,3 @@ def _find_database(db_id: str, db_path: str, folder: Path) -> str | None:
     if db_path:
         places.insert(0, folder / db_path)  # an absolute db_path stays as it is
     return next((str(place.resolve()) for place in places if place.is_file()), None)
-
-
-def _is_sqlite(path: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); make it readable.") from error
-
-
-def _some(names: Iterable[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
