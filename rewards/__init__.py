@@ -1,13 +1,27 @@
 """Rewards: plain async functions of ``(task, answer, trace)``, kept in one registry.
 
 A reward answers with a float, or with named parts (``{"executes": 0.1, "judge": 0.7}``) that are summed and logged
-one by one. A wrong answer is a reward of 0; whatever keeps a reward from being computed is raised as
-:class:`RewardError`, never turned into a number.
+one by one; a part named ``metric/…`` is logged and not summed. A wrong answer is a reward of 0; whatever keeps a reward
+from being computed is raised as :class:`RewardError`, never turned into a number.
 """
 
 from __future__ import annotations
 
-from rewards._contract import Reward, RewardError, total
-from rewards._registry import check, get, names
+from rewards._contract import METRIC, JudgeAbstainedError, Reward, RewardError, total
+from rewards._registry import UnusableRewardError, check, get, names, notes
+from rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
-__all__ = ["Reward", "RewardError", "check", "get", "names", "total"]
+__all__ = [
+    "METRIC",
+    "JudgeAbstainedError",
+    "JudgeSettings",
+    "JudgeSettingsError",
+    "Reward",
+    "RewardError",
+    "UnusableRewardError",
+    "check",
+    "get",
+    "names",
+    "notes",
+    "total",
+]

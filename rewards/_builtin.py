@@ -9,5 +9,8 @@ from tools.plugins import hookimpl
 
 @hookimpl
 def register_rewards(register: Callable[[str, str], None]) -> None:
-    """Execution match, as Spider's official evaluator does it, made safe to train on."""
+    """Spider's execution match made safe to train on, its dense form, and rule plus judge for answers in prose."""
+    register("executes", "rewards.executes:executes")
+    register("rule_judge_hybrid", "rewards.hybrid:rule_judge_hybrid")
+    register("spider_dense", "rewards.spider_dense:spider_dense")
     register("spider_exec_match", "rewards.execution_match:spider_exec_match")

@@ -25,7 +25,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -44,10 +44,11 @@ _MAX_BYTES = 64_000_000
 
 @dataclass(frozen=True)
 class Verdict:
-    """``score`` is 1.0 or 0.0; ``reason`` is one line for people."""
+    """``score`` is 1.0 or 0.0; ``reason`` is one line for people; ``executed``: the prediction gave a result."""
 
     score: float
     reason: str
+    executed: bool = field(default=False, compare=False)
 
 
 def execution_match(
@@ -101,8 +102,8 @@ def _judge(path: str, predicted: str, gold: str, expected: Rows, mode: str, time
     deadline = time.perf_counter() + timeout_s
     same = same_result(expected, rows, ordered=order_matters(gold), deadline=deadline)
     if mode == "safe" and same and predicted != gold and not _reads(path, predicted) and _reads(path, gold):
-        return Verdict(0.0, "the prediction reads no table, the gold does")
-    return Verdict(float(same), f"the results {'are equal' if same else 'differ'}")
+        return Verdict(0.0, "the prediction reads no table, the gold does", executed=True)
+    return Verdict(float(same), f"the results {'are equal' if same else 'differ'}", executed=True)
 
 
 async def spider_exec_match(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:

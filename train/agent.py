@@ -3,7 +3,7 @@
 The gold stops here: the backend is given a :class:`adapters.Question`, the reward is given the whole task. What goes
 wrong is written down as a typed failure span before the attempt ends, so that the trainer knows what happened on
 whatever machine it happened. A failure that another attempt may mend is raised (the store then retries the rollout);
-one that cannot change (an over-long prompt) only reports itself.
+one that cannot change (an over-long prompt, a judge that abstains) only reports itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         started = time.time()
         try:
             answer = await asyncio.wait_for(self._ask(task, resources, rollout), self.timeout_s)
-            score = await self.reward(task, answer.text, answer.trace)
         except adapters.PromptTooLongError as error:
             return [_failure(error.kind, str(error), started)]
         except _UntracedError as error:
@@ -66,16 +65,29 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         except asyncio.TimeoutError:
             await self._report(rollout, _failure("timeout", f"no answer within {self.timeout_s:g} s", started))
             raise
-        except rewards.RewardError as error:
-            await self._report(rollout, _failure("reward", str(error), started))
-            raise
-        parts = {"total": rewards.total(score), **score} if isinstance(score, dict) else float(score)
-        reward = emit_reward(parts, primary_key="total" if isinstance(score, dict) else None, propagate=False)
         trace = json.dumps(answer.trace, ensure_ascii=False)
-        return [
-            _span(ANSWER_SPAN, {"lightning_rod.text": answer.text, "lightning_rod.trace": trace}, started),
-            reward,
-        ]
+        answered = _span(ANSWER_SPAN, {"lightning_rod.text": answer.text, "lightning_rod.trace": trace}, started)
+        try:
+            return [answered, await self._scored(task, answer)]
+        except rewards.JudgeAbstainedError as error:
+            return [answered, _failure(error.kind, str(error), started)]
+        except rewards.RewardError as error:
+            await self._report(rollout, _failure(error.kind, str(error), started))
+            raise
+
+    async def _scored(self, task: dict[str, Any], answer: adapters.Answer) -> SpanCoreFields:
+        """The reward's span. Raises :class:`rewards.RewardError`, whatever goes wrong."""
+        try:
+            score = await self.reward(task, answer.text, answer.trace)
+        except rewards.RewardError:
+            raise
+        except Exception as error:  # a reward is somebody else's code, too
+            raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
+        total = rewards.total(score)
+        if not isinstance(score, dict):
+            return emit_reward(total, propagate=False)
+        parts = {"total": total, **{name: float(part) for name, part in score.items()}}
+        return emit_reward(parts, primary_key="total", propagate=False)
 
     async def _ask(self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout) -> adapters.Answer:
         policy = resources[POLICY_RESOURCE]

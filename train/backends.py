@@ -1,4 +1,4 @@
-"""From a run's settings to its backend.
+"""From a run's settings to its backend and its reward.
 
 A backend takes the options that mean something to it, and its constructor says which: a parameter is filled where it
 has the name of an option. A setting that the user changed and the backend does not take is refused rather than ignored.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import inspect
 
 import adapters
+import rewards
+from domains import Domain
 from train.config import ConfigError, RunConfig, resolve
 
-__all__ = ["make_backend"]
+__all__ = ["make_backend", "make_reward"]
 
 _OPTIONS = {
     "agent": "agent",
@@ -50,6 +52,11 @@ def make_backend(config: RunConfig) -> adapters.Backend:
         return factory(**options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def make_reward(config: RunConfig, domain: Domain) -> rewards.Reward:
+    """The reward of a run, with its judge. Raises :class:`tools.plugins.UnknownNameError`."""
+    return rewards.get(config.reward or domain.default_reward, judge=config.judge_settings())
 
 
 def _remedy(error: ImportError) -> str:

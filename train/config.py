@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from rewards import JudgeSettings, JudgeSettingsError
 from train.errors import ConfigError
 from train.verl.config import run_settings
 from train.verl.presets import PRESETS as VERL_PRESETS
@@ -19,7 +20,7 @@ __all__ = ["PRESETS", "VERL_PRESETS", "ConfigError", "RunConfig", "resolve"]
 
 _AGENTS = (
     *("trainer", "config", "backend", "domain", "reward", "max_turns", "table_info_truncate", "sample_values", "keys"),
-    *("execution_truncate", "rollout_timeout_s"),
+    *("execution_truncate", "rollout_timeout_s", "judge"),
 )
 
 _CHOICES = {"trainer": ("local", "verl"), "credit": ("broadcast", "last", "discount")}
@@ -34,7 +35,9 @@ class RunConfig:
     """``module:function`` of an agent that is a function of yours (backend ``custom``)."""
     domain: str = "spider"
     reward: str | None = None
-    """Name of the reward; the domain's own by default."""
+    """Name of the reward, or a sum (``0.9*a+0.1*b``); the domain's own by default."""
+    judge: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the defaults of :class:`rewards.JudgeSettings`, for rewards that ask a judge."""
     config: str = "fast"
     model: str = "starter"
     """``starter`` (the checkpoint that ships with the project) or a folder in Hugging Face's format."""
@@ -139,6 +142,7 @@ class RunConfig:
         ):
             if wrong:
                 raise ConfigError(message)
+        self.judge_settings()
         try:
             re.compile(self.agent_match or "")
         except re.error as error:
@@ -152,6 +156,20 @@ class RunConfig:
         call belongs to, and the rollout keeps to one of verl's servers.
         """
         return self.llm_proxy or self.external_store_address is None or self.trainer == "verl"
+
+    def judge_settings(self) -> JudgeSettings:
+        """The judge of this run. Raises :class:`ConfigError`."""
+        try:
+            judge = JudgeSettings.of(self.judge)
+        except JudgeSettingsError as error:
+            raise ConfigError(str(error)) from error
+        if judge.model is not None and judge.deadline_s > self.rollout_timeout_s:
+            # The store ends an attempt after twice the rollout's timeout, its verdict included.
+            raise ConfigError(
+                f"judge deadline_s is {judge.deadline_s:g}, and rollout_timeout_s {self.rollout_timeout_s:g}: "
+                "a verdict may take as long as a rollout at most"
+            )
+        return judge
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain values."""

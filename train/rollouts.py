@@ -46,7 +46,8 @@ class Outcome:
     job: Job
     rollout_id: str
     status: str
-    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, untraced, lost."""
+    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, judge_abstained, untraced,
+    lost."""
     reward: float | None
     parts: Mapping[str, float]
     message: str

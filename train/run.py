@@ -23,6 +23,7 @@ from rich.console import Console
 import adapters
 import domains
 import rewards
+from rewards.judge.settings import parse_settings
 from tools.plugins import UnknownNameError
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
@@ -39,6 +40,12 @@ _FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
 
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+_USERS_ERRORS = (
+    *(ConfigError, UnknownNameError, StoreAddressError, RunDirError),
+    *(domains.DataError, rewards.JudgeSettingsError),
+)
 
 
 class _Stop(Exception):
@@ -79,7 +86,20 @@ def main(
             help=f"Preset: {', '.join(PRESETS)} (local), {', '.join(VERL_PRESETS)} (verl). Default: fast",
         ),
     ] = None,
-    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: the domain's own")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Name of the reward, or a sum: 0.9*a+0.1*b. Default: the domain's own")
+    ] = None,
+    judge_model: Annotated[
+        str | None,
+        typer.Option(help="For rewards with a judge: its model, as LiteLLM or the endpoint names it. Default: none"),
+    ] = None,
+    judge_base_url: Annotated[
+        str | None, typer.Option(help="Where the judge's model is: any OpenAI-compatible endpoint", metavar="URL")
+    ] = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting of the judge, e.g. samples=3; see docs/rewards.md", metavar="NAME=VALUE"),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps")] = None,
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
     ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
@@ -159,6 +179,7 @@ def main(
         "seed": seed,
     }
     with _one_sentence(debug):
+        given["judge"] = parse_settings(judge or [], model=judge_model, base_url=judge_base_url)
         given["verl"] = parse_overrides(overrides or []) or None
         _run(config, given, resume=resume, dev=dev, debug=debug, print_config=print_config)
 
@@ -176,7 +197,7 @@ def _run(
     _check_store(settings.external_store_address)
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
-    rewards.check(settings.reward or domain.default_reward)
+    notes = _check_reward(settings, domain)
     data = domain.load(settings.data_dir)
     console.print(f"data: {data.source}")
     for reason, count in data.left_out.items():
@@ -184,6 +205,8 @@ def _run(
     if not data.train or not data.validation:
         empty = "training" if not data.train else "validation"
         raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
+    for note in notes:
+        console.print(f"reward: {note}", markup=False)
     _check_model(settings.model, settings.trainer)
     agents = make_backend(settings).agents
     if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
@@ -298,8 +321,9 @@ def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfi
     if preset is not None and preset != stored["config"]:
         raise _Stop(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
-    if "verl" in changed:
-        changed["verl"] = {**stored.get("verl", {}), **changed["verl"]}
+    for name in ("judge", "verl"):
+        if name in changed:
+            changed[name] = {**stored.get(name, {}), **changed[name]}
     preset = stored.pop("config")
     return resolve(preset, **{**stored, **changed})
 
@@ -340,7 +364,7 @@ def _one_sentence(debug: bool) -> Iterator[None]:
         yield
     except _Stop as stop:
         message, code = str(stop), stop.code
-    except (ConfigError, UnknownNameError, domains.DataError, RunDirError, StoreAddressError) as error:
+    except _USERS_ERRORS as error:
         message, code = str(error), 2
     except KeyboardInterrupt:
         message, code = "stopped", 130
@@ -354,6 +378,15 @@ def _one_sentence(debug: bool) -> Iterator[None]:
         return
     typer.echo(f"error: {message}" if code != 130 else message, err=True)
     sys.exit(code)
+
+
+def _check_reward(settings: RunConfig, domain: domains.Domain) -> list[str]:
+    """What a user should be told of the reward before the run; an option that it ignores is refused."""
+    name = settings.reward or domain.default_reward
+    told = rewards.notes(name, judge=settings.judge_settings())
+    if settings.judge and not told:
+        raise _Stop(f"a judge means nothing to reward {name!r}: leave out --judge-model, --judge-base-url and --judge")
+    return told
 
 
 def _terminate(_signal: int, _frame: Any) -> None:

@@ -11,9 +11,8 @@ from agentlightning.types import AttemptedRollout, NamedResources, SpanCoreField
 
 import adapters
 import domains
-import rewards
 from train.agent import RolloutAgent
-from train.backends import make_backend
+from train.backends import make_backend, make_reward
 from train.config import ConfigError, resolve
 
 __all__ = ["ToldAgent"]
@@ -62,7 +61,7 @@ class ToldAgent(LitAgent[dict[str, Any]]):
             self._agents[key] = RolloutAgent(
                 backend=make_backend(config),
                 domain=self._domain,
-                reward=rewards.get(config.reward or self._domain.default_reward),
+                reward=make_reward(config, self._domain),
                 timeout_s=config.rollout_timeout_s,
             )
         return self._agents[key]

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import torch
 
-import rewards
 from adapters.tracing import select, trajectories
 from domains import Domain, Task, TaskData
-from train.backends import make_backend
+from train.backends import make_backend, make_reward
 from train.clock import StepClock
 from train.config import ConfigError, RunConfig
+from train.diagnosis import nothing_to_train
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
 from train.local.model import load_policy, save_policy
@@ -36,6 +36,8 @@ from train.validation import accuracy, choose_tasks, validation_jobs
 __all__ = ["STARTER", "LocalTrainer", "Watcher"]
 
 _FULL_BYTES = 8 << 20  # less than this is left: a write that failed failed for that
+
+_PATIENCE = 3  # steps in a row that may collect nothing, once one has collected something
 
 STARTER = Path(__file__).with_name("starter")
 """The checkpoint that ships with the project."""
@@ -62,6 +64,7 @@ class LocalTrainer:
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
         self.clock = StepClock()
+        self._barren = _PATIENCE - 1  # a run that never collected anything is not waited for
         self.first_step = run.rewind()
         checkpoints = run.checkpoints()
         source = checkpoints[-1] if checkpoints else STARTER if config.model == "starter" else Path(config.model)
@@ -92,7 +95,7 @@ class LocalTrainer:
             engine=engine,
             backend=backend,
             domain=domain,
-            reward=rewards.get(config.reward or domain.default_reward),
+            reward=make_reward(config, domain),
             clock=self.clock,
             run=run,
             config=config,
@@ -151,7 +154,9 @@ class LocalTrainer:
         seconds = self.clock.lap()
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
-        self.run.write_rollouts(step, [row(step, o) for o in outcomes])
+        rows = [row(step, o) for o in outcomes]
+        self.run.write_rollouts(step, rows)
+        self._check(nothing_to_train(rows, agent_match=config.agent_match))
         if last:
             line |= self._validate(step, config.val_tasks, sampled=True)
         elif config.val_every and step % config.val_every == 0:
@@ -192,9 +197,18 @@ class LocalTrainer:
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
-            self.run.write_rollouts(step, [row(step, o) for o in outcomes], kind=f"val-{temperature:g}")
+            rows = [row(step, o) for o in outcomes]
+            self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
+            if step == 0:
+                self._check(nothing_to_train(rows))
             results[name] = accuracy(outcomes)
         return results
+
+    def _check(self, why: str) -> None:
+        """Stop where rollouts give nothing to train on, and say ``why``: more steps would only take time."""
+        self._barren = self._barren + 1 if why else 0
+        if self._barren >= _PATIENCE:
+            raise ConfigError(f"{why}. More: python -m train.why {self.run.path}")
 
     def _log(self, line: dict[str, Any]) -> None:
         line["wall_s"] = round(self.earlier_s + time.monotonic() - self.started, 2)

@@ -1,0 +1,91 @@
+"""What a query is made of, as far as two queries can be compared by it: tables, columns and clauses.
+
+Names are compared without case and without aliases: ``T1.Name`` of ``singer AS T1`` is the column ``name``, for whether
+it is the right table's is what the tables are compared for. sqlglot reads the text; what it cannot read has no parts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Set
+from dataclasses import dataclass
+
+__all__ = ["Parts", "overlap", "parts_of"]
+
+_MAX_CHARS = 4000
+"""A longer query gets no partial credit: it is hardly an attempt, and reading it takes time."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Each is a set of normalised texts."""
+
+    tables: frozenset[str]
+    columns: frozenset[str]
+    clauses: frozenset[str]
+
+
+def overlap(gold: Set[str], predicted: Set[str]) -> float:
+    """F1 of two sets: 0 (nothing in common) to 1 (equal; two empty ones are, too)."""
+    if not gold and not predicted:
+        return 1.0
+    return 2 * len(gold & predicted) / (len(gold) + len(predicted))
+
+
+@functools.lru_cache(maxsize=4096)
+def parts_of(sql: str) -> Parts | None:
+    """The parts of one reading statement; None where the text is none, or too long."""
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    if len(sql) > _MAX_CHARS:
+        return None
+    try:
+        statements = sqlglot.parse(sql, read="sqlite")
+    except (SqlglotError, RecursionError):
+        return None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        return None
+    try:
+        return _read(statements[0])
+    except RecursionError:
+        return None
+
+
+def _read(query: object) -> Parts:
+    from sqlglot import exp
+
+    assert isinstance(query, exp.Query)
+    query = query.copy()
+    defined = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
+    tables = {table.name.lower() for table in query.find_all(exp.Table)} - defined
+    for column in query.find_all(exp.Column):
+        column.set("table", None)
+    columns = {column.name.lower() for column in query.find_all(exp.Column)}
+    clauses: set[str] = set()
+    for node in query.walk():
+        clauses |= {f"{type(node).__name__.lower()}: {text}" for text in _texts(node)}
+    return Parts(frozenset(tables), frozenset(columns), frozenset(clauses))
+
+
+def _texts(node: object) -> list[str]:
+    """What a node says as a clause: a predicate of WHERE for itself, so that two of three are worth something."""
+    from sqlglot import exp
+
+    def text(each: exp.Expression) -> str:
+        return each.sql(dialect="sqlite", normalize=True, comments=False).lower()
+
+    if isinstance(node, (exp.Where, exp.Having)):
+        condition = node.this.unnest()
+        return [text(each) for each in (condition.flatten() if isinstance(condition, exp.And) else [condition])]
+    if isinstance(node, exp.Select):
+        selected = [text(each.unalias()) for each in node.expressions]
+        return [*selected, "distinct"] if node.args.get("distinct") else selected
+    if isinstance(node, (exp.Group, exp.Order)):
+        return [text(each) for each in node.expressions]
+    if isinstance(node, (exp.Limit, exp.Offset)):
+        return [text(node.expression)]
+    if isinstance(node, exp.SetOperation):
+        return ["distinct" if node.args.get("distinct") else "all"]
+    return []

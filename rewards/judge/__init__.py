@@ -1,0 +1,8 @@
+"""The judge: scores an answer in prose against a reference, by a model or by rules, or says that it cannot."""
+
+from __future__ import annotations
+
+from rewards.judge.engine import Judge, Verdict
+from rewards.judge.settings import JudgeSettings, JudgeSettingsError
+
+__all__ = ["Judge", "JudgeSettings", "JudgeSettingsError", "Verdict"]
