@@ -56,13 +56,17 @@ class Drift:
     """Whether the expected token was sampled (else it stood in the earlier prompt)."""
 
     def sentence(self, framework: str, vocabulary: Vocabulary) -> str:
-        """The drift in words."""
+        """The drift, what is likely behind it, and in which framework."""
+        return f"{self.difference(vocabulary)}; likely {CAUSES[self.cause]} ({framework})"
+
+    def difference(self, vocabulary: Vocabulary) -> str:
+        """The first token that differs."""
         expected = vocabulary.token(self.expected)
         found = "the prompt's end" if self.found is None else repr(vocabulary.token(self.found))
         where = "sampled" if self.sampled else "in the earlier prompt"
         return (
             f"call {self.call + 1} ({self.agent or 'no name'}) does not begin with call {self.earlier + 1}: token "
-            f"{self.position} is {found}, and {expected!r} was {where}; likely {CAUSES[self.cause]} ({framework})"
+            f"{self.position} is {found}, and {expected!r} was {where}"
         )
 
 

@@ -138,8 +138,8 @@ class RunDir:
     def rollouts(self, columns: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
         """The rollouts so far (all columns, or those named), and a sentence for each file that cannot be read.
 
-        The steps' own files are read where there are any: they are there while the run goes on, too. Raises
-        :class:`RunDirError` where nothing can be read.
+        The steps' own files are read where there are any: they are there while the run goes on, too. A column that a
+        file from an older version lacks is missing in its rows. Raises :class:`RunDirError` where nothing can be read.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -151,7 +151,9 @@ class RunDir:
         for file in files:
             try:
                 with suppress(FileNotFoundError):  # a run that is resumed drops what it does again
-                    rows += pq.read_table(file, columns=None if columns is None else list(columns)).to_pylist()
+                    table = pq.ParquetFile(file)
+                    there = [name for name in table.schema_arrow.names if columns is None or name in columns]
+                    rows += table.read(columns=there).to_pylist()
             except (pa.ArrowException, OSError) as error:
                 damaged.append(f"{file.name} cannot be read ({str(error).splitlines()[0]})")
         if not rows:

@@ -156,7 +156,10 @@ class LocalTrainer:
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
         rows = [row(step, o) for o in outcomes]
         self.run.write_rollouts(step, rows)
-        self._check(nothing_to_train(rows, agent_match=config.agent_match))
+        why = nothing_to_train(rows, agent_match=config.agent_match)
+        self._barren = self._barren + 1 if why else 0
+        if self._barren >= _PATIENCE:
+            raise self._nothing(why)
         if last:
             line |= self._validate(step, config.val_tasks, sampled=True)
         elif config.val_every and step % config.val_every == 0:
@@ -199,16 +202,14 @@ class LocalTrainer:
             outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
             rows = [row(step, o) for o in outcomes]
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
-            if step == 0:
-                self._check(nothing_to_train(rows))
+            if step == 0 and (why := nothing_to_train(rows)):
+                raise self._nothing(why)
             results[name] = accuracy(outcomes)
         return results
 
-    def _check(self, why: str) -> None:
-        """Stop where rollouts give nothing to train on, and say ``why``: more steps would only take time."""
-        self._barren = self._barren + 1 if why else 0
-        if self._barren >= _PATIENCE:
-            raise ConfigError(f"{why}. More: python -m train.why {self.run.path}")
+    def _nothing(self, why: str) -> ConfigError:
+        """More steps would only take time."""
+        return ConfigError(f"{why}. More: python -m train.why {self.run.path}")
 
     def _log(self, line: dict[str, Any]) -> None:
         line["wall_s"] = round(self.earlier_s + time.monotonic() - self.started, 2)
