@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["DataError", "Domain", "Task", "TaskData"]
+from tools.types import AnswerForm
+
+__all__ = ["DataError", "Domain", "Task", "TaskData", "answer_form"]
 
 Task = Mapping[str, Any]
 """A row of the domain's data, gold included: at least ``id`` and ``question``.
@@ -36,6 +38,7 @@ class Domain(Protocol):
 
     name: str
     default_reward: str
+    # And ``form: AnswerForm = "prose"`` where answers are sentences: see answer_form.
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the tasks of ``data_dir``, or of the domain's own default. Raises :class:`DataError`."""
@@ -44,3 +47,9 @@ class Domain(Protocol):
     def database(self, task: Task) -> str:
         """The path of the task's SQLite file, or an empty string."""
         ...
+
+
+def answer_form(domain: Domain) -> AnswerForm:
+    """What answers the domain's questions: its attribute ``form``, ``sql`` where it has none."""
+    form: AnswerForm = getattr(domain, "form", "sql")
+    return form

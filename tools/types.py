@@ -1,10 +1,13 @@
-"""Types that every room shares: what an agent's trace is made of."""
+"""Types that every room shares: what an agent's trace is made of, and what its answer should be."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, TypedDict
 
-__all__ = ["Step"]
+__all__ = ["AnswerForm", "Step"]
+
+AnswerForm = Literal["sql", "prose"]
+"""What answers a question: the query whose rows are the answer, or sentences that say it."""
 
 
 class Step(TypedDict):

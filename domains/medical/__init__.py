@@ -1,0 +1,9 @@
+"""Medical: questions on drugs and diseases, answered in prose, in English and Chinese. The bundled data is fiction."""
+
+from __future__ import annotations
+
+from domains.medical.loader import MedicalDomain
+
+__all__ = ["MedicalDomain", "domain"]
+
+domain = MedicalDomain()
