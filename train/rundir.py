@@ -138,28 +138,34 @@ class RunDir:
     def rollouts(self, columns: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
         """The rollouts so far (all columns, or those named), and a sentence for each file that cannot be read.
 
+        Raises :class:`RunDirError` where nothing can be read.
+        """
+        damaged: list[str] = []
+        rows = [row for batch in self.rollout_batches(columns, damaged) for row in batch]
+        if not rows:
+            why = damaged[0] if damaged else "it has not finished a step yet"
+            raise RunDirError(f"{self.path} has no rollouts: {why}")
+        return rows, damaged
+
+    def rollout_batches(self, columns: Sequence[str] | None, damaged: list[str]) -> Iterator[list[dict[str, Any]]]:
+        """The rollouts so far, one step's or validation's at a time: a long run's do not all fit into memory.
+
         The steps' own files are read where there are any: they are there while the run goes on, too. A column that a
-        file from an older version lacks is missing in its rows. Raises :class:`RunDirError` where nothing can be read.
+        file from an older version lacks is missing in its rows. ``damaged`` is given a sentence for each file that
+        cannot be read.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         whole = self.path / "rollouts.parquet"
-        files = sorted((self.path / "rollouts").glob("step-*.parquet")) or ([whole] if whole.is_file() else [])
-        rows: list[dict[str, Any]] = []
-        damaged = []
-        for file in files:
+        for path in sorted((self.path / "rollouts").glob("step-*.parquet")) or ([whole] if whole.is_file() else []):
             try:
-                with suppress(FileNotFoundError):  # a run that is resumed drops what it does again
-                    table = pq.ParquetFile(file)
-                    there = [name for name in table.schema_arrow.names if columns is None or name in columns]
-                    rows += table.read(columns=there).to_pylist()
+                with suppress(FileNotFoundError), pq.ParquetFile(path) as file:  # one that resumes drops what it redoes
+                    there = [name for name in file.schema_arrow.names if columns is None or name in columns]
+                    for group in range(file.num_row_groups):  # in the whole file each is a step's
+                        yield file.read_row_group(group, columns=there).to_pylist()
             except (pa.ArrowException, OSError) as error:
-                damaged.append(f"{file.name} cannot be read ({str(error).splitlines()[0]})")
-        if not rows:
-            why = damaged[0] if damaged else "it has not finished a step yet"
-            raise RunDirError(f"{self.path} has no rollouts: {why}")
-        return rows, damaged
+                damaged.append(f"{path.name} cannot be read ({str(error).splitlines()[0]})")
 
     # -- checkpoints
 
