@@ -17,7 +17,7 @@ from adapters.tracing import (
     to_span,
     triplets,
 )
-from adapters.tracing.triplets import call_rewards
+from adapters.tracing.attributes import EMITTED
 
 
 def call(sequence: int, *, agent: str = "write_query", **fields: Any) -> Call:
@@ -67,17 +67,49 @@ def test_agent_match_is_a_regex_over_agent_names() -> None:
         select(calls, "(")
 
 
+def emitted(sequence: int, value: Any, primary: str | None = None) -> Span:
+    """A reward that an agent emitted while it worked."""
+    span = reward(sequence, value, primary)
+    return span.model_copy(update={"attributes": {**span.attributes, EMITTED: True}})
+
+
 def test_each_triplet_has_the_rollouts_reward_and_its_own_where_one_was_emitted() -> None:
-    spans = [to_span(call(1)), reward(2, 0.25), to_span(call(3)), to_span(call(4)), reward(5, 0.1), reward(6, 1.0)]
-    made = triplets(calls_from_spans(spans), 1.0, emitted=call_rewards(spans))
-    assert [(t.sequence, t.reward, t.call_reward) for t in made] == [(1, 1.0, 0.25), (3, 1.0, None), (4, 1.0, 1.0)]
+    spans = [
+        *(to_span(call(1)), emitted(2, 0.25), to_span(call(3)), to_span(call(4))),
+        *(emitted(5, 0.1), emitted(6, 0.2), reward(7, 1.0)),
+    ]
+    made = triplets(calls_from_spans(spans), reward_from_spans(spans))
+    assert [(t.sequence, t.reward, t.call_reward) for t in made] == [(1, 1.0, 0.25), (3, 1.0, None), (4, 1.0, 0.2)]
     assert (made[0].prompt_ids, made[0].response_ids, made[0].logprobs) == ([1, 2], [3], [-0.5])
     assert (made[0].agent, made[0].weights_version) == ("write_query", 4)
 
 
+def test_of_a_runner_that_marks_nothing_all_but_the_last_reward_are_the_calls() -> None:
+    spans = [to_span(call(1)), reward(2, 0.25), to_span(call(3)), reward(4, 0.1), reward(5, 1.0)]
+    assert [c.reward for c in calls_from_spans(spans)] == [0.25, 0.1]
+    assert reward_from_spans(spans) == 1.0
+
+
 def test_a_reward_before_any_call_belongs_to_none() -> None:
-    spans = [reward(1, 0.5), to_span(call(2))]
-    assert [t.call_reward for t in triplets(calls_from_spans(spans), None, emitted=call_rewards(spans))] == [None]
+    spans = [emitted(1, 0.5), to_span(call(2))]
+    assert [c.reward for c in calls_from_spans(spans)] == [None]
+
+
+def test_a_reward_for_a_call_that_failed_goes_to_no_other() -> None:
+    spans = [to_span(call(1)), to_span(call(2, status=502, error="refused")), emitted(3, 0.5)]
+    assert [(c.sequence, c.reward) for c in calls_from_spans(spans)] == [(1, None)]
+
+
+def test_what_an_agent_emitted_is_never_the_rollouts_reward() -> None:
+    assert reward_from_spans([to_span(call(1)), emitted(2, 0.5)]) is None
+    parts = emitted(2, {"a": 1.0, "b": 2.0}, primary="a")
+    assert reward_from_spans([to_span(call(1)), parts, reward(3, 1.0)]) == 1.0
+
+
+def test_emitting_and_returning_the_same_reward_counts_once() -> None:
+    spans = [to_span(call(1)), emitted(2, 0.75), to_span(call(3)), emitted(4, 0.75), reward(5, 0.75)]
+    assert reward_from_spans(spans) == 0.75
+    assert [c.reward for c in calls_from_spans(spans)] == [0.75, None]
 
 
 def test_the_last_reward_is_the_rollouts() -> None:

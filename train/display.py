@@ -76,6 +76,8 @@ def show_rollouts(console: Console, outcomes: Sequence[Outcome], agent_match: st
     for outcome in outcomes:
         task = outcome.job.task
         console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
+        for name, part in outcome.parts.items():
+            console.print(f"part      {name} {part:.4g}", markup=False)
         console.print(f"question  {task['question']}", markup=False)
         for call in outcome.calls:
             console.print(
@@ -88,7 +90,8 @@ def show_rollouts(console: Console, outcomes: Sequence[Outcome], agent_match: st
                 console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
         for triplet in triplets(select(outcome.calls, agent_match), outcome.reward):
             console.print(
-                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}\n"
+                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}, "
+                f"emitted for this call {triplet.call_reward}\n"
                 f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
                 markup=False,
             )

@@ -40,6 +40,7 @@ def row(step: int, outcome: Outcome) -> dict[str, Any]:
             }
             for call in outcome.calls
         ],
+        "call_rewards": json.dumps([call.reward for call in outcome.calls]),
         "untrainable": json.dumps(
             [
                 {

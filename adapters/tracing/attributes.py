@@ -30,5 +30,10 @@ WEIGHTS_VERSION = "lightning_rod.weights_version"
 FIRST_WEIGHTS_VERSION = "lightning_rod.first_weights_version"
 """Where the weights changed under a reply: those of its first token."""
 
+EMITTED = "lightning_rod.emitted"
+"""On what an agent emitted while it worked: such a reward is a call's, and never the rollout's."""
+AFTER_CALLS = "lightning_rod.after_calls"
+"""And how many calls there had been, where the client that makes them counted them."""
+
 REWARD_PREFIX = "agentlightning.reward."
 """Agent Lightning's own: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""

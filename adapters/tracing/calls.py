@@ -56,6 +56,8 @@ class Call:
     status: int = 200
     """HTTP status that the agent got."""
     error: str = ""
+    reward: float | None = None
+    """What the agent emitted after this call and before the next; no part of the call's own span."""
     prompt_tokens: int = 0
     """Where the server sent no ids: its own count, if it gave one."""
     response_tokens: int = 0

@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import httpx
 
+from adapters.tracing.emitted import current_emissions
 from adapters.tracing.wire import (
     CLIENT_GONE,
     SESSION_HEADER,
@@ -105,10 +106,12 @@ class RecordingTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send ``request``, for whichever rollout made it."""
-        recorder = _recorder.get()
+        recorder, emissions = _recorder.get(), current_emissions()
+        if emissions is not None and _is_call(request):
+            emissions.calls += 1
         if recorder is None or request.method != "POST":
             return await self._transport.handle_async_request(request)
-        if not request.url.path.endswith("/chat/completions"):
+        if not _is_call(request):
             refused = RefusedError(
                 404, f"POST {request.url.path} is not traced: use chat/completions (not responses, not completions)"
             )
@@ -118,6 +121,10 @@ class RecordingTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._transport.aclose()
+
+
+def _is_call(request: httpx.Request) -> bool:
+    return request.method == "POST" and request.url.path.endswith("/chat/completions")
 
 
 class _Call:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from adapters.tracing.attributes import REWARD_PREFIX
+from adapters.tracing.attributes import AFTER_CALLS, EMITTED, REWARD_PREFIX
 from adapters.tracing.calls import Call, from_span, is_call_span
 
 __all__ = [
     "Trajectory",
     "Triplet",
     "all_calls_from_spans",
-    "call_rewards",
     "calls_from_spans",
     "reward_from_spans",
     "select",
@@ -41,7 +41,7 @@ class Triplet:
     reward: float | None
     """The rollout's reward, the same on each of its triplets; None where it has none."""
     call_reward: float | None
-    """What was emitted right after this call, before the next; None where nothing was."""
+    """What the agent emitted after this call, before the next; None where nothing was."""
     agent: str
     sequence: int
     weights_version: int | None
@@ -68,9 +68,15 @@ class Trajectory:
 
 
 def all_calls_from_spans(spans: Iterable[Any]) -> list[Call]:
-    """Every call among ``spans``, in order; :attr:`Call.problem` says which cannot be trained on, and why."""
+    """Every call among ``spans``, in order, with the reward that the agent emitted for it.
+
+    :attr:`Call.problem` says which cannot be trained on, and why.
+    """
+    spans = list(spans)
     calls = [from_span(span) for span in spans if is_call_span(span)]
-    return sorted(calls, key=lambda call: (call.sequence, call.started))
+    calls.sort(key=lambda call: (call.sequence, call.started))
+    rewards = _emitted(calls, _rewards(spans))
+    return [replace(call, reward=rewards[place]) if place in rewards else call for place, call in enumerate(calls)]
 
 
 def calls_from_spans(spans: Iterable[Any]) -> list[Call]:
@@ -92,19 +98,15 @@ def select(calls: Iterable[Call], agent_match: str | None) -> list[Call]:
     return [call for call in calls if pattern.search(call.agent)]
 
 
-def triplets(
-    calls: Iterable[Call], reward: float | None, *, emitted: Iterable[tuple[int, float]] = ()
-) -> list[Triplet]:
-    """One triplet a call. ``emitted`` are rewards with their sequence numbers (:func:`call_rewards`)."""
-    calls = list(calls)
-    rewards = _after_calls(calls, emitted)
+def triplets(calls: Iterable[Call], reward: float | None) -> list[Triplet]:
+    """One triplet a call; ``reward`` is the rollout's."""
     return [
         Triplet(
             prompt_ids=call.prompt_ids,
             response_ids=call.response_ids,
             logprobs=call.logprobs,
             reward=reward,
-            call_reward=rewards.get(call.sequence),
+            call_reward=call.reward,
             agent=call.agent,
             sequence=call.sequence,
             weights_version=call.weights_version,
@@ -164,11 +166,12 @@ class _Open:
 
 
 def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
-    """The rollout's reward: the last that was emitted or returned; a dict (primary first) where it has parts.
+    """The rollout's reward: the last that was returned; a dict (primary first) where it has parts.
 
-    A reward with parts that is then returned as its primary value is one reward, and keeps its parts.
+    A reward with parts that is then returned as its primary value is one reward, and keeps its parts. What the agent
+    emitted while it worked is its calls', and never the rollout's.
     """
-    rewards = [values for _, values in _rewards(spans)]
+    rewards = [reward.values for reward in _rewards(spans) if not reward.emitted]
     if not rewards:
         return None
     last = rewards[-1]
@@ -177,33 +180,48 @@ def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
     return last if len(last) > 1 else _primary(last)
 
 
-def call_rewards(spans: Iterable[Any]) -> list[tuple[int, float]]:
-    """Every emitted reward's primary value with its sequence number, in order."""
-    return [(sequence, _primary(values)) for sequence, values in _rewards(spans)]
+@dataclass(frozen=True, slots=True)
+class _Reward:
+    sequence: int
+    values: dict[str, float]
+    emitted: bool
+    after_calls: int
+    """0 where nobody counted."""
 
 
-def _rewards(spans: Iterable[Any]) -> list[tuple[int, dict[str, float]]]:
+def _rewards(spans: Iterable[Any]) -> list[_Reward]:
     found = []
-    for span in sorted(spans, key=lambda s: (s.sequence_id, s.start_time or 0.0)):
+    for span in spans:
         values: dict[str, float] = {}
         attributes, index = span.attributes or {}, 0
         while (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is not None:
             values[str(attributes.get(f"{REWARD_PREFIX}{index}.name", index))] = float(value)
             index += 1
         if values and all(map(math.isfinite, values.values())):
-            found.append((span.sequence_id, values))
-    return found
+            reward = _Reward(
+                span.sequence_id, values, bool(attributes.get(EMITTED)), int(attributes.get(AFTER_CALLS, 0))
+            )
+            found.append((span.sequence_id, span.start_time or 0.0, reward))
+    return [reward for *_, reward in sorted(found, key=lambda each: each[:2])]
 
 
 def _primary(values: dict[str, float]) -> float:
     return next(iter(values.values()))
 
 
-def _after_calls(calls: Sequence[Call], emitted: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Each reward goes to the newest call before it; of several after one call, the last counts."""
-    rewards: dict[int, float] = {}
-    for sequence, value in sorted(emitted, key=lambda pair: pair[0]):
-        before = [call.sequence for call in calls if call.sequence < sequence]
-        if before:
-            rewards[max(before)] = value
-    return rewards
+def _emitted(calls: Sequence[Call], rewards: Sequence[_Reward]) -> dict[int, float]:
+    """The reward of each call (by its place) that has one: it goes to the newest call before it, and the last counts.
+
+    The rollout's own reward is no call's. Emitting it after the last call and returning it, too, is saying it twice.
+    """
+    returned = next((reward for reward in reversed(rewards) if not reward.emitted), None)
+    found: dict[int, float] = {}
+    for reward in rewards:
+        place = bisect_left(calls, reward.sequence, key=lambda call: call.sequence) - 1
+        if reward.after_calls:
+            place = min(reward.after_calls, len(calls)) - 1
+        value = _primary(reward.values)
+        twice = returned is not None and place == len(calls) - 1 and value == _primary(returned.values)
+        if place >= 0 and reward is not returned and not twice:
+            found[place] = value
+    return found

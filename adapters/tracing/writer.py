@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -48,7 +48,8 @@ class Ticket:
     rollout_id: str
     attempt_id: str
     sequence: int = 0
-    exchange: Exchange | None = None
+    make: Callable[[int], Any] | None = None
+    """Its span, made of its sequence number; None as long as it is under way."""
     span: Any = None
     stored: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -79,8 +80,15 @@ class SpanWriter:
 
     def finish(self, ticket: Ticket, exchange: Exchange) -> None:
         """Queue a call for the store. The first time counts: a stream is finished before its last bytes are sent."""
-        if ticket.exchange is None:
-            ticket.exchange = exchange
+        self._finish(ticket, lambda sequence: to_span(read_exchange(exchange, sequence=sequence)))
+
+    def add(self, rollout_id: str, attempt_id: str, make: Callable[[int], Any]) -> None:
+        """Queue a span that is no call's, in its place among them; ``make`` gives it its sequence number."""
+        self._finish(self.admit(rollout_id, attempt_id), make)
+
+    def _finish(self, ticket: Ticket, make: Callable[[int], Any]) -> None:
+        if ticket.make is None:
+            ticket.make = make
             self._finished[ticket] = None
             self._to_write.set()
 
@@ -142,7 +150,8 @@ class SpanWriter:
             ready = [t for t in self._finished if t.sequence]
             for ticket in ready:
                 if ticket.span is None:
-                    ticket.span = _span(ticket)
+                    assert ticket.make is not None
+                    ticket.span = ticket.make(ticket.sequence)
                     await asyncio.sleep(0)  # requests go first: a long queue must not stall them
             errors = await asyncio.gather(*map(self._write_group, _by_rollout(ready)))
             failures = [error for error in errors if error is not None]
@@ -176,11 +185,6 @@ class SpanWriter:
 def _is_refusal(error: Exception) -> bool:
     """A plain ValueError is the store's word for "no such rollout or attempt": asking again changes nothing."""
     return type(error) is ValueError
-
-
-def _span(ticket: Ticket) -> Any:
-    assert ticket.exchange is not None
-    return to_span(read_exchange(ticket.exchange, sequence=ticket.sequence))
 
 
 def _by_rollout(tickets: Sequence[Ticket]) -> list[list[Ticket]]:

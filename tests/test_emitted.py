@@ -1,0 +1,178 @@
+"""A reward that is emitted while the agent works belongs to the call before it, whoever traces the calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import agentlightning.emitter as agl
+import openai
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.tracer.base import get_active_tracer
+from no_data import NoData
+
+from adapters import Answer, Endpoint, Question
+from adapters._client import Clients
+from adapters.tracing import triplets
+from adapters.tracing.proxy import LLMProxy
+from adapters.tracing.testing import ScriptedPolicyServer
+from rewards import JudgeAbstainedError
+from train.agent import RolloutAgent
+from train.rollouts import Job, Outcome, RolloutCollector
+from train.runners import RunnerPool
+
+Ask = Callable[[], Awaitable[None]]
+Work = Callable[[Ask], Awaitable[None]]
+
+
+class _SlowStore(InMemoryLightningStore):
+    """A store far away: whoever asks it first is not always served first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def get_many_span_sequence_ids(self, pairs: Any) -> Any:
+        self.asked += 1
+        await asyncio.sleep(0.05 if self.asked % 2 == 0 else 0.0)
+        return await super().get_many_span_sequence_ids(pairs)
+
+
+class _Agent:
+    """``work`` is what it does; ``ours`` says with whose client."""
+
+    agents = ("solo",)
+
+    def __init__(self, work: Work, *, ours: bool) -> None:
+        self.work, self.clients = work, Clients(timeout_s=10) if ours else None
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        own = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0)
+        client = self.clients.at(endpoint) if self.clients else own
+
+        async def ask() -> None:
+            await client.chat.completions.create(
+                model=endpoint.model, messages=[{"role": "user", "content": question.text}]
+            )
+
+        await self.work(ask)
+        await own.close()
+        return Answer(text="done")
+
+    async def stop(self) -> None:
+        if self.clients:
+            await self.clients.close()
+
+
+async def _one(task: Any, answer: str, trace: Any) -> float:
+    return 1.0
+
+
+@asynccontextmanager
+async def _collector(agent: _Agent, reward: Any, *, proxied: bool, store: Any) -> AsyncIterator[RolloutCollector]:
+    rollouts = RolloutAgent(backend=agent, domain=NoData(), reward=reward, timeout_s=10)
+    async with ScriptedPolicyServer(replies=lambda _: "x") as server:
+        proxy = LLMProxy(upstreams=[server.base_url], store=store)
+        runners = RunnerPool(store=store, agent=rollouts, n_runners=8)
+        if proxied:
+            await proxy.start()
+        await runners.start()
+        try:
+            yield RolloutCollector(
+                store=store,
+                proxy=proxy if proxied else None,
+                policy_url="" if proxied else server.base_url,
+                model=server.model,
+                wake=runners.wake,
+                poll_s=0.05,
+            )
+        finally:
+            await runners.stop()
+            await agent.stop()
+            if proxied:
+                await proxy.stop()
+
+
+async def _outcomes(
+    work: Work, *, proxied: bool, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
+) -> list[Outcome]:
+    store = store or InMemoryLightningStore()
+    async with _collector(_Agent(work, ours=ours), reward, proxied=proxied, store=store) as collector:
+        task = {"id": "t", "question": "?"}
+        jobs = [Job(task=task, group="t", mode="train") for _ in range(n)]
+        return await collector.run(jobs, deadline_s=30)
+
+
+def _rewards(outcome: Outcome) -> list[float | None]:
+    assert outcome.reward == 1.0
+    assert outcome.status == "succeeded"
+    made = triplets(outcome.calls, outcome.reward)
+    assert all(triplet.reward == 1.0 for triplet in made)
+    return [triplet.call_reward for triplet in made]
+
+
+async def _three_calls(ask: Ask) -> None:
+    await ask()
+    agl.emit_reward(0.25)
+    await ask()
+    await ask()
+    agl.emit_reward({"syntax": 0.5, "style": 0.125}, primary_key="syntax")
+
+
+@pytest.mark.parametrize(("proxied", "ours"), [(True, True), (True, False), (False, True)])
+async def test_an_emitted_reward_reaches_the_triplet_of_the_call_before_it(proxied: bool, ours: bool) -> None:
+    outcomes = await _outcomes(_three_calls, proxied=proxied, ours=ours, n=8)
+    assert [_rewards(outcome) for outcome in outcomes] == [[0.25, None, 0.5]] * 8
+
+
+@pytest.mark.parametrize("proxied", [True, False])
+async def test_a_store_that_is_slow_to_number_a_reward_changes_nothing(proxied: bool) -> None:
+    [outcome] = await _outcomes(_three_calls, proxied=proxied, store=_SlowStore())
+    assert _rewards(outcome) == [0.25, None, 0.5]
+
+
+@pytest.mark.parametrize("proxied", [True, False])
+async def test_a_tool_in_a_thread_may_emit_too(proxied: bool) -> None:
+    async def work(ask: Ask) -> None:
+        await ask()
+        await asyncio.to_thread(agl.emit_reward, 0.5)
+        await ask()
+
+    [outcome] = await _outcomes(work, proxied=proxied)
+    assert _rewards(outcome) == [0.5, None]
+
+
+async def test_what_is_emitted_and_returned_counts_once() -> None:
+    async def work(ask: Ask) -> None:
+        await ask()
+        await ask()
+        agl.emit_reward(1.0)
+
+    [outcome] = await _outcomes(work, proxied=True)
+    assert _rewards(outcome) == [None, None]
+
+
+async def test_a_rollout_without_a_verdict_has_no_reward_whatever_its_agent_emitted() -> None:
+    async def abstains(task: Any, answer: str, trace: Any) -> float:
+        raise JudgeAbstainedError("not today")
+
+    [outcome] = await _outcomes(_three_calls, proxied=True, reward=abstains)
+    assert (outcome.status, outcome.reward, outcome.attempts) == ("judge_abstained", None, 1)
+    assert [call.reward for call in outcome.calls] == [0.25, None, 0.5]
+
+
+async def test_emitting_outside_of_a_rollout_is_refused() -> None:
+    async def elsewhere(ask: Ask) -> None:
+        await ask()
+        tracer = get_active_tracer()
+        assert tracer is not None
+        emitted.append(tracer)
+
+    emitted: list[Any] = []
+    await _outcomes(elsewhere, proxied=True)
+    with pytest.raises(RuntimeError, match="outside of a rollout"):
+        emitted[0].create_span("annotation")
+    assert get_active_tracer() is None
