@@ -69,3 +69,10 @@ def test_greedy_is_temperature_zero() -> None:
     [job] = validation_jobs([{"id": "1", "question": "?"}], temperature=0.0, max_tokens=5, seed=0)
     assert job.sampling["temperature"] == 0.0
     assert job.mode == "val"
+
+
+def test_rewards_that_are_no_proportion_get_the_interval_of_their_mean() -> None:
+    result = accuracy([_outcome(reward) for reward in (1.1, 1.1, 0.3, 0.9)])
+    assert result["accuracy"] == 0.85
+    assert result["interval"] == [0.4796, 1.2204]
+    assert accuracy([_outcome(1.1)])["interval"] == [1.1, 1.1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,7 +41,8 @@ def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: in
 def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Accuracy (the mean reward), overall and by hardness and subject, with its 95 % interval and the failures by type.
 
-    The interval is Wilson's (1927) for a proportion. Infrastructure failures are left out and counted.
+    The interval is Wilson's (1927) for a proportion where each reward is 0 or 1, else the mean's own (normal).
+    Infrastructure failures are left out and counted.
     """
     judged = [(o, o.reward or 0.0) for o in outcomes if o.succeeded or o.status in JUDGED_FAILURES]
     by: dict[str, dict[str, list[float]]] = {"hardness": defaultdict(list), "subject_split": defaultdict(list)}
@@ -51,7 +53,7 @@ def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     scores = [score for _, score in judged]
     return {
         "accuracy": _mean(scores),
-        "interval": wilson(sum(scores), len(scores)),
+        "interval": _interval(scores),
         "n": len(scores),
         "total": len(outcomes),
         **{f"by_{key}": {name: _mean(groups[name]) for name in sorted(groups)} for key, groups in by.items() if groups},
@@ -68,6 +70,14 @@ def wilson(successes: float, n: int, z: float = 1.96) -> list[float]:
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return [round(max(0.0, centre - half), 4), round(min(1.0, centre + half), 4)]
+
+
+def _interval(scores: Sequence[float]) -> list[float]:
+    if set(scores) <= {0.0, 1.0}:
+        return wilson(sum(scores), len(scores))
+    mean = sum(scores) / len(scores)
+    half = 1.96 * statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0
+    return [round(mean - half, 4), round(mean + half, 4)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,6 +145,7 @@ class LocalTrainer:
         line: dict[str, Any] = {
             "step": step,
             "reward": round(sum(scored) / len(scored), 4) if scored else None,
+            **({"parts": parts} if (parts := _means([o.parts for o in outcomes if o.succeeded])) else {}),
             "rollouts": len(outcomes),
             "failures": dict(Counter(o.status for o in outcomes if not o.succeeded)),
             "retried": sum(o.attempts > 1 for o in outcomes),
@@ -226,3 +228,12 @@ class LocalTrainer:
                 if shutil.disk_usage(folder).free < _FULL_BYTES:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path)) from error
                 raise
+
+
+def _means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each part of a reward, over the rollouts that have it."""
+    values: dict[str, list[float]] = {}
+    for each in parts:
+        for name, value in each.items():
+            values.setdefault(name, []).append(value)
+    return {name: round(sum(found) / len(found), 4) for name, found in values.items()}
