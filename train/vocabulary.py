@@ -7,8 +7,8 @@ machine is still read, in ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,21 @@ class Vocabulary:
     def token(self, token_id: int) -> str:
         """One token as a reader wants to see it: its text, or its id where there is none."""
         return self.text([token_id]) or f"#{token_id}"
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """Each token's part of the text: what it adds to the token before it, which may change how it is written."""
+        return [self._after(before, token) for before, token in zip([None, *ids], ids, strict=False)]
+
+    def _word(self, before: int | None, token: int) -> str:
+        alone = self.token(token)
+        if before is None:
+            return alone
+        first, both = self.text([before]), self.text([before, token])
+        return both[len(first) :] if both.startswith(first) and self else alone
+
+    @cached_property
+    def _after(self) -> Callable[[int | None, int], str]:
+        return lru_cache(maxsize=1 << 17)(self._word)
 
     def __bool__(self) -> bool:
         return self._file is not None

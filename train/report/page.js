@@ -1,0 +1,217 @@
+// Everything that a model or a data set wrote is put on the page as text (textContent), never as markup.
+"use strict";
+
+const make = (tag, className, text) => {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+};
+const show = (id) => document.getElementById(id);
+const round = (value) => String(Math.round(value * 1000) / 1000);
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob(show("data").textContent.trim()), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+function views(data) {
+  // Each view is a name and items; an item is one question with the rollouts that are read side by side.
+  const made = [];
+  const validated = data.rollouts.filter((r) => r.mode === "val");
+  const steps = [...new Set(validated.map((r) => r.step))].sort((a, b) => a - b);
+  const pairs = [...new Set(validated.map((r) => r.task))].map((task) => {
+    const own = validated.filter((r) => r.task === task).sort((a, b) => a.step - b.step);
+    const before = own[0], after = own.length > 1 ? own[own.length - 1] : undefined;
+    return { task, rollouts: after ? [before, after] : [before], before: before.reward, after: after && after.reward };
+  });
+  const won = pairs.filter((p) => p.rollouts.length > 1 && (p.after || 0) > (p.before || 0));
+  const lost = pairs.filter((p) => p.rollouts.length > 1 && (p.after || 0) < (p.before || 0));
+  const wrong = pairs.filter((p) => !(p.rollouts[p.rollouts.length - 1].reward > 0));
+  const two = steps.length > 1;
+  if (pairs.length) made.push({ key: "val", name: two ? "Validation, before and after" : "Validation", items: pairs });
+  if (won.length) made.push({ key: "won", name: "… better than before", items: won });
+  if (lost.length) made.push({ key: "lost", name: "… worse than before", items: lost });
+  if (wrong.length) made.push({ key: "wrong", name: two ? "… wrong after" : "… wrong", items: wrong });
+  const failed = data.rollouts.filter((r) => r.reward === null);
+  if (failed.length) made.push({ key: "failed", name: "Failed", items: failed.map((r) => ({ task: r.task, rollouts: [r] })) });
+  const training = data.rollouts.filter((r) => r.mode === "train" && r.reward !== null);
+  for (const step of [...new Set(training.map((r) => r.step))]) {
+    const groups = Map.groupBy
+      ? Map.groupBy(training.filter((r) => r.step === step), (r) => r.task)
+      : training.filter((r) => r.step === step).reduce((m, r) => m.set(r.task, [...(m.get(r.task) || []), r]), new Map());
+    const items = [...groups].map(([task, rollouts]) => ({ task, rollouts }));
+    made.push({ key: "step" + step, name: "Training, step " + step, items });
+  }
+  return made;
+}
+
+function badge(rollout, prefix) {
+  if (!rollout) return make("span", "badge", prefix + "not run");
+  if (rollout.reward === null) return make("span", "badge bad", prefix + rollout.status);
+  const kind = rollout.reward > 0 ? "badge good" : "badge";
+  return make("span", kind, prefix + round(rollout.reward));
+}
+
+function badges(item) {
+  const row = make("div", "badges");
+  if (item.rollouts[0].mode === "val" && item.rollouts.length === 2) {
+    row.append(badge(item.rollouts[0], "before "), badge(item.rollouts[1], "after "));
+  } else if (item.rollouts.length > 2) {
+    const right = item.rollouts.filter((r) => r.reward > 0).length;
+    row.append(make("span", right ? "badge good" : "badge", right + " of " + item.rollouts.length + " rewarded"));
+  } else {
+    item.rollouts.forEach((r) => row.append(badge(r, "")));
+  }
+  return row;
+}
+
+function tokens(data, rollout) {
+  const box = make("div");
+  const note = "Highlighted tokens were sampled and carry the loss; the others were read. Hover for ids.";
+  box.append(make("p", "soft", rollout.tokens.length ? note : "No token of this rollout is trained on."));
+  rollout.tokens.forEach((runs) => {
+    const line = make("div", "tokens");
+    for (const [sampled, ids] of runs) {
+      if (sampled < 0) {
+        line.append(make("u", "", " … " + ids[0] + " tokens … "));
+        continue;
+      }
+      for (const id of ids) {
+        const [number, text] = data.words[id];
+        const token = make(sampled ? "b" : "i", "", text);
+        token.title = String(number);
+        line.append(token);
+      }
+    }
+    box.append(line);
+    requestAnimationFrame(() => {
+      const first = line.querySelector("b");
+      if (first) line.scrollTop = first.offsetTop - 60;
+    });
+  });
+  return box;
+}
+
+function lazy(label, fill) {
+  const box = make("details");
+  box.append(make("summary", "", label));
+  box.addEventListener("toggle", () => {
+    if (box.open && box.childElementCount === 1) box.append(fill());
+  });
+  return box;
+}
+
+function turn(step) {
+  const box = make("div", step.ok ? "turn" : "turn failed");
+  const tool = step.kind === "tool";
+  box.append(make("b", "", step.agent + (tool ? " ran" : " wrote") + (step.ok ? "" : ", which failed")));
+  if (tool) {
+    box.append(make("pre", "", step.input), make("span", "soft", "result"), make("pre", "", step.output));
+  } else {
+    box.append(make("pre", "", step.output));
+    box.append(lazy("what it was asked", () => make("pre", "", step.input)));
+  }
+  return box;
+}
+
+function card(data, rollout, title) {
+  const box = make("article", "card");
+  const head = make("header");
+  head.append(make("h4", "", title), badge(rollout, rollout.reward === null ? "" : "reward "));
+  const parts = Object.entries(rollout.parts);
+  if (parts.length > 1) parts.forEach(([name, value]) => head.append(make("span", "badge", name + " " + round(value))));
+  box.append(head);
+  if (rollout.why) box.append(make("p", "why", rollout.why));
+  rollout.turns.forEach((step) => box.append(turn(step)));
+  if (!rollout.turns.length) box.append(make("pre", "", rollout.answer || rollout.message || "no answer"));
+  box.append(lazy("tokens and loss mask", () => tokens(data, rollout)));
+  box.append(make("p", "soft", rollout.id + " · " + rollout.seconds + " s"));
+  return box;
+}
+
+function titleOf(item, rollout, place) {
+  if (rollout.mode === "val") {
+    const when = item.rollouts.length > 1 ? (place ? "After" : "Before") : "Validation";
+    return when + " (step " + rollout.step + ")";
+  }
+  return item.rollouts.length > 1 ? "Rollout " + (place + 1) : "Training, step " + rollout.step;
+}
+
+function detail(data, item) {
+  const task = data.tasks[item.task];
+  const box = document.createDocumentFragment();
+  const back = make("button", "back", "← all questions");
+  back.addEventListener("click", () => choose({ task: "" }));
+  box.append(back, make("h3", "", task.question));
+  const about = make("div", "badges");
+  about.append(make("span", "badge", item.task));
+  Object.values(task.about).forEach((value) => about.append(make("span", "badge", value)));
+  box.append(about);
+  if (task.gold) {
+    const gold = make("details");
+    gold.open = true;
+    gold.append(make("summary", "", "the right answer"), make("pre", "", task.gold));
+    box.append(gold);
+  }
+  const pair = make("div", "pair");
+  item.rollouts.forEach((r, place) => pair.append(card(data, r, titleOf(item, r, place))));
+  box.append(pair);
+  return box;
+}
+
+// What is open is in the address, so that a reload (and a link) finds it again.
+const chosen = () => new URLSearchParams(location.hash.slice(1));
+function choose(changes) {
+  const now = chosen();
+  Object.entries(changes).forEach(([name, value]) => now.set(name, value));
+  location.hash = now.toString();
+}
+
+function start(data) {
+  const all = views(data);
+  if (!all.length) {
+    show("browser").replaceChildren(make("p", "soft", "No rollout has been written yet."));
+    return;
+  }
+  const select = show("view"), search = show("search"), list = show("list"), pane = show("detail");
+  all.forEach((view) => {
+    const option = make("option", "", view.name + " (" + view.items.length + ")");
+    option.value = view.key;
+    select.append(option);
+  });
+  const draw = () => {
+    const view = all.find((v) => v.key === chosen().get("view")) || all[0];
+    select.value = view.key;
+    const words = search.value.toLowerCase();
+    const text = (item) => (item.task + " " + data.tasks[item.task].question + " " + JSON.stringify(item.rollouts)).toLowerCase();
+    const items = view.items.filter((item) => !words || text(item).includes(words));
+    const wanted = chosen().get("task"), phone = matchMedia("(max-width: 760px)").matches;
+    const key = (item) => item.rollouts[0].id;
+    const open = items.find((item) => key(item) === wanted) || (phone ? undefined : items[0]);
+    list.replaceChildren(...items.map((item) => {
+      const entry = make("button", "", data.tasks[item.task].question);
+      entry.append(badges(item));
+      if (item === open) entry.setAttribute("aria-current", "true");
+      entry.addEventListener("click", () => choose({ view: view.key, task: key(item) }));
+      return entry;
+    }));
+    if (!items.length) list.append(make("p", "", "nothing matches"));
+    show("browser").classList.toggle("open", Boolean(open));
+    pane.replaceChildren(open ? detail(data, open) : "");
+  };
+  select.addEventListener("change", () => choose({ view: select.value, task: "" }));
+  search.addEventListener("input", draw);
+  addEventListener("hashchange", () => {
+    const top = list.scrollTop;
+    draw();
+    list.scrollTop = top;
+    if (matchMedia("(max-width: 760px)").matches) show("browser").scrollIntoView();
+  });
+  draw();
+}
+
+unpack().then(start, (error) => {
+  show("browser").replaceChildren(make("p", "warning", "The rollouts cannot be unpacked by this browser: " + error));
+});
