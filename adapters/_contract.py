@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from tools.types import Step
+from tools.types import AnswerForm, Step
 
 __all__ = [
     "AGENT_HEADER",
@@ -39,6 +39,8 @@ class Question:
     text: str
     database: str
     """Path of the SQLite file (empty for a domain without one)."""
+    form: AnswerForm = "sql"
+    """What the answer should be: the query, or sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ class Answer:
     """What the agent came back with, and what it did on the way."""
 
     text: str
-    """The answer that is judged: for text-to-SQL the final query."""
+    """The answer that is judged: the final query, or sentences, as the question's ``form`` says."""
     trace: list[Step] = field(default_factory=list)
 
 
@@ -112,7 +114,10 @@ class PromptTooLongError(EndpointError):
 
 @runtime_checkable
 class Backend(Protocol):
-    """An agent framework. ``agents`` are the names that ``agent_match`` can select; none where only the run tells."""
+    """An agent framework. ``agents`` are the names that ``agent_match`` can select; none where only the run tells.
+
+    A backend whose agent cannot give every form of answer names those that it can: ``forms = ("sql",)``.
+    """
 
     agents: tuple[str, ...]
 

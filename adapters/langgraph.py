@@ -153,6 +153,7 @@ class LangGraphBackend:
     """The graph above as a backend: one compiled graph and one HTTP connection pool for all rollouts."""
 
     agents = ("write_query", "check_query", "rewrite_query")
+    forms = ("sql",)
 
     max_turns: int = 3
     table_info_chars: int | None = None

@@ -1,11 +1,13 @@
-"""The OpenAI Agents SDK: its text-to-SQL agent, and any agent that you built with it.
+"""The OpenAI Agents SDK: an agent that asks a database, and any agent that you built with it.
+
+What it answers with is what the question asks for: the last query that ran, or its final reply.
 
 An agent is taken as its author wrote it: the model, its sampling and the calling agent's name are put in from outside,
 through the SDK's run configuration, so handoffs and agents used as tools are traced under their own names. Nothing of
 the process is changed: tracing export is off for these runs only.
 
 Turns that run out are no fault of the infrastructure. The policy had its chance and did not answer, so the rollout ends
-with what it had (its last query that ran, or nothing) and is scored like any other answer. The same holds for a tool
+with what it had (its last query that ran, else nothing) and is scored like any other answer. The same holds for a tool
 call that makes no sense: the model reads what is wrong with it, as the SDK does it, and may try again.
 """
 
@@ -38,7 +40,7 @@ from adapters._client import Clients, typed_failures
 from adapters._contract import Answer, Endpoint, Question, ToolError
 from tools.schema import table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
-from tools.types import Step
+from tools.types import AnswerForm, Step
 
 __all__ = ["OpenAIAgentsBackend", "SQLRun", "build_sql_agent"]
 
@@ -49,9 +51,10 @@ _SETTINGS = frozenset(setting.name for setting in fields(ModelSettings))
 
 @dataclass(kw_only=True)
 class SQLRun:
-    """The context of one run: the database it asks, and what it did."""
+    """The context of one run: the database it asks, what it should answer with, and what it did."""
 
     database: str
+    form: AnswerForm = "sql"
     trace: list[Step] = field(default_factory=list)
     failure: Exception | None = None
     """What broke a tool. The SDK raises an error of its own in its place."""
@@ -84,11 +87,12 @@ def build_sql_agent(
     keys: bool = True,
     result_chars: int = 2048,
 ) -> Agent[SQLRun]:
-    """The agent: it reads the schema, runs queries with its tool, and answers with the final one in a fenced block."""
+    """The agent: it reads the schema, runs queries with its tool, and answers with the final one or in sentences."""
 
     def instructions(context: RunContextWrapper[SQLRun], agent: Agent[SQLRun]) -> str:
         info = table_info(context.context.database, max_chars=table_info_chars, sample_values=sample_values, keys=keys)
-        return prompts.tool_system_message(info.text)
+        prose = context.context.form == "prose"
+        return prompts.prose_system_message(info.text) if prose else prompts.tool_system_message(info.text)
 
     async def invoke(context: ToolContext[SQLRun], arguments: str) -> str:
         run, sql, ok = context.context, _sql(arguments), False
@@ -157,17 +161,21 @@ class OpenAIAgentsBackend:
         await self._clients.close()
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question with a query. Raises a :class:`adapters.BackendError`."""
-        run = SQLRun(database=question.database)
+        """Answer one question in the form that it asks for. Raises a :class:`adapters.BackendError`."""
+        run = SQLRun(database=question.database, form=question.form)
+        prose = question.form == "prose"
+        message = prompts.ask_message(question.text) if prose else prompts.write_message(question.text)
         with typed_failures(endpoint):
             try:
-                output = await self._output(run, prompts.write_message(question.text), endpoint)
+                output = await self._output(run, message, endpoint)
             except MaxTurnsExceeded:
                 output = ""
             except Exception:
                 if run.failure is not None:
                     raise run.failure from None
                 raise
+        if prose:
+            return Answer(text=output.strip(), trace=run.trace)
         sql = prompts.fenced_sql(output)
         return Answer(text=run.last_query() if sql is None else sql, trace=run.trace)
 

@@ -1,4 +1,4 @@
-"""The words of the text-to-SQL agent, shared by the backends and by whatever teaches a starter policy.
+"""The words of the agents that ask a database, shared by the backends and by whatever teaches a starter policy.
 
 Everything that does not change between the turns of a rollout stands in the system message, so that one cached prefix
 serves every turn: with several rollouts a question, and several turns a rollout, most prompt tokens are then paid once.
@@ -11,11 +11,13 @@ from typing import Any
 
 __all__ = [
     "QUERY_TOOL",
+    "ask_message",
     "check_message",
     "extract_sql",
     "fence",
     "fenced_sql",
     "is_correct",
+    "prose_system_message",
     "rewrite_message",
     "system_message",
     "tool_system_message",
@@ -55,6 +57,23 @@ def tool_system_message(table_info: str) -> str:
         "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
         f"the question, then reply {DONE}: the last query is the answer. Use only these tables:\n" + table_info
     )
+
+
+def prose_system_message(table_info: str) -> str:
+    """The system message of an agent that reads the database with :data:`QUERY_TOOL` and answers in sentences.
+
+    The user's message is :func:`ask_message`; the final reply is the answer, as it stands.
+    """
+    return (
+        "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
+        "the question, then answer it in whole sentences, in its own language, with nothing that the rows do not say. "
+        "Use only these tables:\n" + table_info
+    )
+
+
+def ask_message(question: str) -> str:
+    """The question to an agent that answers in sentences."""
+    return f"Question: {question}"
 
 
 def write_message(question: str) -> str:

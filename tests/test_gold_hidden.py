@@ -34,7 +34,7 @@ def squeezed(text: str) -> str:
 
 
 def test_a_question_has_no_field_for_the_gold_and_no_room_for_more() -> None:
-    assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database"}
+    assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database", "form"}
     with pytest.raises(TypeError):
         Question(id="1", text="How many?", database="", query="SELECT 1")  # type: ignore[call-arg]
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -96,6 +96,28 @@ async def test_the_conversation_is_the_one_that_policies_are_taught(database: st
     assert request["tools"] == [{"type": "function", "function": prompts.QUERY_TOOL}]
 
 
+async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(database: str) -> None:
+    async with ScriptedPolicyServer(replies=[_calls(NAMES), "\nAnn and Bob sing."]) as server:
+        backend = OpenAIAgentsBackend(sample_values=0, keys=False)
+        endpoint = Endpoint(base_url=server.base_url, model=server.model)
+        answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, form="prose"), endpoint)
+        await backend.stop()
+    assert answer.text == "Ann and Bob sing."
+    assert [(step["kind"], step["ok"]) for step in answer.trace] == [("llm", True), ("tool", True), ("llm", True)]
+    system, user = server.requests[0]["messages"]
+    assert system["content"] == prompts.prose_system_message("CREATE TABLE singer ( id int , name text )")
+    assert user["content"] == prompts.ask_message("谁唱歌？")
+
+
+async def test_turns_that_run_out_leave_a_question_in_prose_without_an_answer(database: str) -> None:
+    async with ScriptedPolicyServer(replies=[_calls(NAMES)] * 2) as server:
+        backend = OpenAIAgentsBackend(max_turns=1)
+        endpoint = Endpoint(base_url=server.base_url, model=server.model)
+        answer = await backend.run(Question(id="1", text="Who sings?", database=database, form="prose"), endpoint)
+        await backend.stop()
+    assert answer.text == ""
+
+
 async def test_an_error_of_the_query_is_for_the_model_to_repair(database: str) -> None:
     answer, requests = await _run([_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED], database)
     assert answer.text == NAMES

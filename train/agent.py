@@ -19,7 +19,7 @@ from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
 
 import adapters
 import rewards
-from domains import Domain
+from domains import Domain, answer_form
 from train.tracer import RolloutTracer
 
 __all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "POLICY_RESOURCE", "RolloutAgent"]
@@ -99,7 +99,12 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             api_key=policy.api_key or "none",
             sampling={**policy.sampling_parameters, **sampling},
         )
-        question = adapters.Question(id=task["id"], text=task["question"], database=self.domain.database(task))
+        question = adapters.Question(
+            id=task["id"],
+            text=task["question"],
+            database=self.domain.database(task),
+            form=answer_form(self.domain),
+        )
         if isinstance(policy, ProxyLLM):
             return await self.backend.run(question, endpoint)
         tracer = self.get_tracer()

@@ -110,9 +110,12 @@ def show_summary(console: Console, summary: dict[str, Any], where: str) -> None:
         result = summary[name]
         if "after" in result:
             gain = 100 * (result["after"] - result["before"])
+            # The bundled Spider says so of its tasks; nothing is known of anybody else's.
+            known = "before_by_subject_split" in result
+            what = "questions over databases never trained on" if known else "validation questions"
             console.print(
                 f"[bold]{label}[/bold]: {result['before']:.3f} before, {result['after']:.3f} after "
-                f"([bold]{gain:+.1f} points[/bold]) on {result['n']} questions over databases never trained on"
+                f"([bold]{gain:+.1f} points[/bold]) on {result['n']} {what}"
             )
             for split, before in result.get("before_by_subject_split", {}).items():
                 after = result["after_by_subject_split"].get(split, 0.0)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import domains
 from train.clock import PARTS
 from train.config import RunConfig
 from train.rundir import RunDir
@@ -17,6 +18,11 @@ __all__ = ["summarize"]
 _STARTER = (
     "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has room. The "
     "bundled validation databases are new to it but generated; on real Spider it scores near zero."
+)
+
+_STARTER_IN_PROSE = (
+    "The starter is a toy policy that knows nothing but SQL over other databases: it writes no prose, so its reward is "
+    "near zero here, before and after. What this run shows is that everything works; give --model a model that can write."
 )
 
 
@@ -44,7 +50,8 @@ def summarize(run: RunDir, config: RunConfig, source: str) -> dict[str, Any]:
         "waiting_share": _share(steps, "waiting"),
     }
     if config.model == "starter":
-        summary["note"] = _STARTER
+        prose = domains.answer_form(domains.get(config.domain)) == "prose"
+        summary["note"] = _STARTER_IN_PROSE if prose else _STARTER
     run.write_json("summary.json", summary)
     return summary
 
