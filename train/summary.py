@@ -22,7 +22,7 @@ _STARTER = (
 
 _STARTER_IN_PROSE = (
     "The starter is a toy policy that knows nothing but SQL over other databases: it writes no prose, so its reward is "
-    "near zero here, before and after. What this run shows is that everything works; give --model a model that can write."
+    "near zero here, before and after. This run shows that everything works; give --model a model that can write."
 )
 
 
