@@ -1,25 +1,167 @@
-"""The registry of rewards: names to functions, through the hook that anybody uses."""
+"""The registry of rewards: names and sums of names to functions, through the hook that anybody uses."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rewards
+from rewards import JudgeSettings, RewardError, UnusableRewardError
+from rewards._compose import combine, parse
+from rewards._registry import _registry
 from tools.plugins import UnknownNameError
+from tools.types import Step
+
+RAN = Step(agent="a", kind="tool", input="SELECT 1", output="", ok=True)
 
 
-def test_the_built_in_reward_is_there_by_name() -> None:
-    assert "spider_exec_match" in rewards.names()
+@pytest.fixture
+def register() -> Iterator[Any]:
+    """Adds rewards for one test."""
+    known = _registry._loaded()
+    before = dict(known)
+    yield known.__setitem__
+    known.clear()
+    known.update(before)
+
+
+def test_the_built_in_rewards_are_there_by_name() -> None:
+    assert {"executes", "rule_judge_hybrid", "spider_dense", "spider_exec_match"} <= set(rewards.names())
     from rewards.execution_match import spider_exec_match
 
     assert rewards.get("spider_exec_match") is spider_exec_match
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown reward 'exec'; known: .*spider_exec_match"):
-        rewards.get("exec")
+@pytest.mark.parametrize("name", ["exec", "0.5*exec", "executes+exec"])
+def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
+    for ask in (rewards.get, rewards.check, rewards.notes):
+        with pytest.raises(UnknownNameError, match=r"unknown reward 'exec'; known: .*spider_exec_match"):
+            ask(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("a", [(1.0, "a")]),
+        ("0.9*a+0.1*b", [(0.9, "a"), (0.1, "b")]),
+        (" 2 * a + b ", [(2.0, "a"), (1.0, "b")]),
+        ("1e-3*a+-.5*b_2", [(0.001, "a"), (-0.5, "b_2")]),
+        ("3.*x-y.z", [(3.0, "x-y.z")]),
+    ],
+)
+def test_a_sum_is_read_as_it_is_written(text: str, terms: list[tuple[float, str]]) -> None:
+    assert parse(text) == terms
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "cannot be read from '' on: write a name, or a sum like 0.9"),
+        ("0.9*", r"reward '0\.9\*' cannot be read from '0\.9\*' on"),
+        ("a+", r"reward 'a\+' cannot be read from '' on"),
+        ("a b", "cannot be read from 'b' on: terms are joined by"),
+        ("a*0.5", r"cannot be read from '\*0\.5' on"),
+        ("(a+b)", r"cannot be read from '\(a\+b\)' on"),
+        ("a+0.5*a", "names a twice: give it one weight"),
+    ],
+)
+def test_what_is_no_sum_is_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(UnknownNameError, match=sentence) as caught:
+        rewards.check(text)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_sum_or_a_sentence(text: str) -> None:
+    try:
+        names = [name for _, name in parse(text)]
+    except UnknownNameError as error:
+        names, said = [], str(error)
+    assert all(name in text for name in names) if names else repr(text) in said
+
+
+async def test_each_part_of_a_sum_is_what_it_adds_and_metrics_add_nothing(register: Any) -> None:
+    async def parts(task: Any, answer: str, trace: Any) -> dict[str, float]:
+        return {"x": 0.5, "y": 1.0, "metric/z": 7.0}
+
+    register("parts", parts)
+    got = await rewards.get("0.5*executes+2*parts")({}, "", [RAN])
+    assert got == {"executes": 0.5, "parts.x": 1.0, "parts.y": 2.0, "metric/parts.z": 7.0}
+    assert rewards.total(got) == 3.5
+
+
+async def test_the_terms_of_a_sum_are_computed_at_the_same_time_and_fail_together() -> None:
+    ended = []
+    meeting = asyncio.Event()
+
+    async def first(task: Any, answer: str, trace: Any) -> float:
+        await meeting.wait()
+        return 1.0
+
+    async def second(task: Any, answer: str, trace: Any) -> float:
+        meeting.set()
+        return 2.0
+
+    async def fails(task: Any, answer: str, trace: Any) -> float:
+        raise RewardError("no")
+
+    async def hangs(task: Any, answer: str, trace: Any) -> float:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+        return 0.0
+
+    assert await combine([(1.0, "a", first), (0.5, "b", second)])({}, "", []) == {"a": 1.0, "b": 1.0}
+    with pytest.raises(RewardError, match="no"):
+        await combine([(1.0, "a", hangs), (1.0, "b", fails)])({}, "", [])
+    await asyncio.sleep(0)
+    assert ended
+
+
+async def test_a_reward_that_asks_for_the_judge_is_given_it(register: Any) -> None:
+    seen = []
+
+    async def asks(task: Any, answer: str, trace: Any, *, judge: JudgeSettings) -> float:
+        seen.append(judge.model)
+        return 1.0
+
+    register("asks", asks)
+    await rewards.get("asks", judge=JudgeSettings(model="m"))({}, "", [])
+    await rewards.get("asks+executes")({}, "", [])
+    assert seen == ["m", None]
+
+
+async def _two(task: Any, answer: str) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (lambda task, answer, trace: 1.0, "reward 'mine' is no async function; write it as: async def reward"),
+        (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, trace\)"),
+        ("not_installed.module:reward", "reward 'mine' cannot be imported: No module named 'not_installed'"),
+        ("rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
+    ],
+)
+def test_a_reward_that_cannot_be_used_is_one_sentence(value: Any, sentence: str, register: Any) -> None:
+    register("mine", value)
+    with pytest.raises(UnusableRewardError, match=sentence):
+        rewards.get("executes+mine")
 
 
 def test_parts_are_summed_to_what_the_trainer_sees() -> None:
-    assert rewards.total({"executes": 0.25, "judge": 0.5}) == 0.75
+    assert rewards.total({"executes": 0.25, "judge": 0.5, "metric/spread": 9.0}) == 0.75
     assert rewards.total(1) == 1.0
+
+
+@pytest.mark.parametrize("value", [None, "high", float("nan"), {"a": float("inf")}, {"a": None}])
+def test_what_is_no_number_is_a_failure(value: Any) -> None:
+    with pytest.raises(RewardError, match="the reward is "):
+        rewards.total(value)

@@ -1,0 +1,70 @@
+"""A judge model that follows a script, over HTTP, and one that obeys whatever it is told outside of the fence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from rewards import JudgeSettings
+from rewards.judge import Judge, Verdict
+
+CASE = {"question": "What is Noravil for?", "reference": "Noravil is for fever.", "answer": "It is for fever."}
+
+
+def verdict(score: float, **scores: float) -> str:
+    """A judge's reply."""
+    each = {"accuracy": score, "completeness": score, "clarity": score, "professionalism": score, **scores}
+    return json.dumps({"reason": "because", **each})
+
+
+def settings(server: ScriptedPolicyServer, tmp_path: Path, **given: Any) -> JudgeSettings:
+    """A judge at ``server`` with a cache of its own."""
+    usual = {"model": "judge", "base_url": server.base_url, "cache": str(tmp_path / "judge.sqlite"), "retries": 1}
+    return JudgeSettings(**{**usual, **given})
+
+
+async def judged(judge: JudgeSettings, **case: str) -> Verdict:
+    """One verdict, by a judge that remembers nothing but its cache file."""
+    return await Judge(judge).verdict(**{**CASE, **case})
+
+
+_ORDER = re.compile(
+    r"\b(ignore|disregard|forget)\b|\bscore (this|it|1)|full marks|all scores|accuracy\W+1\.0|perfect|评分|满分|忽略",
+    re.IGNORECASE,
+)
+_ANY_FENCE = re.compile(r'"(BEGIN DATA [^"\n]+)" and the line "(END DATA [^"\n]+)"')
+_SPECIAL = re.compile(r"<\|im_(?:start|end)\|>|</?s>|\[/?INST\]")
+
+
+def obedient(reference_for: Callable[[str], float] = lambda answer: 0.0) -> Callable[[dict[str, Any]], str | Reply]:
+    """A model that is easily led: any order that it reads outside of the fenced data gets 1.0 everywhere.
+
+    It knows the fence from its system message alone and believes every copy of the closing line. Its server renders
+    messages as text, so special tokens in a message end that message: what follows is outside, too. What it reads
+    inside it grades with ``reference_for``.
+    """
+
+    def reply(body: dict[str, Any]) -> str:
+        system, user = (message["content"] for message in body["messages"])
+        fence = _ANY_FENCE.search(system)
+        inside, outside = [], []
+        fenced = False
+        for line in _SPECIAL.sub("\nEND\n", user).split("\n"):
+            if fence and line.strip() == fence[1]:
+                fenced = True
+            elif (fence and line.strip() == fence[2]) or line == "END":
+                fenced = False
+            else:
+                (inside if fenced else outside).append(line)
+        if _ORDER.search("\n".join(outside)):
+            return verdict(1.0)
+        answers = [line for line in inside if line.startswith("answer to grade: ")]
+        if len(answers) != 1:
+            return "I cannot tell which answer I am to grade."
+        return verdict(reference_for(json.loads(answers[0].removeprefix("answer to grade: "))))
+
+    return reply

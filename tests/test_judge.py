@@ -1,0 +1,363 @@
+"""A judge gives a verdict in time and within its means, or says that it cannot; it never invents a number."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges import CASE, judged, settings, verdict
+
+import rewards
+from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
+from rewards.judge import Judge
+from rewards.judge.cache import JudgeCache
+from rewards.judge.settings import API_KEY, parse_settings
+from tools.types import Step
+
+RAN = Step(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
+FAILED = Step(agent="a", kind="tool", input="SELECT", output="Error", ok=False)
+TASK = {"id": "1", "question": CASE["question"], "answer": CASE["reference"]}
+
+
+# -- the reward
+
+
+async def test_the_hybrid_is_a_tenth_for_a_query_that_ran_and_the_judges_score(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(1.0), verdict(0.5, accuracy=1.0)]) as server:
+        reward = rewards.get("rule_judge_hybrid", judge=settings(server, tmp_path))
+        best = await reward(TASK, "It is for fever.", [FAILED, RAN])
+        other = await reward(TASK, "For fever, I think.", [FAILED])
+    assert rewards.total(best) == pytest.approx(1.1)
+    assert other == {
+        "executes": 0.0,
+        "judge": pytest.approx(0.7),
+        "metric/accuracy": 1.0,
+        "metric/completeness": 0.5,
+        "metric/clarity": 0.5,
+        "metric/professionalism": 0.5,
+    }
+    assert rewards.total(other) == pytest.approx(0.7)
+
+
+async def test_a_task_without_a_reference_is_a_failure_and_no_zero() -> None:
+    with pytest.raises(RewardError, match="needs 'answer' in the task; it has id, question"):
+        await rewards.get("rule_judge_hybrid")({"id": "1", "question": "?"}, "x", [])
+
+
+def test_who_judges_is_said_before_a_run() -> None:
+    assert rewards.notes("spider_exec_match") == []
+    [local] = rewards.notes("executes+0.5*rule_judge_hybrid")
+    assert local.startswith("rule_judge_hybrid: answers are graded by the local grader, which ")
+    assert "calls no model" in local
+    [model] = rewards.notes("rule_judge_hybrid", judge=JudgeSettings(model="openai/gpt-5-mini"))
+    assert "openai/gpt-5-mini" in model
+
+
+# -- what is asked
+
+
+async def test_the_judge_is_asked_for_structured_output_at_its_endpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY, "sk-not-to-be-seen")
+    async with ScriptedPolicyServer(replies=[verdict(0.5)]) as server:
+        found = await judged(settings(server, tmp_path, max_tokens=77))
+        [request] = server.requests
+    assert found.score == pytest.approx(0.5)
+    assert (request["model"], request["temperature"], request["max_tokens"]) == ("judge", 0.0, 77)
+    schema = request["response_format"]["json_schema"]
+    assert schema["strict"]
+    assert set(schema["schema"]["required"]) == {"reason", "accuracy", "completeness", "clarity", "professionalism"}
+    assert "sk-not-to-be-seen" not in json.dumps(request)
+
+
+async def test_a_litellm_name_needs_no_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(0.5), Reply(status=401, text="no")]) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-seen")
+        judge = settings(server, tmp_path, model="openai/gpt-4o-mini", base_url=None, max_usd=1.0)
+        assert (await judged(judge)).score == pytest.approx(0.5)
+        assert JudgeCache(judge.cache).spent()[1] > 0  # by LiteLLM's own prices
+        with pytest.raises(JudgeAbstainedError, match="answered 401"):
+            await judged(judge, answer="another")
+
+
+async def test_weights_are_those_of_the_settings(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
+        judge = settings(server, tmp_path, accuracy=1.0, completeness=0.0, clarity=3.0, professionalism=0.0)
+        assert (await judged(judge)).score == pytest.approx(0.75)
+
+
+async def test_samples_and_both_orders_are_averaged_and_their_spread_is_a_metric(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(each) for each in (0.2, 0.4, 0.6, 0.8)]) as server:
+        judge = settings(server, tmp_path, samples=2, temperature=1.0, swap=True, concurrency=1)
+        parts = await rewards.get("rule_judge_hybrid", judge=judge)(TASK, "It is for fever.", [RAN])
+        firsts = [request["messages"][1]["content"].split("\n")[2].partition(":")[0] for request in server.requests]
+    assert parts["judge"] == pytest.approx(0.5)
+    assert parts["metric/judge_spread"] == pytest.approx(0.6)
+    assert rewards.total(parts) == pytest.approx(0.6)
+    assert sorted(firsts) == ["answer to grade", "answer to grade", "reference answer", "reference answer"]
+
+
+# -- what cannot be had
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        "I would rather not.",
+        "{}",
+        "[1]",
+        verdict(1.5),
+        verdict(-0.1),
+        verdict(True),
+        verdict(float("nan")),
+        '{"accuracy": "1.0"',
+        '{"accuracy": "high", "completeness": 1, "clarity": 1, "professionalism": 1}',
+        "{" * 5000,
+        Reply(text="", finish_reason="length"),
+    ],
+)
+async def test_an_unreadable_reply_is_asked_for_once_more_and_then_the_judge_abstains(
+    unreadable: Any, tmp_path: Path
+) -> None:
+    async with ScriptedPolicyServer(replies=[unreadable, verdict(0.5), unreadable, unreadable, verdict(1.0)]) as server:
+        judge = settings(server, tmp_path)
+        assert (await judged(judge)).score == pytest.approx(0.5)
+        with pytest.raises(JudgeAbstainedError, match="no verdict in two replies"):
+            await judged(judge, answer="another")
+        assert len(server.requests) == 4
+        assert "could not be read" in server.requests[1]["messages"][1]["content"]
+
+
+@pytest.mark.parametrize("around", ["{}", "```json\n{}\n```", "<think>{{x}} is wrong</think>\n{}", "Verdict: {}."])
+async def test_a_verdict_with_words_around_it_is_readable(around: str, tmp_path: Path) -> None:
+    text = around.replace("{}", verdict(0.5)).replace("{{x}}", "{x}")
+    async with ScriptedPolicyServer(replies=[text]) as server:
+        assert (await judged(settings(server, tmp_path))).score == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_what_may_pass_is_tried_again(status: int, tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[Reply(status=status, text="busy"), verdict(0.5)]) as server:
+        assert (await judged(settings(server, tmp_path))).score == pytest.approx(0.5)
+
+
+async def test_tries_end_and_then_the_judge_abstains(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="busy")) as server:
+        with pytest.raises(JudgeAbstainedError, match=r"answered 503: .*busy.* \(asked 2 times\)"):
+            await judged(settings(server, tmp_path))
+        assert len(server.requests) == 2
+
+
+async def test_what_will_not_pass_is_not_tried_again_and_no_key_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY, "sk-not-to-be-seen")
+    async with ScriptedPolicyServer(replies=[Reply(status=401, text="bad key sk-not-to-be-seen")]) as server:
+        with pytest.raises(JudgeAbstainedError) as caught:
+            await judged(settings(server, tmp_path))
+        assert len(server.requests) == 1
+    assert "answered 401" in str(caught.value)
+    assert f"bad key ${API_KEY}" in str(caught.value)
+    assert "sk-not-to-be-seen" not in str(caught.value)
+
+
+async def test_a_judge_that_is_not_there_abstains(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[]) as server:
+        judge = settings(server, tmp_path, retries=0)
+    with pytest.raises(JudgeAbstainedError, match="cannot be reached"):
+        await judged(judge)
+
+
+async def test_a_silent_judge_holds_up_a_rollout_no_longer_than_its_deadline(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(1.0), delay_s=60)) as server:
+        judge = settings(server, tmp_path, deadline_s=0.3, concurrency=1)
+        with pytest.raises(JudgeAbstainedError, match=r"no verdict within its deadline of 0\.3 s"):
+            await asyncio.wait_for(judged(judge), 10)
+        room = Judge(judge)  # those who wait for their turn are held up no longer either
+        waiting = [room.verdict(**{**CASE, "answer": str(n)}) for n in range(4)]
+        ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+    assert [type(each) for each in ended] == [JudgeAbstainedError] * 4
+
+
+async def test_one_request_has_its_own_timeout(tmp_path: Path) -> None:
+    replies = iter([Reply(text=verdict(1.0), delay_s=60), verdict(0.5)])
+    async with ScriptedPolicyServer(replies=lambda _: next(replies)) as server:
+        assert (await judged(settings(server, tmp_path, timeout_s=0.3))).score == pytest.approx(0.5)
+
+
+async def test_no_more_requests_are_under_way_than_allowed(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
+        judge = Judge(settings(server, tmp_path, concurrency=3))
+        room = judge._rooms.setdefault(asyncio.get_running_loop(), _counting(judge))
+        await asyncio.gather(*(judge.verdict(**{**CASE, "answer": str(n)}) for n in range(12)))
+        assert (len(server.requests), room.client.most_at_once) == (12, 3)
+
+
+def _counting(judge: Judge) -> Any:
+    from rewards.judge.client import JudgeClient
+    from rewards.judge.engine import _Room
+
+    class Counting(JudgeClient):
+        at_once = most_at_once = 0
+
+        async def ask(self, messages: Any) -> Any:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            try:
+                return await super().ask(messages)
+            finally:
+                self.at_once -= 1
+
+    room = _Room(judge._settings)
+    room.client = Counting(judge._settings)
+    return room
+
+
+# -- what it costs
+
+
+async def test_a_second_epoch_costs_nothing(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(0.25), verdict(0.75)]) as server:
+        judge = settings(server, tmp_path)
+        first = [await judged(judge), await judged(judge, answer="another")]
+        second = [await judged(judge), await judged(judge, answer="another")]
+        assert len(server.requests) == 2
+    assert first == second
+
+
+async def test_the_same_question_at_the_same_time_is_asked_once(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
+        judge = Judge(settings(server, tmp_path))
+        await asyncio.gather(*(judge.verdict(**CASE) for _ in range(8)))
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("changed", [{"model": "other"}, {"temperature": 0.5}, {"max_tokens": 99}])
+async def test_asking_otherwise_is_asking_anew(changed: dict[str, Any], tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
+        await judged(settings(server, tmp_path))
+        await judged(settings(server, tmp_path, **changed))
+        assert len(server.requests) == 2
+
+
+async def test_a_change_of_weights_costs_nothing(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(0.0, accuracy=1.0)]) as server:
+        await judged(settings(server, tmp_path))
+        assert (await judged(settings(server, tmp_path, accuracy=100.0))).score > 0.99
+
+
+async def test_a_cap_on_calls_holds_and_says_what_to_do(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
+        judge = settings(server, tmp_path, max_calls=2)
+        for n in range(2):
+            await judged(judge, answer=str(n))
+        with pytest.raises(JudgeAbstainedError, match=r"max_calls: 2 of 2 requests, .*judge\.sqlite; raise it"):
+            await judged(judge, answer="3")
+        assert (await judged(judge, answer="0")).score == pytest.approx(0.5)  # what is known costs nothing
+        assert len(server.requests) == 2
+
+
+async def test_a_cap_on_usd_is_never_passed(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
+        judge = settings(server, tmp_path, max_usd=0.02, input_usd=1.0, output_usd=2.0, concurrency=50)
+        answers = [judged(judge, answer=str(n)) for n in range(50)]
+        ended = await asyncio.gather(*answers, return_exceptions=True)
+        asked = len(server.requests)
+    stopped = [str(each) for each in ended if isinstance(each, JudgeAbstainedError)]
+    calls, usd = JudgeCache(judge.cache).spent()
+    assert 0 < asked < 50
+    assert calls == asked == 50 - len(stopped)
+    assert 0 < usd <= 0.02
+    assert all("max_usd" in message for message in stopped)
+
+
+async def test_what_a_failed_request_cannot_have_cost_is_not_counted(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=lambda _: Reply(status=400, text="no")) as server:
+        judge = settings(server, tmp_path, max_usd=1.0, input_usd=1.0, output_usd=1.0)
+        with pytest.raises(JudgeAbstainedError):
+            await judged(judge)
+    assert JudgeCache(judge.cache).spent() == (1, 0.0)
+
+
+async def test_a_cache_that_cannot_be_used_is_an_abstention_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "judge.sqlite").write_text("this is no database, and long enough to be seen as none" * 20)
+    async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
+        with pytest.raises(JudgeAbstainedError, match=r"judge\.sqlite cannot be used: .*; set another with cache=FILE"):
+            await judged(settings(server, tmp_path))
+
+
+_PROCESS = """
+import sys
+from rewards.judge.cache import JudgeCache
+from rewards import JudgeAbstainedError
+cache, taken = JudgeCache(sys.argv[1]), 0
+for n in range(100):
+    try:
+        cache.reserve(0.001, max_calls=150, max_usd=None)
+    except JudgeAbstainedError:
+        break
+    taken += 1
+    cache.store(f"{n % 10}", model="m", reply="r")
+print(taken)
+"""
+
+
+def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
+    path = str(tmp_path / "judge.sqlite")
+    command = [sys.executable, "-c", _PROCESS, path]
+    work = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert sum(int(process.communicate()[0]) for process in work) == 150
+    assert JudgeCache(path).spent() == (150, pytest.approx(0.15))
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM verdicts").fetchone() == (10,)
+    db.close()
+
+
+# -- settings
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"modle": "x"}, "unknown judge setting 'modle'; known: accuracy, base_url, "),
+        ({"samples": "three"}, "judge samples is 'three'; it must be a whole number"),
+        ({"swap": "perhaps"}, "judge swap is 'perhaps'; it must be true or false"),
+        ({"samples": "3"}, "judge samples is 3 at temperature 0, where all are the same: set a temperature"),
+        ({"base_url": "http://h/v1"}, "judge base_url is given without the judge's model"),
+        ({"base_url": "h:1", "model": "m"}, "judge base_url is 'h:1'; it must be like http"),
+        ({"base_url": "http://me:pw@h/v1", "model": "m"}, f"base_url of h has a key in it: put the key into {API_KEY}"),
+        ({"base_url": "http://h/v1", "model": "m", "max_usd": "1"}, "judge max_usd needs what the endpoint charges"),
+        ({"max_calls": "-1"}, "judge max_calls is -1; it must be 0 or above"),
+        ({"deadline_s": "0"}, "judge deadline_s is 0.0; it must be above 0"),
+        (dict.fromkeys(("accuracy", "completeness", "clarity", "professionalism"), 0), "weights .* must be above 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(JudgeSettingsError, match=sentence):
+        JudgeSettings.of(given)
+
+
+def test_a_command_line_says_settings_as_names_and_values() -> None:
+    assert parse_settings([]) is None
+    given = parse_settings(["samples=3", "temperature=0.7", "swap=true"], model="m")
+    assert given == {"model": "m", "samples": 3, "temperature": 0.7, "swap": True}
+    with pytest.raises(JudgeSettingsError, match="--judge 'samples' is no setting: write it as NAME=VALUE"):
+        parse_settings(["samples"])
+    with pytest.raises(JudgeSettingsError, match="judge model is given twice: 'm' and 'n'"):
+        parse_settings(["model=n"], model="m")
+
+
+def test_importing_the_rewards_imports_no_client() -> None:
+    code = "import sys, rewards; rewards.get('rule_judge_hybrid'); print({'litellm', 'httpx'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
+    assert done.stdout.strip() == "set()"
