@@ -152,14 +152,16 @@ async def test_its_reward_tells_the_gold_from_the_gold_of_another_question(data:
 
 
 def test_a_run_completes_with_the_local_grader_and_says_what_the_starter_cannot_do(tmp_path: Path) -> None:
-    command = ["-m", "train.run", "--backend", "openai-agents", "--domain", "medical", "--ci-fast"]
-    done = run(*command, "--val-tasks", "8", "--n-runners", "16", "--output-dir", str(tmp_path))
+    few = {"steps": 1, "tasks_per_step": 4, "group_size": 4, "val_tasks": 4, "n_runners": 16}
+    config = resolve("fast", backend="openai-agents", domain="medical", **few).to_dict()
+    begun = RunDir.create(tmp_path, backend="openai-agents", domain="medical", config=config)
+    done = run("-m", "train.run", "--resume", str(begun.path))
     assert done.returncode == 0, done.stderr
     assert "no medical advice" in done.stdout
     assert "graded by the local grader" in done.stdout
     assert "knows nothing but SQL" in done.stdout
     assert "databases never trained on" not in done.stdout
-    rollouts, _ = RunDir.open(tmp_path / "latest").rollouts(["mode", "status", "parts"])
+    rollouts, _ = begun.rollouts(["mode", "status", "parts"])
     scored = [json.loads(row["parts"]) for row in rollouts if row["status"] == "succeeded"]
     assert len(scored) >= 0.9 * len(rollouts)
     assert all({"executes", "judge"} <= set(parts) for parts in scored)
