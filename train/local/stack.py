@@ -11,6 +11,7 @@ import errno
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -33,11 +34,24 @@ from train.runner_processes import RunnerProcesses
 from train.runners import POLL_S, RunnerPool
 from train.store_client import StoreClient
 
-__all__ = ["LocalStack"]
+__all__ = ["LocalStack", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
 _SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """A policy that is served elsewhere, in place of an engine here: any OpenAI-compatible endpoint.
+
+    ``ids`` says whether it may be asked for token ids, which some refuse.
+    """
+
+    base_url: str
+    model: str
+    api_key: str | None = None
+    ids: bool = True
 
 
 class _MemoryStore(EndedAttempts, InMemoryLightningStore):
@@ -57,14 +71,15 @@ class _MemoryStore(EndedAttempts, InMemoryLightningStore):
 class LocalStack:
     """A context manager around the running servers; :meth:`run` is its one job.
 
-    ``engine`` is an :class:`Engine` or answers like one; ``server`` are further options of its :class:`PolicyServer`.
+    ``engine`` is an :class:`Engine` or answers like one, and then ``server`` are further options of its
+    :class:`PolicyServer`; or it is the :class:`Upstream` of a policy that is served elsewhere.
     The store that lives with the run forgets the oldest spans beyond ``span_bytes``.
     """
 
     def __init__(
         self,
         *,
-        engine: Engine,
+        engine: Engine | Upstream,
         backend: adapters.Backend,
         domain: Domain,
         reward: rewards.Reward,
@@ -75,7 +90,7 @@ class LocalStack:
         span_bytes: int = _SPAN_BYTES,
     ) -> None:
         self._server_options, self._span_bytes = dict(server or {}), span_bytes
-        self.engine, self._clock, self._config, self._run_dir = engine, clock, config, run
+        self._engine, self._clock, self._config, self._run_dir = engine, clock, config, run
 
         async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
             with clock.busy("reward"):
@@ -101,7 +116,8 @@ class LocalStack:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self.engine.close()
+        if not isinstance(self._engine, Upstream):
+            self._engine.close()
 
     def run(
         self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
@@ -129,18 +145,17 @@ class LocalStack:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)
         listens: dict[str, Any] = {"host": config.proxy_host, "port": config.proxy_port}
-        server = PolicyServer(
-            self.engine, model_name=MODEL_NAME, **self._server_options, **({} if config.proxied else listens)
-        )
-        try:
-            await self._run(server)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise ConfigError(f"port {config.proxy_port} on {config.proxy_host} is in use: give another one") from error
-        policy_url, proxy = f"{server.url}/v1", None
+        upstream = self._engine if isinstance(self._engine, Upstream) else await self._serve(self._engine, listens)
+        proxy = None
         if config.proxied:
-            proxy = LLMProxy(upstreams=[policy_url], store=store, model=MODEL_NAME, **listens)
+            proxy = LLMProxy(
+                upstreams=[upstream.base_url],
+                store=store,
+                model=upstream.model,
+                api_key=upstream.api_key,
+                ids=upstream.ids,
+                **listens,
+            )
             await self._run(proxy)
         if isinstance(self.agent.backend, adapters.Stoppable):
             self._running.append(self.agent.backend)
@@ -158,7 +173,7 @@ class LocalStack:
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
-            policy_url="" if proxy else policy_url,
+            policy_url="" if proxy else upstream.base_url,
             model=MODEL_NAME,
             retries=config.retries,
             rollout_timeout_s=config.rollout_timeout_s,
@@ -167,6 +182,20 @@ class LocalStack:
             settings=config.for_agents(),
             unresponsive_s=config.unresponsive_s if elsewhere else None,
         )
+
+    async def _serve(self, engine: Engine, listens: Mapping[str, Any]) -> Upstream:
+        """Serve the engine here; without a proxy it is what ``listens`` where runners were told."""
+        config = self._config
+        server = PolicyServer(
+            engine, model_name=MODEL_NAME, **self._server_options, **({} if config.proxied else listens)
+        )
+        try:
+            await self._run(server)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigError(f"port {config.proxy_port} on {config.proxy_host} is in use: give another one") from error
+        return Upstream(base_url=f"{server.url}/v1", model=MODEL_NAME)
 
     def _nudge(self, rollout_id: str) -> None:
         self._collector.nudge(rollout_id)

@@ -90,10 +90,12 @@ class LocalTrainer:
         # A run that is resumed gets its earlier wall time back from its last line.
         self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
         backend = make_backend(config)
-        engine = Engine(self.model, self.tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=self.clock)
-        engine.update_weights(self.first_step)
+        self.engine = Engine(
+            self.model, self.tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=self.clock
+        )
+        self.engine.update_weights(self.first_step)
         self.stack = LocalStack(
-            engine=engine,
+            engine=self.engine,
             backend=backend,
             domain=domain,
             reward=make_reward(config, domain),
@@ -124,10 +126,10 @@ class LocalTrainer:
     def _step(self, step: int) -> None:
         config = self.config
         self.clock.lap()
-        before = self.stack.engine.stats()
+        before = self.engine.stats()
         self.watcher.phase(f"step {step}", config.tasks_per_step * config.group_size)
         outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
-        after = self.stack.engine.stats()
+        after = self.engine.stats()
         with self.clock.busy("update"):
             torch.set_num_threads(self.threads)  # the engine samples with fewer, and MKL's count is the process's
             rollouts = [
@@ -138,7 +140,7 @@ class LocalTrainer:
                 if o.reward is not None
             ]
             metrics = self.grpo.update(rollouts)
-            self.stack.engine.update_weights(step)
+            self.engine.update_weights(step)
         last = step == config.steps
         scored = [o.reward for o in outcomes if o.reward is not None]
         generated = after.generated_tokens - before.generated_tokens
