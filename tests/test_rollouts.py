@@ -21,7 +21,7 @@ from adapters.tracing import trajectories
 from adapters.tracing.proxy import LLMProxy
 from adapters.tracing.testing import Reply, ScriptedPolicyServer
 from domains import Task
-from rewards import RewardError
+from rewards import JudgeAbstainedError, RewardError
 from train.agent import RolloutAgent
 from train.rollouts import Job, Outcome, RolloutCollector
 from train.runners import RunnerPool
@@ -182,6 +182,29 @@ async def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_zero(task: T
     outcome = await _outcome(_Backend(), task, broken)
     assert (outcome.status, outcome.reward) == ("reward", None)
     assert outcome.message == "the gold does not run"
+
+
+@pytest.mark.parametrize("value", [ValueError("a bug"), "high", float("nan"), {"a": None}])
+async def test_a_reward_with_a_bug_is_a_failure_and_no_zero(task: Task, value: Any) -> None:
+    async def buggy(task: Any, answer: str, trace: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    outcome = await _outcome(_Backend(), task, buggy)
+    assert (outcome.status, outcome.reward, outcome.attempts) == ("reward", None, 2)
+    assert ("ValueError: a bug" if isinstance(value, Exception) else repr(value)) in outcome.message
+
+
+async def test_a_judge_that_abstains_is_a_failure_of_its_own_that_keeps_the_answer_and_is_not_run_again(
+    task: Task,
+) -> None:
+    async def abstains(task: Any, answer: str, trace: Any) -> float:
+        raise JudgeAbstainedError("no verdict by the deadline")
+
+    outcome = await _outcome(_Backend(), task, abstains)
+    assert (outcome.status, outcome.reward, outcome.attempts) == ("judge_abstained", None, 1)
+    assert (outcome.message, outcome.answer) == ("no verdict by the deadline", GOLD)
 
 
 async def test_a_reward_with_parts_comes_back_with_them(task: Task) -> None:

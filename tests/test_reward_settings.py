@@ -1,0 +1,86 @@
+"""What a run says of its reward and judge reaches every runner; what would be ignored or cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judges import CASE, verdict
+from typer.testing import CliRunner, Result
+
+import domains
+import rewards
+from adapters.tracing.testing import ScriptedPolicyServer
+from rewards.judge.settings import API_KEY
+from train.backends import make_reward
+from train.config import ConfigError, resolve
+from train.run import app
+from train.told import ToldAgent
+
+HYBRID = ("--reward", "rule_judge_hybrid", "--print-config")
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+async def test_a_runner_elsewhere_judges_as_the_trainer_says(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
+        judge = {"model": "m", "base_url": server.base_url, "clarity": 1.0, "cache": str(tmp_path / "judge.sqlite")}
+        config = resolve("fast", reward="0.5*rule_judge_hybrid+executes", judge=judge)
+        told = ToldAgent(backend="langgraph", agent=None, domain="spider")
+        agent = told._made(json.loads(json.dumps(config.for_agents())))  # as a store hands it on
+        task = {"question": CASE["question"], "answer": CASE["reference"]}
+        parts: Any = await agent.reward(task, "It is for fever.", [])
+    assert parts["rule_judge_hybrid.judge"] == pytest.approx(0.5 * 1.0 / 1.85)
+    assert parts["executes"] == 0.0
+
+
+async def test_without_a_judge_the_reward_of_a_run_needs_none() -> None:
+    reward = make_reward(resolve("fast", reward="rule_judge_hybrid"), domains.get("spider"))
+    task = {"question": CASE["question"], "answer": CASE["reference"]}
+    assert rewards.total(await reward(task, CASE["reference"], [])) == pytest.approx(1.0)
+
+
+def test_no_key_is_in_a_runs_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(API_KEY, "sk-not-to-be-seen")
+    shown = _run(*HYBRID, "--judge-model", "m", "--judge-base-url", "http://127.0.0.1:9/v1")
+    assert shown.exit_code == 0, shown.output
+    assert "reward: rule_judge_hybrid: answers are judged by m at http://127.0.0.1:9/v1" in shown.output
+    assert '"base_url": "http://127.0.0.1:9/v1"' in shown.output
+    assert "sk-not-to-be-seen" not in shown.output
+
+
+def test_the_local_grader_is_announced_where_no_model_judges() -> None:
+    assert "graded by the local grader" in _run(*HYBRID).output
+    assert "local grader" not in _run("--print-config").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--judge-model", "m"), "a judge means nothing to reward 'spider_exec_match': leave out --judge-model"),
+        ((*HYBRID, "--judge", "samples"), "--judge 'samples' is no setting: write it as NAME=VALUE"),
+        ((*HYBRID, "--judge", "modle=x"), "unknown judge setting 'modle'; known: accuracy, "),
+        ((*HYBRID, "--judge-base-url", "http://h/v1"), "judge base_url is given without the judge's model"),
+        (
+            (*HYBRID, "--judge-model", "m", "--judge", "deadline_s=99"),
+            "judge deadline_s is 99, and rollout_timeout_s 60",
+        ),
+        (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be read from '*2' on"),
+        (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: executes, "),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(arguments: Sequence[str], sentence: str) -> None:
+    done = _run(*arguments)
+    assert done.exit_code == 2
+    assert f"error: {sentence}" in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+def test_a_config_with_a_judge_that_cannot_be_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="unknown judge setting 'x'"):
+        resolve("fast", judge={"x": 1})
