@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,14 +27,13 @@ class Score:
 
 
 async def score(reward: Reward, task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> Score:
-    """Ask ``reward``; whatever it raises is data here, and so is a number that is none."""
+    """Ask ``reward``; whatever it raises is data here."""
     try:
-        value = total(await reward(task, answer, trace))
+        return Score(total(await reward(task, answer, trace)))
     except RewardError as error:
         return Score(None, str(error))
     except Exception as error:
         return Score(None, f"{type(error).__name__}: {error}")
-    return Score(value) if math.isfinite(value) else Score(None, f"the reward is {value}")
 
 
 async def each_at_once(work: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:

@@ -11,20 +11,20 @@ run: ``import rewards`` stays light, and the room imports nothing above it.
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 from rewards._contract import Reward
 from rewards._probes import Probe, probes
 from rewards._scoring import Score, each_at_once, score
+from rewards.judge.settings import JudgeSettingsError
+from tools.plugins import UnknownNameError
 
 __all__ = ["Audit", "Finding", "ProbeLine", "app", "audit"]
 
@@ -153,7 +153,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
-    reward: Annotated[str | None, typer.Option(help="Name of the reward. Default: the domain's own")] = None,
+    reward: Annotated[str | None, typer.Option(help="A name, or a sum: 0.9*a+0.1*b. Default: the domain's own")] = None,
+    judge_model: JudgeModel = None,
+    judge_base_url: JudgeBaseUrl = None,
+    judge: JudgePairs = None,
     data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: what is bundled")] = None,
     limit: Annotated[
         int, typer.Option(min=0, help="Audit this many tasks, spread over training and validation; 0 is all")
@@ -161,7 +164,7 @@ def main(
     allow: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="The share of tasks that may have a finding before the exit is 1")
     ] = 0.05,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was found here")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Try a reward on golds, trivial answers and attacks, before training on it.
 
@@ -169,42 +172,35 @@ def main(
     conditions not seen, too many tasks with findings), 2 where it could not be asked.
     """
     import domains
-    import rewards
-    from tools.plugins import UnknownNameError
 
     started = time.monotonic()
     try:
         asked = domains.get(domain)
         name = reward or asked.default_reward
-        judge = rewards.get(name)
+        ask, told = chosen(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         data = asked.load(data_dir)
-        tasks = _spread([*data.train, *data.validation], limit)
-        if not tasks:
-            raise domains.DataError(f"{data.source}: there are no tasks to audit")
-        found = asyncio.run(audit(tasks, judge, database=asked.database))
-    except (UnknownNameError, domains.DataError, ValueError) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+    except (UnknownNameError, JudgeSettingsError, domains.DataError) as error:
+        fail(error)
+    tasks = _spread([*data.train, *data.validation], limit)
+    if not tasks:
+        fail(f"{data.source}: there are no tasks to audit")
+    found = asyncio.run(audit(tasks, ask, database=asked.database))
     unfit = _unfit(found, allow)
     if json_file is not None:
         report = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": unfit}
         report |= {"separated": found.separated, "tasks": found.tasks, "share_with_findings": round(found.share, 4)}
         report |= {"tasks_by_finding": found.by_kind, "probes": [asdict(line) for line in found.probes]}
-        report["findings"] = [asdict(each) for each in found.findings]
-        try:
-            json_file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            typer.echo(f"error: --json {json_file} cannot be written: {error.strerror}", err=True)
-            sys.exit(2)
+        write_json(json_file, {**report, "findings": [asdict(each) for each in found.findings]})
     typer.echo(f"data: {data.source}")
     for reason, count in data.left_out.items():
         typer.echo(f"      left out of training by the domain: {count} ({reason})")
+    for sentence in told:
+        typer.echo(f"note: {sentence}")
     typer.echo("\n".join(_table(found, name)))
-    typer.echo(
-        f"{sum(line.judged + line.failed for line in found.probes):,} answers in {time.monotonic() - started:.1f} s"
-    )
+    answers = sum(line.judged + line.failed for line in found.probes)
+    typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
     typer.echo(f"not fit to train on: {unfit}" if unfit else "fit to train on")
-    sys.exit(1 if unfit else 0)
+    raise typer.Exit(1 if unfit else 0)
 
 
 def _spread(tasks: list[Any], limit: int) -> list[Any]:

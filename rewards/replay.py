@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +21,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 from rewards._contract import Reward
 from rewards._scoring import Score, each_at_once, score
+from tools.plugins import UnknownNameError
 
 __all__ = ["COLUMNS", "Group", "Replay", "Rescored", "app", "replay"]
 
@@ -88,7 +89,7 @@ class Replay:
 async def replay(rows: Iterable[Mapping[str, Any]], reward: Reward) -> Replay:
     """Score ``rows``, which have :data:`COLUMNS`, with ``reward``. Raises ``ValueError`` for a row that is none."""
     rows = list(rows)
-    kept = [_parsed(row) for row in rows if row["reward"] is not None]
+    kept = [_parsed(row) for row in rows if row.get("reward") is not None]
 
     async def one(item: tuple[Mapping[str, Any], dict[str, Any], list[Any]]) -> Score:
         row, task, trace = item
@@ -118,8 +119,8 @@ async def replay(rows: Iterable[Mapping[str, Any]], reward: Reward) -> Replay:
 def _parsed(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], list[Any]]:
     try:
         return row, json.loads(row["task"]), json.loads(row["trace"])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"rollout {row.get('rollout_id')!r} is damaged: its task or trace is no JSON") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"rollout {row.get('rollout_id')!r} has no task and trace to judge: {error}") from error
 
 
 def _rescored(row: Mapping[str, Any], task: Mapping[str, Any], said: Score) -> Rescored:
@@ -150,33 +151,31 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     run_dir: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest", metavar="RUN_DIR")],
-    reward: Annotated[str, typer.Option(help="Name of the reward to try")],
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write every rollout and group here")] = None,
+    reward: Annotated[str, typer.Option(help="The reward to try: a name, or a sum like 0.9*a+0.1*b")],
+    judge_model: JudgeModel = None,
+    judge_base_url: JudgeBaseUrl = None,
+    judge: JudgePairs = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Score a run's stored rollouts with another reward: which groups gain or lose their gradient, which verdicts flip.
 
     The run may still be going on, or have been killed.
     """
-    import rewards
-    from tools.plugins import UnknownNameError
     from train.rundir import RunDir, RunDirError
 
     started = time.monotonic()
     try:
-        judge = rewards.get(reward)
+        ask, told = chosen(reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS)
-        found = asyncio.run(replay(rows, judge))
-    except (UnknownNameError, RunDirError, ValueError) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        found = asyncio.run(replay(rows, ask))
+    except (UnknownNameError, ValueError, RunDirError) as error:
+        fail(error)
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(_report(found, reward, damaged), indent=1, ensure_ascii=False) + "\n")
-        except OSError as error:
-            typer.echo(f"error: --json {json_file} cannot be written: {error.strerror}", err=True)
-            sys.exit(2)
+        write_json(json_file, _report(found, reward, damaged))
     for sentence in damaged:
         typer.echo(f"left out: {sentence}", err=True)
+    for sentence in told:
+        typer.echo(f"note: {sentence}")
     typer.echo("\n".join(_table(found, reward)))
     typer.echo(f"{len(rows):,} rollouts in {time.monotonic() - started:.1f} s")
 
