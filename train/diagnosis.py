@@ -135,9 +135,11 @@ def _without_triplets(row: Mapping[str, Any], agent_match: str | None) -> Reason
     if row["calls"]:
         seen = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
         return Reason("agent_match", f"agent_match {agent_match!r} matched none of its agents; names seen: {seen}")
-    if failure := _failure(row):
-        return failure
-    problems = [call["problem"] for call in _untrainable(row)]
+    return _failure(row) or _without_ids([call["problem"] for call in _untrainable(row)])
+
+
+def _without_ids(problems: Sequence[str]) -> Reason:
+    """A rollout none of whose calls can be trained on; ``problems`` has one for each call."""
     if not problems:
         return Reason(
             "no_calls",

@@ -6,12 +6,10 @@ Everything heavy is imported once the arguments are known to be right, so ``--he
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from rewards.judge.settings import parse_settings
 from tools.plugins import UnknownNameError
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
+from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
@@ -214,7 +213,7 @@ def _run(
     if print_config:
         console.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
-    _quiet(debug)
+    quiet(debug)
     if dev:
         _dev(settings, data, domain, console)
         return
@@ -345,16 +344,6 @@ def _relative(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-def _quiet(debug: bool) -> None:
-    """agentlightning and what it brings announce much; a run's own lines are what a user wants to read."""
-    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, force=True)
-    if not debug:
-        warnings.filterwarnings("ignore")
-        os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
-        for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextmanager

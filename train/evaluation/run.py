@@ -1,0 +1,203 @@
+"""One evaluation: the trainer's rollouts without the training.
+
+The first sample of each question is drawn with the seed that the trainer's own validation uses, so a checkpoint's
+greedy accuracy here is the one of its training run, question by question.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import domains
+from domains import Domain, Task, TaskData
+from rewards import Reward, RewardError, total
+from train.backends import make_backend, make_reward
+from train.clock import StepClock
+from train.config import ConfigError, RunConfig
+from train.evaluation.measure import measure
+from train.evaluation.predictions import gold_lines, prediction_lines
+from train.local.stack import LocalStack, Upstream
+from train.rollouts import Outcome
+from train.rows import row
+from train.rundir import RunDir
+from train.validation import accuracy, choose_tasks, validation_jobs
+
+__all__ = ["NoValidationError", "Watcher", "entry", "evaluate", "final_rows"]
+
+_STARTER = Path(__file__).parent.parent / "local" / "starter"
+
+
+class Watcher(Protocol):
+    """What an evaluation tells its display."""
+
+    def phase(self, text: str, total: int) -> None:
+        """A batch of ``total`` rollouts begins."""
+
+    def tick(self) -> None:
+        """One of them ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judge:
+    """Scores the queries that an agent wrote on its way, with the reward that judged its answer."""
+
+    reward: Reward
+    wanted: bool
+
+    async def turn_scores(self, outcome: Outcome) -> list[float]:
+        """The score of each query that was run, had it been the answer; the last is the rollout's own."""
+        queries = [place for place, step in enumerate(outcome.trace) if step["kind"] == "tool"]
+        if not self.wanted or outcome.reward is None or not queries:
+            return []
+        scores = []
+        for place in queries[:-1]:
+            query, trace = outcome.trace[place]["input"], outcome.trace[: place + 1]
+            try:
+                scores.append(total(await self.reward(outcome.job.task, query, trace)))
+            except RewardError:
+                return []
+        return [*scores, outcome.reward]
+
+
+def evaluate(
+    config: RunConfig,
+    *,
+    data: TaskData,
+    domain: Domain,
+    run: RunDir,
+    watcher: Watcher,
+    samples: int = 1,
+    upstream: Upstream | None = None,
+) -> dict[str, Any]:
+    """Run every task ``samples`` times at ``config.val_temperature``, write the run's files, return the figures.
+
+    With an ``upstream`` the policy is there; else ``config.model`` is served here. Each sample of all tasks is written
+    when it has ended, so what was measured outlives a kill.
+    """
+    tasks = choose_tasks(data.validation, config.val_tasks)
+    clock = StepClock()
+    reward = make_reward(config, domain)
+    judge = _Judge(reward=reward, wanted=domains.answer_form(domain) == "sql")
+    stack = LocalStack(
+        engine=upstream or _engine(config, clock),
+        backend=make_backend(config),
+        domain=domain,
+        reward=reward,
+        clock=clock,
+        config=config,
+        run=run,
+    )
+    rows: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
+    with stack:
+        for sample in range(samples):
+            watcher.phase(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
+            seed = config.seed + sample
+            jobs = validation_jobs(tasks, temperature=config.val_temperature, max_tokens=config.max_tokens, seed=seed)
+            deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
+            ended = stack.run(jobs, deadline_s=deadline_s, on_end=watcher.tick)
+            turns = stack.begin(lambda _, ended=ended: _all_turns(judge, ended)).result()
+            made = [
+                row(0, outcome) | {"turn_scores": json.dumps(scores)}
+                for outcome, scores in zip(ended, turns, strict=True)
+            ]
+            run.write_rollouts(0, made, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
+            _write_answers(run, tasks, ended, sample, sql=judge.wanted)
+            rows += made
+            outcomes += ended
+    figures = measure(rows)
+    seconds = round(sum(clock.lap().values()), 2)
+    name = "validation" if config.val_temperature == 0 else "validation_sampled"
+    run.append_metrics({"step": 0, name: accuracy(outcomes), "wall_s": seconds})
+    run.merge_rollouts()
+    run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **figures})
+    return figures
+
+
+def entry(run: RunDir) -> dict[str, Any]:
+    """A run, of training or of evaluation, as a line of :func:`train.evaluation.table.table`.
+
+    A training run is measured by its validations at the lowest temperature that it validated at: the one before
+    training, and the last over as many questions. Raises :class:`train.rundir.RunDirError`.
+    """
+    config = run.config()
+    before, after = _ends(run)
+    last = measure(after)
+    agents = sorted({call["agent"] for each in after for call in each["calls"] or () if call["agent"]})
+    return {
+        "run": run.path.name,
+        "model": config.get("model"),
+        "backend": config.get("backend"),
+        "context": None if config.get("evaluation", {}).get("base_url") else config.get("max_model_len"),
+        "max_turns": config.get("max_turns"),
+        "agents": config.get("agent_match") or ", ".join(agents) or "-",
+        "first": measure(before) if before else None,
+        "last": last,
+    }
+
+
+def final_rows(run: RunDir) -> list[dict[str, Any]]:
+    """The rows of a run's last full validation. Raises :class:`train.rundir.RunDirError`."""
+    return _ends(run)[1]
+
+
+def _ends(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows before training (none for an evaluation), and those of the last validation as large."""
+    validated = list(_validations(run))
+    coldest = min(temperature for _, temperature, _ in validated)
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for step, temperature, rows in validated:
+        if temperature == coldest:
+            by_step.setdefault(step, []).extend(rows)
+    steps = sorted(by_step)
+    last = max(step for step in steps if len(by_step[step]) >= len(by_step[steps[0]]))
+    return ([] if last == steps[0] else by_step[steps[0]]), by_step[last]
+
+
+def _validations(run: RunDir) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
+    """Step, temperature and rows of each validation. Raises :class:`train.rundir.RunDirError` for none."""
+    rows, _ = run.rollouts()
+    found: dict[tuple[int, float], list[dict[str, Any]]] = {}
+    for each in rows:
+        if each["mode"] == "val":
+            found.setdefault((each["step"], each["temperature"]), []).append(each)
+    if not found:
+        raise NoValidationError(f"{run.path} has no validation yet: there is nothing to measure")
+    for (step, temperature), each_rows in found.items():
+        yield step, temperature, each_rows
+
+
+class NoValidationError(Exception):
+    """A run that validated nothing."""
+
+
+async def _all_turns(judge: _Judge, outcomes: Sequence[Outcome]) -> list[list[float]]:
+    return [await judge.turn_scores(outcome) for outcome in outcomes]
+
+
+def _write_answers(run: RunDir, tasks: Sequence[Task], outcomes: Sequence[Outcome], sample: int, *, sql: bool) -> None:
+    """The official evaluator's files, where the tasks are text-to-SQL with a database's name."""
+    if not sql or not all("db_id" in task and "query" in task for task in tasks):
+        return
+    answers: Mapping[str, str] = {str(outcome.job.task["id"]): outcome.answer for outcome in outcomes}
+    name = "predictions.sql" if sample == 0 else f"predictions-{sample + 1}.sql"
+    (run.path / name).write_text("\n".join(prediction_lines(tasks, answers)) + "\n", encoding="utf-8")
+    if sample == 0:
+        (run.path / "gold.sql").write_text("\n".join(gold_lines(tasks)) + "\n", encoding="utf-8")
+
+
+def _engine(config: RunConfig, clock: StepClock) -> Any:
+    import torch
+
+    from train.local.engine import Engine
+    from train.local.model import load_policy
+
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device is {config.device}, but torch {torch.__version__} sees no GPU; use cpu")
+    model, tokenizer = load_policy(_STARTER if config.model == "starter" else Path(config.model))
+    model.to(config.device)
+    return Engine(model, tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=clock)
