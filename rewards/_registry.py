@@ -70,7 +70,7 @@ def _one(name: str) -> Reward:
     return reward
 
 
-def _bound(reward: Reward, judge: JudgeSettings | None) -> Reward:
+def _bound(reward: Any, judge: JudgeSettings | None) -> Reward:
     return functools.partial(reward, judge=judge or JudgeSettings()) if _takes_judge(reward) else reward
 
 

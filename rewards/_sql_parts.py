@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["Parts", "overlap", "parts_of"]
 
@@ -53,10 +54,9 @@ def parts_of(sql: str) -> Parts | None:
         return None
 
 
-def _read(query: object) -> Parts:
+def _read(query: Any) -> Parts:
     from sqlglot import exp
 
-    assert isinstance(query, exp.Query)
     query = query.copy()
     defined = {cte.alias.lower() for cte in query.find_all(exp.CTE)}
     tables = {table.name.lower() for table in query.find_all(exp.Table)} - defined
@@ -69,7 +69,7 @@ def _read(query: object) -> Parts:
     return Parts(frozenset(tables), frozenset(columns), frozenset(clauses))
 
 
-def _texts(node: object) -> list[str]:
+def _texts(node: Any) -> list[str]:
     """What a node says as a clause: a predicate of WHERE for itself, so that two of three are worth something."""
     from sqlglot import exp
 
