@@ -32,8 +32,9 @@ COLUMNS = ("step", "mode", "group", "task_id", "rollout_id", "status", "reward",
 """What is read of a row of ``rollouts.parquet``."""
 
 RIGHT = 0.5
-"""A rollout counts as right from this reward on."""
+"""A rollout counts as right above this reward: partial credit for a wrong answer ends here."""
 _EXAMPLES = 3
+_SLACK = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Rescored:
     @property
     def flips(self) -> bool:
         """Whether it is right under one reward and wrong under the other."""
-        return self.new is not None and (self.old >= RIGHT) != (self.new >= RIGHT)
+        return self.new is not None and (self.old > RIGHT) != (self.new > RIGHT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,8 @@ def _rescored(row: Mapping[str, Any], task: Mapping[str, Any], said: Score) -> R
 
 def _differ(rewards: Sequence[float]) -> bool:
     """Whether a group has a gradient. A rollout that is alone is compared with 0, as the trainers do it."""
-    return len(set(rewards)) > 1 or (len(rewards) == 1 and rewards[0] != 0)
+    compared = rewards if len(rewards) > 1 else [0.0, *rewards]
+    return max(compared) - min(compared) > _SLACK
 
 
 # -- the command
@@ -201,8 +203,8 @@ def _counts(found: Replay) -> dict[str, Any]:
         "failed_now": len(found.rollouts) - len(judged),
         "mean_old": _mean([rollout.old for rollout in judged]),
         "mean_new": _mean([rollout.new for rollout in judged if rollout.new is not None]),
-        "to_right": sum(rollout.flips and rollout.old < RIGHT for rollout in judged),
-        "to_wrong": sum(rollout.flips and rollout.old >= RIGHT for rollout in judged),
+        "to_right": sum(rollout.flips and rollout.old <= RIGHT for rollout in judged),
+        "to_wrong": sum(rollout.flips and rollout.old > RIGHT for rollout in judged),
         "groups_gain": sum(group.has_gradient and not group.had_gradient for group in found.groups),
         "groups_lose": sum(group.had_gradient and not group.has_gradient for group in found.groups),
         "groups_keep": sum(group.had_gradient and group.has_gradient for group in found.groups),
@@ -227,9 +229,9 @@ def _table(found: Replay, name: str) -> list[str]:
         changed = [g for g in found.groups if g.has_gradient == gained and g.had_gradient != gained]
         lines.append(f"    {len(changed):,} {kind} one")
         lines += [f"        step {g.step}, {g.group}: {_short(g.old)} -> {_short(g.new)}" for g in changed[:_EXAMPLES]]
-    lines.append(f"verdicts that flip (right from {RIGHT} on): {counts['to_right'] + counts['to_wrong']:,}")
+    lines.append(f"verdicts that flip (right is above {RIGHT}): {counts['to_right'] + counts['to_wrong']:,}")
     for label, was_right in (("wrong to right", False), ("right to wrong", True)):
-        flips = [rollout for rollout in found.rollouts if rollout.flips and (rollout.old >= RIGHT) == was_right]
+        flips = [rollout for rollout in found.rollouts if rollout.flips and (rollout.old > RIGHT) == was_right]
         lines.append(f"    {len(flips):,} {label}")
         for rollout in flips[:_EXAMPLES]:
             lines.append(f"        step {rollout.step}, {rollout.task}: {rollout.old:g} -> {rollout.new:g}")

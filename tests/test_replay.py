@@ -61,8 +61,18 @@ async def test_a_group_is_a_task_in_one_step_and_validation_has_none() -> None:
     assert len(found.rollouts) == 3
 
 
+async def test_a_rollout_that_is_alone_is_compared_with_nothing_earned() -> None:
+    rows = [rollout("yes", 0.0), rollout("no", 1.0, group="h"), rollout("unclear", 1.0, group="i")]
+    groups = (await replay(rows, says_yes)).groups
+    assert [(group.had_gradient, group.has_gradient) for group in groups] == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
+
+
 async def test_verdicts_flip_in_both_directions() -> None:
-    found = await replay([rollout("yes", 0.2), rollout("no", 0.9), rollout("yes", 0.6)], says_yes)
+    found = await replay([rollout("yes", 0.5), rollout("no", 0.9), rollout("yes", 0.6)], says_yes)
     assert [each.flips for each in found.rollouts] == [True, True, False]
 
 
