@@ -1,8 +1,8 @@
 """The words behind a run's token ids, wherever the run keeps its tokenizer.
 
 Reading a run must not depend on the model hub, on a GPU or on seconds of imports: the one file ``tokenizer.json`` is
-read, of the newest checkpoint, else of the model that the run started from. A run whose tokenizer is nowhere on this
-machine is still read, in ids.
+read, of the newest checkpoint (with verl the run's ``model``), else of the model that the run started from. A run whose
+tokenizer is nowhere on this machine is still read, in ids.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Vocabulary:
 def vocabulary_of(run: RunDir) -> Vocabulary:
     """The vocabulary of ``run``."""
     model = str(run.config().get("model", ""))
-    folders = [*reversed(run.checkpoints()), _STARTER if model == "starter" else Path(model)]
+    folders = [*reversed(run.checkpoints()), run.path / "model", _STARTER if model == "starter" else Path(model)]
     return Vocabulary(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
 
 

@@ -1,0 +1,208 @@
+"""Why a rollout taught nothing: each way has its sentence, and a run that collects nothing stops with one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run as run_program
+from typer.testing import CliRunner
+
+from train.config import resolve
+from train.diagnosis import KINDS, Reason, diagnose, nothing_to_train
+from train.rundir import RunDir
+from train.why import app
+
+REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
+NO_IDS = {"agent": "write_query", "problem": "the server sent no token ids", "prompt_tokens": 90, "response_tokens": 9}
+
+
+def rollout(reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+    """A real rollout of training with other facts."""
+    made = {**REAL, "mode": "train", "reward": reward, "group": "g", "step": 1, **changes}
+    if reward is None:
+        made.setdefault("status", "agent")
+    return made
+
+
+def without_calls(*problems: str, **changes: Any) -> dict[str, Any]:
+    return rollout(calls=[], untrainable=json.dumps([{**NO_IDS, "problem": each} for each in problems]), **changes)
+
+
+def reason(row: dict[str, Any], *others: dict[str, Any], **options: Any) -> Reason:
+    return diagnose([row, *others], **options)[0]
+
+
+def test_a_rollout_that_differs_from_its_group_is_trained_on() -> None:
+    found = reason(rollout(1.0), rollout(0.0))
+    sampled = sum(len(call["response_ids"]) for call in REAL["calls"])
+    assert found == Reason(
+        "trained", f"trained on {sampled} tokens of 3 call(s): reward 1 where its group's mean is 0.5"
+    )
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    found = reason(rollout(0.0), rollout(0.0), rollout(0.0))
+    assert found.kind == "equal_rewards"
+    assert "all 3 rewards of its group were 0" in found.text
+
+
+def test_a_reward_at_the_groups_mean_teaches_nothing() -> None:
+    assert reason(rollout(0.5), rollout(0.0), rollout(1.0)).kind == "average"
+
+
+def test_a_group_is_of_one_step_and_one_task() -> None:
+    assert reason(rollout(0.0), rollout(0.0), rollout(1.0, step=2), rollout(1.0, group="h")).kind == "equal_rewards"
+
+
+def test_the_only_reward_of_a_group_teaches_nothing_unless_the_local_trainer_compares_it_with_0() -> None:
+    alone = rollout(1.0)
+    failed = rollout(None, status="timeout", message="not finished")
+    assert reason(alone, failed, trainer="local").kind == "trained"
+    assert reason(alone, failed, trainer="verl").kind == "alone"
+    assert reason(rollout(0.0), failed, trainer="local").kind == "alone"
+
+
+def test_no_call_at_the_proxy() -> None:
+    assert reason(without_calls(), rollout(0.0)).text.startswith("no LLM call reached the proxy")
+
+
+def test_no_token_ids_from_the_endpoint() -> None:
+    found = reason(without_calls(NO_IDS["problem"], NO_IDS["problem"]), rollout(0.0))
+    assert found.kind == "no_token_ids"
+    assert "2 call(s)" in found.text
+
+
+def test_calls_that_all_failed_say_how() -> None:
+    found = reason(without_calls("failed with status 500: boom", "failed with status 429: slow down"))
+    assert (found.kind, "429: slow down" in found.text) == ("calls_failed", True)
+
+
+def test_calls_with_too_few_logprobs() -> None:
+    assert reason(without_calls("5 sampled tokens but 0 logprobs")).kind == "bad_calls"
+
+
+def test_agent_match_that_matches_nothing_names_the_agents_that_were_seen() -> None:
+    found = reason(rollout(1.0), rollout(0.0), agent_match="planner")
+    assert found.kind == "agent_match"
+    assert "agent_match 'planner'" in found.text
+    assert "names seen: check_query, rewrite_query, write_query" in found.text
+
+
+def test_agents_that_are_left_out_are_counted() -> None:
+    assert "1 of other agents left out" in reason(rollout(1.0), rollout(0.0), agent_match="write").text
+
+
+@pytest.mark.parametrize(
+    ("message", "over"),
+    [
+        (
+            "the endpoint answered 400: the prompt has 1336 tokens, and the model's context of 1024 tokens must also",
+            312,
+        ),
+        (
+            "This model's maximum context length is 4096 tokens. However, you requested 4408 tokens in the messages, "
+            "Please reduce the length",
+            312,
+        ),
+        ("This model's maximum context length is 4096 tokens. However, your request has 4100 input tokens.", 4),
+        ("The decoder prompt (length 5000) is longer than the maximum model length of 4096.", 904),
+    ],
+)
+def test_a_prompt_over_the_limit_says_by_how_many_tokens(message: str, over: int) -> None:
+    found = reason(rollout(None, status="over_long", message=message))
+    assert found.kind == "over_long"
+    assert f"over the limit by {over} tokens" in found.text
+
+
+@pytest.mark.parametrize("status", ["agent", "tool", "endpoint", "timeout", "reward", "lost", "untraced"])
+def test_each_failure_has_its_kind_and_its_own_words(status: str) -> None:
+    found = reason(rollout(None, status=status, message="the disk is gone"))
+    assert found.kind == status
+    assert "the disk is gone" in found.text
+
+
+def test_a_failure_of_a_new_type_is_told_all_the_same() -> None:
+    assert reason(rollout(None, status="comet", message="it fell")).kind == "failed"
+
+
+def test_a_validation_rollout_is_never_trained_on() -> None:
+    assert reason(rollout(1.0, mode="val")).kind == "validation"
+    assert reason(without_calls(mode="val")).kind == "no_calls"
+
+
+def test_every_kind_has_a_name() -> None:
+    assert all(KINDS.values())
+
+
+def test_a_batch_in_which_one_rollout_gives_triplets_is_no_reason_to_stop() -> None:
+    assert nothing_to_train([without_calls(), rollout(0.0)]) == ""
+    assert nothing_to_train([]) == ""
+
+
+def test_a_batch_that_gives_none_says_why_and_how_many_of_each() -> None:
+    why = nothing_to_train(
+        [without_calls(), without_calls(), rollout(None, calls=[], status="timeout", message="late")]
+    )
+    assert "2 of 3: no LLM call reached the proxy" in why
+    assert "1 of 3: not finished in time" in why
+
+
+def _run(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> str:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast", **settings).to_dict())
+    run.write_rollouts(1, rows)
+    return str(run.path)
+
+
+def test_why_counts_the_reasons_of_a_whole_run(tmp_path: Path) -> None:
+    path = _run(tmp_path, *(rollout(0.0, group="equal") for _ in range(3)), rollout(1.0), rollout(0.0))
+    said = CliRunner().invoke(app, [path]).stdout
+    assert "      3   60%  every reward of its group was equal" in said
+    assert "      2   40%  trained" in said
+    assert "10 of 10 later prompts do not begin with what was sampled (langgraph)" in said
+
+
+def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> None:
+    path = _run(tmp_path, rollout(0.0, rollout_id="ro-abc"), rollout(0.0, rollout_id="ro-abd"))
+    said = CliRunner().invoke(app, [path, "ro-abc"])
+    assert said.stdout.startswith("ro-abc (step 1, task ")
+    assert "all 2 rewards of its group were 0" in said.stdout
+    ambiguous, unknown = CliRunner().invoke(app, [path, "ro-a"]), CliRunner().invoke(app, [path, "xx"])
+    assert (ambiguous.exit_code, unknown.exit_code) == (2, 2)
+    assert "2 rollouts begin with 'ro-a'" in ambiguous.stderr
+    assert "no rollout of this run is 'xx'" in unknown.stderr
+
+
+def test_why_says_what_is_no_run(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, [str(tmp_path / "none")])
+    assert said.exit_code == 2
+    assert "is not a run" in said.stderr
+
+
+def test_a_run_whose_agent_makes_no_call_stops_before_training_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text("async def agent(question, endpoint):\n    return 'SELECT 1'\n")
+    done = run_program(
+        *("-m", "train.run", "--backend", "custom", "--agent", "lazy:agent", "--val-tasks", "4", "--n-runners", "4"),
+        *("--output-dir", str(tmp_path)),
+        environment={**_environment(), "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert "no rollout gave anything to train on. 4 of 4: no LLM call reached the proxy" in done.stderr
+    assert "python -m train.why" in done.stderr
+
+
+def test_a_run_whose_agent_match_selects_nobody_stops_at_its_first_step(tmp_path: Path) -> None:
+    done = run_program(
+        *("-m", "train.run", "--agent-match", "rewrite", "--max-turns", "1", "--val-tasks", "2", "--ci"),
+        *("--output-dir", str(tmp_path)),
+        environment=_environment(),
+    )
+    assert done.returncode == 2
+    assert "agent_match 'rewrite' matched none of its agents; names seen: write_query" in done.stderr
+
+
+def _environment() -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if k != "SPIDER_DATA_DIR"}, "COLUMNS": "200"}
