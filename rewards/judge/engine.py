@@ -65,7 +65,8 @@ class Judge:
             found = await asyncio.wait_for(asyncio.gather(*work), settings.deadline_s)
         except asyncio.TimeoutError as error:
             raise JudgeAbstainedError(
-                f"the judge {settings.model} gave no verdict within its deadline of {settings.deadline_s:g} s"
+                f"the judge {settings.model} gave no verdict within its deadline of {settings.deadline_s:g} s, "
+                f"waiting for one of {settings.concurrency} turns included"
             ) from error
         finally:
             for task in work:

@@ -53,7 +53,7 @@ class JudgeSettings:
     """For a rollout's whole verdict, waiting for a turn and trying again included; then the judge abstains."""
     retries: int = 3
     """Further tries of a request that failed for now (429, 5xx, a lost connection), with growing pauses."""
-    concurrency: int = 8
+    concurrency: int = 32
     """Requests at once, in each process."""
 
     max_calls: int | None = None
