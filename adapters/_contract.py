@@ -114,10 +114,7 @@ class PromptTooLongError(EndpointError):
 
 @runtime_checkable
 class Backend(Protocol):
-    """An agent framework. ``agents`` are the names that ``agent_match`` can select; none where only the run tells.
-
-    A backend whose agent cannot give every form of answer names those that it can: ``forms = ("sql",)``.
-    """
+    """An agent framework. ``agents`` are the names that ``agent_match`` can select; none where only the run tells."""
 
     agents: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""The LangGraph text-to-SQL agent: write, execute, check, rewrite.
+"""The LangGraph text-to-SQL agent: write, execute, check, rewrite, and answer where sentences are asked for.
 
 The graph is compiled once and knows neither model nor database: both come with each run as LangGraph's runtime context.
 That keeps a rollout cheap, and gives the same graph to anybody who wants it without training::
@@ -29,7 +29,7 @@ from adapters._client import Clients, typed_failures
 from adapters._contract import Answer, Endpoint, Question
 from tools.schema import table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
-from tools.types import Step
+from tools.types import AnswerForm, Step
 
 __all__ = ["LangGraphBackend", "SQLContext", "SQLState", "build_sql_graph"]
 
@@ -39,12 +39,17 @@ def _append(old: list[Step], new: list[Step]) -> list[Step]:
 
 
 class SQLState(TypedDict, total=False):
-    """What the graph carries: give it ``question``, read ``sql`` (and ``trace``) at the end."""
+    """What the graph carries: give it ``question``, read ``sql`` (and ``trace``) at the end.
+
+    With ``form`` ``prose`` one more node says in ``answer`` what the last query's rows say.
+    """
 
     question: str
+    form: AnswerForm
     sql: str
     result: str
     feedback: str
+    answer: str
     turns: int
     trace: Annotated[list[Step], _append]
 
@@ -97,6 +102,11 @@ class _Nodes:
         step = await self._ask(runtime.context, "rewrite_query", message)
         return {"sql": prompts.extract_sql(step["output"]), "turns": state["turns"] + 1, "trace": [step]}
 
+    async def answer_question(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
+        message = prompts.answer_message(state["question"], state["sql"], state["result"])
+        step = await self._ask(runtime.context, "answer_question", message)
+        return {"answer": step["output"].strip(), "trace": [step]}
+
     async def _ask(self, context: SQLContext, node: str, message: str) -> Step:
         info = table_info(
             context.database, max_chars=self.table_info_chars, sample_values=self.sample_values, keys=self.keys
@@ -132,17 +142,26 @@ def build_sql_graph(
         query_timeout_s=query_timeout_s,
     )
     graph = StateGraph(SQLState, context_schema=SQLContext)
-    for node in (nodes.write_query, nodes.execute_query, nodes.check_query, nodes.rewrite_query):
+    for node in (
+        *(nodes.write_query, nodes.execute_query, nodes.check_query, nodes.rewrite_query),
+        nodes.answer_question,
+    ):
         graph.add_node(node.__name__, node)
+
+    def end(state: SQLState) -> str:
+        return "answer_question" if state.get("form") == "prose" else END
+
     graph.add_edge(START, "write_query")
     graph.add_edge("write_query", "execute_query")
     graph.add_conditional_edges(
-        "execute_query", lambda state: END if state["turns"] >= max_turns else "check_query", ["check_query", END]
+        "execute_query",
+        lambda state: end(state) if state["turns"] >= max_turns else "check_query",
+        ["check_query", "answer_question", END],
     )
     graph.add_conditional_edges(
         "check_query",
-        lambda state: END if prompts.is_correct(state["feedback"]) else "rewrite_query",
-        ["rewrite_query", END],
+        lambda state: end(state) if prompts.is_correct(state["feedback"]) else "rewrite_query",
+        ["rewrite_query", "answer_question", END],
     )
     graph.add_edge("rewrite_query", "execute_query")
     return graph.compile()
@@ -152,8 +171,7 @@ def build_sql_graph(
 class LangGraphBackend:
     """The graph above as a backend: one compiled graph and one HTTP connection pool for all rollouts."""
 
-    agents = ("write_query", "check_query", "rewrite_query")
-    forms = ("sql",)
+    agents = ("write_query", "check_query", "rewrite_query", "answer_question")
 
     max_turns: int = 3
     table_info_chars: int | None = None
@@ -175,12 +193,13 @@ class LangGraphBackend:
         )
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question with a query. Raises a :class:`adapters.BackendError`."""
+        """Answer one question in the form that it asks for. Raises a :class:`adapters.BackendError`."""
         context = SQLContext(model=self._model(endpoint), database=question.database, headers=endpoint.agent_headers)
         config = {"recursion_limit": 4 * self.max_turns + 4}
         with typed_failures(endpoint):
-            state = await self._graph.ainvoke({"question": question.text, "trace": []}, config, context=context)
-        return Answer(text=state["sql"], trace=state["trace"])
+            given: SQLState = {"question": question.text, "form": question.form, "trace": []}
+            state = await self._graph.ainvoke(given, config, context=context)
+        return Answer(text=state["answer" if question.form == "prose" else "sql"], trace=state["trace"])
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "QUERY_TOOL",
+    "answer_message",
     "ask_message",
     "check_message",
     "extract_sql",
@@ -89,6 +90,14 @@ def check_message(question: str, sql: str, result: str) -> str:
 def rewrite_message(question: str, sql: str, result: str, feedback: str) -> str:
     """Ask for another query, with what the check said."""
     return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nCheck: {feedback}\nWrite a better query."
+
+
+def answer_message(question: str, sql: str, result: str) -> str:
+    """Ask for the answer in sentences, after the last query was run."""
+    return (
+        f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\n"
+        "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
+    )
 
 
 def fence(sql: str) -> str:

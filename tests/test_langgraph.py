@@ -9,7 +9,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 
 import adapters
-from adapters import Endpoint, EndpointError, Question, ToolError
+from adapters import Endpoint, EndpointError, Question, ToolError, prompts
 from adapters.langgraph import LangGraphBackend, SQLContext, build_sql_graph
 from adapters.tracing.testing import Reply, ScriptedPolicyServer
 
@@ -65,6 +65,21 @@ async def test_the_last_query_allowed_is_run_but_not_checked(database: str) -> N
     assert len(requests) == 5
     answer, requests = await _run([RIGHT], database, max_turns=1)
     assert len(requests) == 1
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_a_question_that_asks_for_prose_is_answered_from_the_last_querys_rows(database: str, turns: int) -> None:
+    replies = [RIGHT, *["CORRECT"] * (turns - 1), "\nAnn and Bob sing."]
+    async with ScriptedPolicyServer(replies=replies) as server:
+        backend = LangGraphBackend(max_turns=turns)
+        question = Question(id="1", text="谁唱歌？", database=database, form="prose")
+        answer = await backend.run(question, _endpoint(server))
+        await backend.stop()
+    assert answer.text == "Ann and Bob sing."
+    assert answer.trace[-1]["agent"] == "answer_question"
+    assert server.requests[-1]["messages"][-1]["content"] == prompts.answer_message(
+        "谁唱歌？", "SELECT name FROM singer", "[('Ann',), ('Bob',)]"
+    )
 
 
 async def test_the_schema_and_the_sampling_parameters_reach_the_model(database: str) -> None:

@@ -23,8 +23,7 @@ from domains.medical.facts import DISEASE_FIELDS, DRUG_FIELDS
 from domains.medical.generate import generate
 from domains.medical.loader import BUNDLED
 from tools.schema import table_info
-from train.backends import make_backend
-from train.config import ConfigError, resolve
+from train.config import resolve
 from train.rundir import RunDir
 
 medical = domains.get("medical")
@@ -136,12 +135,6 @@ def test_the_database_has_no_answer_and_no_question(data: domains.TaskData) -> N
 
 
 # It is trained on like any other.
-
-
-def test_a_backend_that_answers_with_queries_only_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"'medical' wants its answers in prose, and backend 'langgraph' gives sql"):
-        make_backend(resolve("fast", backend="langgraph", domain="medical"))
-    assert make_backend(resolve("fast", backend="openai-agents", domain="medical")).agents == ("sql_agent",)
 
 
 async def test_its_reward_tells_the_gold_from_the_gold_of_another_question(data: domains.TaskData) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 
 import adapters
-import domains
 import rewards
 from domains import Domain
 from train.config import ConfigError, RunConfig, resolve
@@ -50,17 +49,9 @@ def make_backend(config: RunConfig) -> adapters.Backend:
     if options.get("agent", "") is None:
         raise ConfigError(f"backend {config.backend!r} needs --agent module:function")
     try:
-        backend = factory(**options)
+        return factory(**options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    form = domains.answer_form(domains.get(config.domain))
-    can = getattr(backend, "forms", (form,))
-    if form not in can:
-        raise ConfigError(
-            f"domain {config.domain!r} wants its answers in {form}, and backend {config.backend!r} gives "
-            f"{' or '.join(can)}: use --backend openai-agents, mcp or custom"
-        )
-    return backend
 
 
 def make_reward(config: RunConfig, domain: Domain) -> rewards.Reward:
