@@ -4,8 +4,8 @@
     wrong    up to 0.5: 0.125 each for executing, and for what it shares (F1) with the gold's tables, columns, clauses
 
 A wrong query never gets more than half of a right one, however much it looks like the gold: the overlap is credit on
-the way, not another way to win. Executing counts only for a query that reads one of the gold's tables, or every group
-would first learn ``SELECT 1``. A right query gets all parts, however it is written. The weights are sums of powers of
+the way, not another way to win. There is none for a query that reads none of the gold's tables, or every group would
+first learn ``SELECT 1``. A right query gets all parts, however it is written. The weights are sums of powers of
 two, so that 0.5 and 1.0 are exact.
 """
 
@@ -46,12 +46,11 @@ def dense(predicted: str, gold: str, database: str) -> dict[str, float]:
 
 def _shares(predicted: str, gold: str, *, executed: bool) -> dict[str, float]:
     ours, theirs = parts_of(gold), parts_of(predicted)
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or not ours.tables & theirs.tables:
         return {"executes": 0.0, "tables": 0.0, "columns": 0.0, "clauses": 0.0}
-    tables = overlap(ours.tables, theirs.tables)
     return {
-        "executes": float(executed and tables > 0),
-        "tables": tables,
+        "executes": float(executed),
+        "tables": overlap(ours.tables, theirs.tables),
         "columns": overlap(ours.columns, theirs.columns),
         "clauses": overlap(ours.clauses, theirs.clauses),
     }

@@ -11,6 +11,7 @@ import hashlib
 import json
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,6 @@ __all__ = ["JudgeCache", "key_of"]
 
 T = TypeVar("T")
 _SCHEMA = """
-PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, model TEXT, reply TEXT, at TEXT DEFAULT CURRENT_TIMESTAMP);
 CREATE TABLE IF NOT EXISTS spent (one INTEGER PRIMARY KEY CHECK (one = 1), calls INTEGER, usd REAL);
@@ -107,9 +107,23 @@ class JudgeCache:
         # One statement is one transaction.
         db = sqlite3.connect(self._path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
         try:
+            _share(db)
             db.executescript(_SCHEMA)
         except sqlite3.Error:
             with suppress(sqlite3.Error):
                 db.close()
             raise
         return db
+
+
+def _share(db: sqlite3.Connection) -> None:
+    """Let readers and a writer work at once. SQLite's own patience does not cover this: two at once are refused."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
