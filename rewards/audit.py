@@ -187,10 +187,8 @@ def main(
     found = asyncio.run(audit(tasks, ask, database=asked.database))
     unfit = _unfit(found, allow)
     if json_file is not None:
-        report = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": unfit}
-        report |= {"separated": found.separated, "tasks": found.tasks, "share_with_findings": round(found.share, 4)}
-        report |= {"tasks_by_finding": found.by_kind, "probes": [asdict(line) for line in found.probes]}
-        write_json(json_file, {**report, "findings": [asdict(each) for each in found.findings]})
+        about = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": unfit}
+        write_json(json_file, {**about, **_report(found)})
     typer.echo(f"data: {data.source}")
     for reason, count in data.left_out.items():
         typer.echo(f"      left out of training by the domain: {count} ({reason})")
@@ -201,6 +199,17 @@ def main(
     typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
     typer.echo(f"not fit to train on: {unfit}" if unfit else "fit to train on")
     raise typer.Exit(1 if unfit else 0)
+
+
+def _report(found: Audit) -> dict[str, Any]:
+    return {
+        "tasks": found.tasks,
+        "separated": found.separated,
+        "share_with_findings": round(found.share, 4),
+        "tasks_by_finding": found.by_kind,
+        "probes": [asdict(line) for line in found.probes],
+        "findings": [asdict(each) for each in found.findings],
+    }
 
 
 def _spread(tasks: list[Any], limit: int) -> list[Any]:
