@@ -1,0 +1,293 @@
+"""An evaluation's figures, its files and its table; any endpoint can be evaluated, and any two runs compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run as run_program
+from typer.testing import CliRunner
+
+from train.config import resolve
+from train.evaluate import app
+from train.evaluation.measure import compare, measure
+from train.evaluation.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
+from train.evaluation.statistics import bootstrap, mcnemar
+from train.evaluation.table import comparison, details, table
+from train.rundir import RunDir
+
+REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
+
+
+def rollout(task: str, reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
+    """A real rollout of validation with other facts."""
+    hardness = changes.pop("hardness", "easy")
+    about = json.dumps({"id": task, "question": "?", "hardness": hardness})
+    made = {**REAL, "mode": "val", "temperature": 0.0, "step": 0, "task_id": task, "task": about, "reward": reward}
+    return {**made, **changes}
+
+
+# -- statistics
+
+
+def test_the_bootstraps_interval_is_the_binomials_where_each_question_has_one_sample() -> None:
+    low, high = bootstrap([[1.0]] * 60 + [[0.0]] * 40)
+    # The normal approximation: 0.6 -+ 1.96 * sqrt(0.6 * 0.4 / 100).
+    assert (low, high) == pytest.approx((0.504, 0.696), abs=0.015)
+    assert bootstrap([[1.0]] * 60 + [[0.0]] * 40) == [low, high]
+
+
+def test_samples_of_one_question_are_not_taken_for_independent() -> None:
+    alike = bootstrap([[1.0] * 16] * 12 + [[0.0] * 16] * 8)
+    assert alike == bootstrap([[1.0]] * 12 + [[0.0]] * 8)
+
+
+def test_an_interval_of_nothing_is_everything() -> None:
+    assert bootstrap([]) == [0.0, 1.0]
+    assert bootstrap([[1.0]] * 5) == [1.0, 1.0]
+
+
+def test_mcnemars_exact_test_is_the_binomials() -> None:
+    # 2 * P(X <= 1) and 2 * P(X <= 2) for X of 10 fair coins.
+    assert mcnemar(9, 1) == pytest.approx(2 * 11 / 1024)
+    assert mcnemar(2, 8) == pytest.approx(2 * 56 / 1024)
+    assert mcnemar(8, 2) == mcnemar(2, 8)
+    assert mcnemar(0, 0) == mcnemar(5, 5) == 1.0
+
+
+# -- figures
+
+
+def test_accuracy_is_told_overall_and_by_hardness() -> None:
+    figures = measure([rollout("a", 1.0), rollout("b", 0.0, hardness="hard"), rollout("c", 1.0, hardness="hard")])
+    assert (figures["accuracy"], figures["questions"]) == (pytest.approx(2 / 3, abs=1e-4), 3)
+    assert figures["by_hardness"]["hard"]["accuracy"] == 0.5
+    assert figures["by_hardness"]["easy"]["questions"] == 1
+
+
+def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
+    figures = measure([rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")])
+    assert (figures["accuracy"], figures["judged"], figures["rollouts"]) == (0.5, 2, 3)
+    assert figures["failures"] == {"endpoint": 1, "agent": 1}
+
+
+def test_accuracy_by_turn_is_what_the_answer_would_have_been_after_so_many_queries() -> None:
+    rows = [
+        rollout("a", 0.0, turn_scores="[1.0, 0.0]"),
+        rollout("b", 1.0, turn_scores="[1.0]"),
+        rollout("c", 1.0, turn_scores="[0.0, 0.0, 1.0]"),
+    ]
+    assert measure(rows)["by_turn"] == pytest.approx([2 / 3, 1 / 3, 2 / 3], abs=1e-4)
+
+
+def test_transitions_and_lengths_are_means_over_rollouts_and_calls() -> None:
+    figures = measure([rollout("a"), rollout("b", calls=REAL["calls"][:1])])
+    lengths = [len(call["prompt_ids"]) for call in [*REAL["calls"], REAL["calls"][0]]]
+    assert figures["transitions"] == 2
+    assert figures["prompt_tokens"] == pytest.approx(sum(lengths) / 4, abs=0.1)
+    assert figures["lengths_from"] == "ids"
+
+
+def test_without_token_ids_lengths_are_the_endpoints_counts_and_it_is_said() -> None:
+    calls = [
+        {"agent": "", "problem": "the server sent no token ids", "prompt_tokens": 100, "response_tokens": 10},
+        {"agent": "", "problem": "failed with status 500: boom", "prompt_tokens": 0, "response_tokens": 0},
+    ]
+    figures = measure([rollout("a", calls=[], untrainable=json.dumps(calls))])
+    assert (figures["transitions"], figures["prompt_tokens"], figures["response_tokens"]) == (1, 100, 10)
+    assert figures["lengths_from"] == "usage"
+    assert "no token ids: lengths are its own counts" in details(figures)
+
+
+def test_runs_are_compared_question_by_question_over_those_that_both_judged() -> None:
+    first = [rollout("a", 0.0), rollout("b", 1.0), rollout("c", 0.0), rollout("only", 1.0)]
+    second = [rollout("a", 1.0), rollout("b", 1.0), rollout("c", 1.0), rollout("lost", None, status="timeout")]
+    result = compare(first, second)
+    assert (result["won"], result["lost"], result["questions"]) == (["a", "c"], [], 3)
+    assert (result["only_first"], result["only_second"]) == (1, 0)
+    assert result["difference"] == pytest.approx(2 / 3, abs=1e-4)
+    assert result["p"] == 0.5
+    assert "B won 2 and lost 0, alike on 1" in comparison(result, ["x", "y"], "text")
+
+
+def test_with_several_samples_a_question_is_won_by_its_mean() -> None:
+    first = [rollout("a", 1.0), rollout("a", 0.0), rollout("b", 1.0), rollout("b", 0.0)]
+    second = [rollout("a", 1.0), rollout("a", 1.0), rollout("b", 0.0), rollout("b", 1.0)]
+    assert compare(first, second)["won"] == ["a"]
+
+
+# -- the official evaluator's files
+
+
+@pytest.mark.parametrize(
+    ("sql", "line"),
+    [
+        ("SELECT a\n  FROM b;\n", "SELECT a FROM b"),
+        ("SELECT a -- all\nFROM b", "SELECT a FROM b"),
+        ("SELECT /* x\n */ a", "SELECT a"),
+        ("SELECT '--  no; comment'", "SELECT '--  no; comment'"),
+        ("SELECT 'it''s\tone' ;", "SELECT 'it''s one'"),
+        ("  ", ""),
+    ],
+)
+def test_a_query_is_one_line(sql: str, line: str) -> None:
+    assert one_line(sql) == line
+
+
+def test_a_question_without_an_answer_shifts_no_line() -> None:
+    tasks = [{"id": name, "query": "SELECT 1", "db_id": "db"} for name in "abc"]
+    assert prediction_lines(tasks, {"c": "SELECT\n2", "a": "SELECT 1"}) == ["SELECT 1", NO_ANSWER, "SELECT 2"]
+    assert gold_lines(tasks) == ["SELECT 1\tdb"] * 3
+
+
+# -- the table
+
+
+def test_the_table_shows_both_ends_of_a_training_run() -> None:
+    before, after = measure([rollout("a", 0.0)]), measure([rollout("a", 1.0, calls=REAL["calls"][:1])])
+    entry = {"model": "a|b", "context": 2048, "max_turns": 3, "agents": "write", "first": before, "last": after}
+    markdown = table([entry], "markdown").splitlines()
+    assert markdown[0].startswith("| Model | Context | Max turns | Agents | Accuracy first | Accuracy last |")
+    assert markdown[2].startswith("| a\\|b | 2048 | 3 | write | 0.0 | 100.0 | 3 → 1 |")
+    assert json.loads(table([entry], "json"))[0]["last"]["accuracy"] == 1.0
+    assert table([{**entry, "first": None}], "text").splitlines()[1].split()[4] == "-"
+
+
+# -- the command
+
+
+def _evaluate(*arguments: str, **environment: str) -> Any:
+    kept = {k: v for k, v in os.environ.items() if k not in ("SPIDER_DATA_DIR", "OPENAI_API_KEY")}
+    return run_program("-m", "train.evaluate", *arguments, environment={**kept, "COLUMNS": "200", **environment})
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The starter on five questions, twice each, and what was printed."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    done = _evaluate("--tasks", "5", "-n", "2", "--temperature", "0.7", "--output-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder / "latest", done.stdout
+
+
+def test_an_evaluation_is_a_folder_like_a_runs(evaluated: tuple[Path, str]) -> None:
+    folder, printed = evaluated
+    run = RunDir.open(folder)
+    rows, damaged = run.rollouts()
+    assert (len(rows), damaged) == (10, [])
+    assert [line["step"] for line in run.metrics()] == [0]
+    figures = json.loads((folder / "evaluation.json").read_text())
+    assert (figures["questions"], figures["judged"], figures["samples"]) == (5, 10, 2)
+    assert figures["lengths_from"] == "ids"
+    assert len(figures["by_turn"]) in (1, 2)
+    assert "5 questions, 2 samples each" in printed
+    assert (folder / "table.md").read_text().startswith("| Model |")
+
+
+def test_an_evaluations_predictions_are_in_the_order_of_the_questions(evaluated: tuple[Path, str]) -> None:
+    folder, _ = evaluated
+    rows, _ = RunDir.open(folder).rollouts()
+    for name, sample in (("predictions.sql", rows[:5]), ("predictions-2.sql", rows[5:])):
+        lines = (folder / name).read_text().splitlines()
+        assert lines == [one_line(row["answer"]) or NO_ANSWER for row in sample]
+    golds = [json.loads(row["task"]) for row in rows[:5]]
+    assert (folder / "gold.sql").read_text().splitlines() == [f"{task['query']}\t{task['db_id']}" for task in golds]
+
+
+def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = evaluated
+    rows, _ = RunDir.open(folder).rollouts()
+    config = resolve("fast").to_dict()
+    trained = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+    for step, score in ((0, 0.0), (3, 1.0)):
+        one = [{**row, "step": step, "temperature": 0.0, "reward": score} for row in rows[:5]]
+        trained.write_rollouts(step, one, kind="val-0")
+    tabled = CliRunner().invoke(app, [str(folder), str(trained.path), "--format", "json"])
+    first, second = json.loads(tabled.stdout)
+    assert first["first"] is None
+    assert (second["first"]["accuracy"], second["last"]["accuracy"]) == (0.0, 1.0)
+    compared = CliRunner().invoke(app, ["--compare", str(folder), str(trained.path)])
+    assert "McNemar's exact test" in compared.stdout
+
+
+def test_what_cannot_be_evaluated_is_said_in_one_sentence(tmp_path: Path) -> None:
+    for arguments, said in (
+        (["--model", "no/such"], "no model in no/such"),
+        (["no/such/run"], "no/such/run is not a run"),
+        (["--base-url", "http://127.0.0.1:9/v1", "--model", "m"], "does not answer as an OpenAI endpoint"),
+        (["--backend", "langgraf"], "unknown backend 'langgraf'"),
+    ):
+        done = CliRunner().invoke(app, [*arguments, "--output-dir", str(tmp_path)])
+        assert done.exit_code == 2
+        assert said in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+# -- an endpoint of somebody else's
+
+
+class _Endpoint(BaseHTTPRequestHandler):
+    """It wants a key, refuses what OpenAI's API does not know, and sends counts but no token ids."""
+
+    asked: list[dict[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.headers["Authorization"] != "Bearer sesame":
+            return self._send(401, {"error": {"message": "no such key", "type": "auth"}})
+        if "return_token_ids" in body:
+            return self._send(400, {"error": {"message": "unrecognized argument: return_token_ids"}})
+        self.asked.append(body)
+        text = "CORRECT" if "CORRECT or" in body["messages"][-1]["content"] else "```sql\nSELECT 1\n```"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
+        reply = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "usage": usage}
+        return self._send(200, {**reply, "choices": [choice]})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    _Endpoint.asked = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_an_endpoint_without_token_ids_is_evaluated_and_its_lengths_are_its_counts(
+    endpoint: str, tmp_path: Path
+) -> None:
+    arguments = ("--base-url", endpoint, "--model", "big-1", "--tasks", "2", "--output-dir", str(tmp_path))
+    done = _evaluate(*arguments, OPENAI_API_KEY="sesame")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())
+    assert (figures["judged"], figures["transitions"], figures["failures"]) == (2, 2, {})
+    assert (figures["prompt_tokens"], figures["response_tokens"], figures["lengths_from"]) == (70, 7, "usage")
+    assert "The endpoint sent no token ids" in done.stdout
+    assert {body["model"] for body in _Endpoint.asked} == {"big-1"}
+    kept = "".join(path.read_text() for path in (tmp_path / "latest").glob("*.json*"))
+    assert "sesame" not in kept + done.stdout + done.stderr
+
+
+def test_a_wrong_key_is_said_in_the_endpoints_own_words(endpoint: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["--base-url", endpoint, "--model", "m", "--output-dir", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "answered 401: no such key" in done.stderr
