@@ -99,7 +99,7 @@ async def audit(
     for task, results in zip(tasks, judged, strict=True):
         gold = results[0][1].value
         for probe, scored in results:
-            wins = probe.kind != "gold" and scored.value is not None and bool(gold) and scored.value >= gold - _SLACK
+            wins = probe.kind != "gold" and _wins(scored.value, gold)
             lines[probe.name].append((probe, scored, wins))
             if kind := _kind(probe, scored, wins, gold):
                 findings.append(
@@ -118,6 +118,11 @@ async def audit(
     return Audit(
         tasks=len(tasks), separated=separated, probes=[_line(*each) for each in lines.items()], findings=findings
     )
+
+
+def _wins(value: float | None, gold: float | None) -> bool:
+    """Whether an answer earns what the gold does, where that is something."""
+    return value is not None and gold is not None and gold > 0 and value >= gold - _SLACK
 
 
 def _kind(probe: Probe, scored: Score, wins: bool, gold: float | None) -> str:

@@ -49,7 +49,7 @@ class MedicalDomain:
             if not part:
                 raise DataError(f"{file} has no {split} questions; add some, or leave out the column split.")
         sizes = ", ".join(f"{split} {len(part):,} questions" for split, part in parts.items())
-        return TaskData(**parts, source=f"{chosen}: {sizes}")
+        return TaskData(train=parts["train"], validation=parts["validation"], source=f"{chosen}: {sizes}")
 
     def database(self, task: Task) -> str:
         """The absolute path of the SQLite file."""
