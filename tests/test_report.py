@@ -1,0 +1,337 @@
+"""A report is one page that needs nothing else, shows any run in any state, and lets nothing of a model's be markup."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from train.config import resolve
+from train.report.__main__ import app
+from train.report.browser import Limits, choose
+from train.report.build import build
+from train.report.charts import Chart, Series, charts
+from train.report.svg import draw, ticks
+from train.report.watch import make_server
+from train.rundir import RunDir
+
+REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+def rollout(**changes: Any) -> dict[str, Any]:
+    return {**REAL, **changes}
+
+
+def validation(step: int, accuracy: float) -> dict[str, Any]:
+    levels = {"easy": accuracy, "hard": 0.0}
+    return {"accuracy": accuracy, "interval": [0.1, 0.9], "n": 2, "total": 2, "by_hardness": levels, "failures": {}}
+
+
+def line(step: int, **more: Any) -> dict[str, Any]:
+    seconds = {"update": 1.0, "sampling": 2.0, "sql": 0.0, "reward": 0.0, "agent": 0.5, "waiting": 0.0}
+    return {
+        "step": step,
+        "reward": 0.25,
+        "failures": {"timeout": step},
+        "seconds": seconds,
+        "wall_s": 9.0 * step,
+        **more,
+    }
+
+
+def new_run(tmp_path: Path, **settings: Any) -> RunDir:
+    config = resolve("fast", steps=2, **settings).to_dict()
+    return RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> RunDir:
+    """A run of two steps, validated before and after, with a failure."""
+    run = new_run(tmp_path)
+    for step, score in ((0, 0.0), (2, 1.0)):
+        rows = [rollout(mode="val", temperature=0.0, step=step, task_id=f"t{n}", reward=score) for n in range(2)]
+        run.write_rollouts(step, rows, kind="val-0")
+    run.append_metrics({"step": 0, "validation": validation(0, 0.0), "wall_s": 1.0})
+    for step in (1, 2):
+        group = [rollout(mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n)) for n in range(2)]
+        failed = rollout(
+            mode="train", step=step, rollout_id=f"ro-{step}-x", reward=None, status="timeout", message="late"
+        )
+        run.write_rollouts(step, [*group, failed])
+        run.append_metrics(line(step, **({"validation": validation(2, 1.0)} if step == 2 else {})))
+    return run
+
+
+class _Page(HTMLParser):
+    """Tags, their addresses, and the packed data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(html)
+        packed = re.search(r'<script id="data" type="text/plain">(.*?)</script>', html)
+        assert packed is not None
+        self.data = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href", "action", "data")]
+        self.handlers += [name for name, _ in attributes if name.startswith("on")]
+
+
+def read(run: RunDir) -> _Page:
+    return _Page(build(run).html)
+
+
+def test_a_page_is_one_file_that_asks_for_nothing(finished: RunDir) -> None:
+    html = build(finished).html
+    page = _Page(html)
+    assert page.addresses == []
+    assert not re.search(r"https?://(?!www\.w3\.org)|url\(|@import", html)
+    assert "default-src 'none'" in html
+
+
+def test_a_page_has_the_curves_and_the_rollouts_before_beside_after(finished: RunDir) -> None:
+    report = build(finished)
+    assert [chart.key for chart in report.charts] == ["accuracy", "hardness", "length", "failures", "time"]
+    data = _Page(report.html).data
+    validated = [each for each in data["rollouts"] if each["mode"] == "val"]
+    assert {(each["task"], each["step"], each["reward"]) for each in validated} == {
+        ("t0", 0, 0.0), ("t0", 2, 1.0), ("t1", 0, 0.0), ("t1", 2, 1.0),
+    }  # fmt: skip
+    assert "0.000 → 1.000" in report.html
+    assert "not finished in time" in report.html
+
+
+def test_a_rollout_has_its_turns_its_reward_and_why(finished: RunDir) -> None:
+    rollouts = {each["id"]: each for each in read(finished).data["rollouts"]}
+    right = rollouts["ro-1-1"]
+    assert [turn["agent"] for turn in right["turns"]] == [step["agent"] for step in json.loads(REAL["trace"])]
+    assert "group's mean is 0.5" in right["why"]
+    assert "late" in rollouts["ro-1-x"]["why"]
+
+
+def test_the_loss_mask_is_on_the_sampled_tokens_only(finished: RunDir) -> None:
+    data = read(finished).data
+    right = next(each for each in data["rollouts"] if each["id"] == "ro-1-1")
+    shown = [
+        [(sampled, "".join(data["words"][place][1] for place in part)) for sampled, part in runs]
+        for runs in right["tokens"]
+    ]
+    ids = [
+        [(sampled, [data["words"][place][0] for place in part]) for sampled, part in runs] for runs in right["tokens"]
+    ]
+    assert ids == [[(0, call["prompt_ids"]), (1, call["response_ids"])] for call in REAL["calls"]]
+    assert shown[1][1][1].startswith(("CORRECT", "INCORRECT"))
+
+
+def test_tokens_of_agents_that_are_not_trained_carry_no_loss(tmp_path: Path) -> None:
+    run = new_run(tmp_path, agent_match="write")
+    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    [shown] = read(run).data["rollouts"]
+    assert len(shown["tokens"]) == len([call for call in REAL["calls"] if "write" in call["agent"]])
+
+
+def test_nothing_that_a_model_or_a_data_set_wrote_is_markup(tmp_path: Path) -> None:
+    step = {"agent": EVIL, "kind": "llm", "input": EVIL, "output": EVIL, "ok": True}
+    evil = rollout(
+        mode="train",
+        step=1,
+        rollout_id=EVIL,
+        task_id=EVIL,
+        status=EVIL,
+        message=EVIL,
+        answer=EVIL,
+        reward=None,
+        trace=json.dumps([step]),
+        task=json.dumps({"id": EVIL, "question": EVIL, "query": EVIL, "hardness": EVIL, "db_id": EVIL}),
+    )
+    run = new_run(tmp_path, model=EVIL)
+    run.write_rollouts(1, [evil])
+    run.append_metrics(line(1, failures={EVIL: 3}, validation={**validation(1, 0.5), "by_hardness": {EVIL: 0.5}}))
+    html = build(run).html
+    page, plain = _Page(html), read(new_run(tmp_path / "plain"))
+    assert page.tags.count("script") == plain.tags.count("script") == 2
+    assert "img" not in page.tags
+    assert page.handlers == []
+    assert "onerror=alert" not in re.sub(r"&lt;img src=x onerror=alert", "", html)
+    assert page.data["rollouts"][0]["answer"] == EVIL
+
+
+def test_the_script_writes_text_only() -> None:
+    script = (Path(__file__).parents[1] / "train" / "report" / "page.js").read_text()
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "srcdoc", "DOMParser"):
+        assert way not in script
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    html = build(new_run(tmp_path)).html
+    assert "No step has ended yet" in html
+    assert _Page(html).data["rollouts"] == []
+
+
+def test_a_run_that_goes_on_or_was_killed_has_a_page_of_what_it_has(finished: RunDir) -> None:
+    (finished.path / "rollouts" / "step-00002-train.parquet").write_bytes(b"half a file")
+    with open(finished.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "rew')
+    html = build(finished).html
+    assert "step-00002-train.parquet cannot be read" in html
+    assert {each["step"] for each in _Page(html).data["rollouts"] if each["mode"] == "train"} == {1}
+
+
+def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    run.append_metrics(line(1))
+    report = build(run)
+    assert [chart.key for chart in report.charts] == ["accuracy", "length", "failures", "time"]
+    assert "step 1 of 2" in report.html
+
+
+def test_a_run_whose_tokenizer_is_gone_shows_ids(tmp_path: Path) -> None:
+    run = new_run(tmp_path, model="somebody/elses")
+    run.write_rollouts(1, [rollout(mode="train", step=1)])
+    number, text = read(run).data["words"][0]
+    assert text == f"#{number}"
+
+
+def test_reward_parts_are_drawn_where_there_are_any(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(mode="train", step=1, parts='{"executes": 0.1, "match": 1.0}')])
+    run.append_metrics(line(1))
+    chart = next(chart for chart in build(run).charts if chart.key == "parts")
+    assert [(series.name, list(series.points)) for series in chart.series] == [
+        ("executes", [(1, 0.1)]),
+        ("match", [(1, 1.0)]),
+    ]
+
+
+# -- what bounds it
+
+
+def notes(steps: int, group: int) -> list[dict[str, Any]]:
+    made = []
+    for step in range(steps):
+        for number in range(group):
+            made.append({"batch": step, "place": number, "mode": "train", "step": step, "group": "g", "task_id": "t",
+                         "temperature": 1.0, "status": "succeeded", "reward": float(number == 0)})  # fmt: skip
+    return made
+
+
+def test_however_long_a_run_is_so_many_rollouts_are_shown() -> None:
+    limits = Limits()
+    chosen = choose(notes(steps=500, group=20), limits)
+    assert len(chosen) == limits.steps * limits.group
+    assert {chosen[0]["step"], chosen[-1]["step"]} == {0, 499}
+
+
+def test_validation_questions_whose_outcome_changed_come_first() -> None:
+    made = []
+    for step in (0, 9):
+        for number in range(1000):
+            changed = number >= 990 and step == 9
+            made.append({"batch": step, "place": number, "mode": "val", "step": step, "group": "g", "task_id": str(number),
+                         "temperature": 0.0, "status": "succeeded", "reward": float(changed)})  # fmt: skip
+    chosen = choose(made, Limits(questions=20))
+    assert len(chosen) == 40
+    assert {str(number) for number in range(990, 1000)} <= {note["task_id"] for note in chosen}
+
+
+def test_long_texts_and_prompts_are_cut_in_the_middle_and_it_is_said(tmp_path: Path) -> None:
+    call = {**REAL["calls"][0], "prompt_ids": [5] * 9000}
+    trace = [{"agent": "a", "kind": "tool", "input": "x" * 50_000, "output": "", "ok": True}] * 100
+    run = new_run(tmp_path)
+    run.write_rollouts(1, [rollout(mode="train", step=1, calls=[call], trace=json.dumps(trace))])
+    [shown] = read(run).data["rollouts"]
+    limits = Limits()
+    assert len(shown["turns"]) == limits.turns
+    assert len(shown["turns"][0]["input"]) < limits.characters + 60
+    assert "46,000 characters" in shown["turns"][0]["input"]
+    _, left_out, _, (sampled, tokens) = shown["tokens"][0]
+    assert left_out == [-1, [9000 + len(call["response_ids"]) - limits.tokens]]
+    assert (sampled, len(tokens)) == (1, len(call["response_ids"]))
+
+
+# -- charts
+
+
+def test_ticks_are_round_and_cover_the_range() -> None:
+    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert ticks(0, 28, 6) == [0, 5, 10, 15, 20, 25]
+    assert ticks(3, 3) == [3]
+
+
+@pytest.mark.parametrize("points", [[(0, 0.0)], [(5, 1e9), (6, -1.0)], [(n, n % 3) for n in range(500)]])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_chart_stays_within_its_frame(points: list[tuple[float, float]], stacked: bool) -> None:
+    svg = draw(Chart(key="k", title="t", unit="u", stacked=stacked, series=[Series(name="s", points=points)]))
+    for x in re.findall(r'(?:cx|x1|x2)="([-\d.]+)"', svg):
+        assert 0 <= float(x) <= 480
+    for y in re.findall(r'(?:cy|y1|y2)="([-\d.]+)"', svg):
+        assert 0 <= float(y) <= 260
+    assert "nan" not in svg
+
+
+def test_a_line_without_validation_or_failures_draws_no_empty_chart() -> None:
+    assert charts([{"step": 0}, {"step": 1, "reward": None}], {}, {}) == []
+
+
+# -- the command and the live page
+
+
+def test_the_command_writes_a_page_and_pngs(finished: RunDir, tmp_path: Path) -> None:
+    page = tmp_path / "somewhere" / "page.html"
+    done = CliRunner().invoke(app, [str(finished.path), "--output", str(page)])
+    assert done.exit_code == 0, done.output
+    assert page.read_text().startswith("<!doctype html>")
+    pngs = list(page.with_suffix("").glob("*.png"))
+    assert len(pngs) == 5
+    assert all(png.read_bytes().startswith(b"\x89PNG") for png in pngs)
+
+
+def test_the_command_says_what_is_no_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, [str(tmp_path)])
+    assert (done.exit_code, "is not a run" in done.stderr) == (2, True)
+
+
+@pytest.fixture
+def served(finished: RunDir) -> Iterator[str]:
+    with make_server(finished) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def get(address: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as reply:
+        return reply.read().decode()
+
+
+def test_a_live_page_loads_itself_again_when_the_run_has_gone_on(served: str, finished: RunDir) -> None:
+    state = get(f"{served}/state")
+    assert repr(state) in get(f"{served}/")
+    assert get(f"{served}/state") == state
+    finished.append_metrics(line(3))
+    assert get(f"{served}/state") != state
+    assert repr(get(f"{served}/state")) in get(f"{served}/")
+
+
+def test_a_live_page_is_for_this_machine_only(served: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get(served, Host="evil.example:80")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(f"{served}/../config.json")
