@@ -244,8 +244,8 @@ def test_validation_questions_whose_outcome_changed_come_first() -> None:
     for step in (0, 9):
         for number in range(1000):
             changed = number >= 990 and step == 9
-            made.append({"batch": step, "place": number, "mode": "val", "step": step, "group": "g", "task_id": str(number),
-                         "temperature": 0.0, "status": "succeeded", "reward": float(changed)})  # fmt: skip
+            note = {"batch": step, "place": number, "mode": "val", "step": step, "group": "g", "task_id": str(number)}
+            made.append({**note, "temperature": 0.0, "status": "succeeded", "reward": float(changed)})
     chosen = choose(made, Limits(questions=20))
     assert len(chosen) == 40
     assert {str(number) for number in range(990, 1000)} <= {note["task_id"] for note in chosen}
