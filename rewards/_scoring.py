@@ -36,12 +36,16 @@ async def score(reward: Reward, task: Mapping[str, Any], answer: str, trace: Seq
         return Score(None, f"{type(error).__name__}: {error}")
 
 
-async def each_at_once(work: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
+async def each_at_once(
+    work: Callable[[T], Awaitable[R]], items: Iterable[T], *, on_end: Callable[[], None] = lambda: None
+) -> list[R]:
     """``work`` on every item, :data:`AT_ONCE` of them at a time; the results in the items' order."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(item: T) -> R:
         async with free:
-            return await work(item)
+            result = await work(item)
+            on_end()
+            return result
 
     return list(await asyncio.gather(*map(one, items)))

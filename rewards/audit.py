@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
+from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, progress, write_json
 from rewards._contract import Reward
 from rewards._probes import Probe, probes
 from rewards._scoring import Score, each_at_once, score
@@ -82,9 +82,13 @@ class Audit:
 
 
 async def audit(
-    tasks: Sequence[Mapping[str, Any]], reward: Reward, *, database: Callable[[Mapping[str, Any]], str]
+    tasks: Sequence[Mapping[str, Any]],
+    reward: Reward,
+    *,
+    database: Callable[[Mapping[str, Any]], str],
+    on_end: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Probe ``reward`` on ``tasks``; ``database`` gives the path of a task's SQLite file."""
+    """Probe ``reward`` on ``tasks``; ``database`` gives the path of a task's SQLite file, ``on_end`` hears of each."""
     golds = [str(task.get("query", task.get("answer", ""))) for task in tasks]
 
     async def one(place: int) -> list[tuple[Probe, Score]]:
@@ -92,7 +96,7 @@ async def audit(
         tried = await asyncio.to_thread(probes, task, database=database(task), another=another)
         return [(probe, await score(reward, task, probe.answer, probe.trace)) for probe in tried]
 
-    judged = await each_at_once(one, range(len(tasks)))
+    judged = await each_at_once(one, range(len(tasks)), on_end=on_end)
     lines: dict[str, list[tuple[Probe, Score, bool]]] = defaultdict(list)
     findings: list[Finding] = []
     separated = 0
@@ -189,7 +193,8 @@ def main(
     tasks = _spread([*data.train, *data.validation], limit)
     if not tasks:
         fail(f"{data.source}: there are no tasks to audit")
-    found = asyncio.run(audit(tasks, ask, database=asked.database))
+    with progress("Auditing", len(tasks)) as on_end:
+        found = asyncio.run(audit(tasks, ask, database=asked.database, on_end=on_end))
     unfit = _unfit(found, allow)
     if json_file is not None:
         about = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": unfit}

@@ -14,14 +14,14 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
+from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, progress, write_json
 from rewards._contract import Reward
 from rewards._scoring import Score, each_at_once, score
 from tools.plugins import UnknownNameError
@@ -87,8 +87,13 @@ class Replay:
     failed: int
 
 
-async def replay(rows: Iterable[Mapping[str, Any]], reward: Reward) -> Replay:
-    """Score ``rows``, which have :data:`COLUMNS`, with ``reward``. Raises ``ValueError`` for a row that is none."""
+async def replay(
+    rows: Iterable[Mapping[str, Any]], reward: Reward, *, on_end: Callable[[], None] = lambda: None
+) -> Replay:
+    """Score ``rows``, which have :data:`COLUMNS`, with ``reward``; ``on_end`` hears of each that is judged.
+
+    Raises ``ValueError`` for a row that is none.
+    """
     rows = list(rows)
     kept = [_parsed(row) for row in rows if row.get("reward") is not None]
 
@@ -96,7 +101,7 @@ async def replay(rows: Iterable[Mapping[str, Any]], reward: Reward) -> Replay:
         row, task, trace = item
         return await score(reward, task, row["answer"], trace)
 
-    scores = await each_at_once(one, kept)
+    scores = await each_at_once(one, kept, on_end=on_end)
     rollouts = [_rescored(row, task, said) for (row, task, _), said in zip(kept, scores, strict=True)]
     groups: dict[tuple[int, str], list[Rescored]] = defaultdict(list)
     for rollout in rollouts:
@@ -169,7 +174,8 @@ def main(
     try:
         ask, told = chosen(reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS)
-        found = asyncio.run(replay(rows, ask))
+        with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
+            found = asyncio.run(replay(rows, ask, on_end=on_end))
     except (UnknownNameError, ValueError, RunDirError) as error:
         fail(error)
     if json_file is not None:
@@ -218,12 +224,11 @@ def _mean(values: Sequence[float]) -> float | None:
 def _table(found: Replay, name: str) -> list[str]:
     counts, total = _counts(found), len(found.groups)
     before, after = counts["groups_keep"] + counts["groups_lose"], counts["groups_keep"] + counts["groups_gain"]
+    mean = f": mean {counts['mean_old']:.3f} then, {counts['mean_new']:.3f} now" if counts["judged"] else ""
     lines = [
-        f"reward {name} on {counts['judged']:,} rollouts: mean {counts['mean_old']} then, {counts['mean_new']} now"
+        f"reward {name} on {counts['judged']:,} rollouts{mean}",
+        f"    {counts['failed_then']:,} had failed and stay failures, {counts['failed_now']:,} cannot be judged now",
     ]
-    lines.append(
-        f"    {counts['failed_then']:,} had failed and stay failures, {counts['failed_now']:,} cannot be judged now"
-    )
     lines.append(f"groups with a gradient: {before:,} of {total:,} then, {after:,} now")
     for kind, gained in (("gain", True), ("lose", False)):
         changed = [g for g in found.groups if g.has_gradient == gained and g.had_gradient != gained]
