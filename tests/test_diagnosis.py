@@ -176,6 +176,11 @@ def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> 
     assert "no rollout of this run is 'xx'" in unknown.stderr
 
 
+def test_why_of_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
+    assert CliRunner().invoke(app, [str(run.path)]).stdout == "no rollout has been written yet\n"
+
+
 def test_why_says_what_is_no_run(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, [str(tmp_path / "none")])
     assert said.exit_code == 2

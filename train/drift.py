@@ -165,9 +165,13 @@ def _count(ids: Sequence[int], part: Sequence[int]) -> int:
     return sum(ids[start : start + size] == part for start in range(len(ids) - size + 1)) if size else 0
 
 
-def _agreement(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return place
-    return min(len(one), len(other))
+def _agreement(one: list[int], other: list[int]) -> int:
+    """How many tokens both begin with: found by halves, since prompts of thousands of tokens agree for most of them."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

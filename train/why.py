@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from train.diagnosis import KINDS, diagnose
-from train.drift import CAUSES, Drift, drifts
+from train.diagnosis import KINDS, Reason, diagnose
+from train.drift import CAUSES, drifts
 from train.rundir import RunDir, RunDirError
 from train.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = ["app", "explain", "overview"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+Row = Mapping[str, Any]
 
 _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
@@ -41,76 +43,76 @@ def main(
     """Say why a rollout gave no triplets or no gradient; without a rollout, how many of each there are."""
     try:
         run = RunDir.open(run_dir)
-        rows, damaged = run.rollouts(_COLUMNS)
+        damaged: list[str] = []
+        batches = run.rollout_batches(_COLUMNS, damaged)
         config, words = run.config(), vocabulary_of(run)
-        for sentence in damaged:
-            typer.echo(f"warning: {sentence}", err=True)
-        lines = overview(rows, config, words) if rollout_id is None else explain(rows, rollout_id, config, words)
+        lines = overview(batches, config, words) if rollout_id is None else explain(batches, rollout_id, config, words)
         for line in lines:
             typer.echo(line)
+        for sentence in damaged:
+            typer.echo(f"warning: {sentence}", err=True)
     except (RunDirError, UnknownRolloutError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
 
 
-def overview(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
-    """How many rollouts of each kind, each with an example; then the drifts."""
-    training = [row for row in rows if row["mode"] == "train"]
-    yield f"{len(rows)} rollouts, {len(training)} of them for training"
-    reasons = diagnose(rows, agent_match=config.get("agent_match"), trainer=str(config.get("trainer", "local")))
-    examples: dict[str, tuple[str, str]] = {}
-    for row, reason in zip(rows, reasons, strict=True):
-        examples.setdefault(reason.kind, (row["rollout_id"], reason.text))
-    counted = Counter(reason.kind for reason in reasons)
-    for kind, count in counted.most_common():
-        yield f"{count:7}  {count / len(rows):4.0%}  {KINDS[kind]}"
-        yield f"                {examples[kind][0]}: {examples[kind][1]}"
-    yield from _drifts_of_all(rows, config, words)
+def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
+    """How many rollouts of each kind, each with an example; then the drifts.
+
+    ``batches`` are whole steps and validations, and only one of them is held at a time.
+    """
+    counted, causes = Counter[str](), Counter[str]()
+    examples: dict[str, str] = {}
+    training = later = 0
+    for rows in batches:
+        training += sum(row["mode"] == "train" for row in rows)
+        for row, reason in zip(rows, _reasons(rows, config), strict=True):
+            counted[reason.kind] += 1
+            examples.setdefault(reason.kind, f"{row['rollout_id']}: {reason.text}")
+            later += max(0, len(row["calls"] or ()) - 1)
+            for drift in drifts(row["calls"] or (), words):
+                causes[drift.cause] += 1
+                examples.setdefault(drift.cause, f"{row['rollout_id']}: {drift.difference(words)}")
+    total, drifted = counted.total(), causes.total()
+    if not total:
+        yield "no rollout has been written yet"
+        return
+    yield f"{total} rollouts, {training} of them for training"
+    yield from _counted(counted, total, KINDS, examples)
+    if not drifted:
+        yield f"each of the {later} later prompts begins with what was sampled before" if later else "no later prompts"
+        return
+    yield f"{drifted} of {later} later prompts do not begin with what was sampled ({config.get('backend')}):"
+    yield from _counted(causes, later, CAUSES, examples)
 
 
 def explain(
-    rows: Sequence[Mapping[str, Any]], rollout_id: str, config: Mapping[str, Any], words: Vocabulary
+    batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], words: Vocabulary
 ) -> Iterator[str]:
     """One rollout: its reason, then its drifts. Raises :class:`UnknownRolloutError`."""
-    row = _find(rows, rollout_id)
-    group = [each for each in rows if (each["step"], each["mode"]) == (row["step"], row["mode"])]
-    reasons = diagnose(group, agent_match=config.get("agent_match"), trainer=str(config.get("trainer", "local")))
-    yield f"{row['rollout_id']} (step {row['step']}, task {row['task_id']}): {reasons[group.index(row)].text}"
+    found: list[tuple[Row, str]] = []
+    for rows in batches:
+        fitting = [place for place, row in enumerate(rows) if row["rollout_id"].startswith(rollout_id)]
+        reasons = _reasons(rows, config) if fitting else []
+        found += [(rows[place], reasons[place].text) for place in fitting]
+    exact = [each for each in found if each[0]["rollout_id"] == rollout_id]
+    if len(exact or found) != 1:
+        what = f"{len(found)} rollouts begin with" if found else "no rollout of this run is"
+        raise UnknownRolloutError(f"{what} {rollout_id!r}; report.html and rollouts.parquet have the ids")
+    [(row, text)] = exact or found
+    yield f"{row['rollout_id']} (step {row['step']}, task {row['task_id']}): {text}"
     for drift in drifts(row["calls"] or (), words):
         yield drift.sentence(str(config.get("backend")), words)
 
 
-def _drifts_of_all(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
-    later = sum(max(0, len(row["calls"] or ()) - 1) for row in rows)
-    found: dict[str, list[tuple[str, Drift]]] = {}
-    for row in rows:
-        for drift in drifts(row["calls"] or (), words):
-            found.setdefault(drift.cause, []).append((row["rollout_id"], drift))
-    total = sum(map(len, found.values()))
-    if not total:
-        yield (
-            f"each of the {later} later prompts begins with what was sampled before"
-            if later
-            else "no later prompts to compare"
-        )
-        return
-    yield f"{total} of {later} later prompts do not begin with what was sampled ({config.get('backend')}):"
-    for cause, each in sorted(found.items(), key=lambda item: -len(item[1])):
-        rollout, drift = each[0]
-        yield f"{len(each):7}  {len(each) / later:4.0%}  {CAUSES[cause]}"
-        yield f"                {rollout}: {drift.difference(words)}"
+def _reasons(rows: Sequence[Row], config: Mapping[str, Any]) -> list[Reason]:
+    return diagnose(rows, agent_match=config.get("agent_match"), trainer=str(config.get("trainer", "local")))
 
 
-def _find(rows: Sequence[Mapping[str, Any]], rollout_id: str) -> Mapping[str, Any]:
-    found = [row for row in rows if row["rollout_id"].startswith(rollout_id)]
-    exact = [row for row in found if row["rollout_id"] == rollout_id]
-    if exact or len(found) == 1:
-        return (exact or found)[0]
-    if found:
-        raise UnknownRolloutError(f"{len(found)} rollouts begin with {rollout_id!r}; give more of its id")
-    raise UnknownRolloutError(
-        f"no rollout of this run is {rollout_id!r}; its {len(rows)} rollouts are like {rows[0]['rollout_id']!r}"
-    )
+def _counted(counted: Counter[str], total: int, names: Mapping[str, str], examples: Mapping[str, str]) -> Iterator[str]:
+    for kind, count in counted.most_common():
+        yield f"{count:7}  {count / total:4.0%}  {names[kind]}"
+        yield f"                {examples[kind]}"
 
 
 if __name__ == "__main__":
