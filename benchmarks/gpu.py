@@ -199,7 +199,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     gpus, model = _gpus(), _random_model(suite)
     result: dict[str, Any] = {"gpus": gpus}
     arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
-    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps, *_SAME]
+    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps, "--n-runners", "512", *_SAME]
     ours, _ = suite.train("speed-ours", arguments, limit)
     result["ours"] = ours
     if suite.options.only_ours:

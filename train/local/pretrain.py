@@ -224,11 +224,11 @@ if __name__ == "__main__":
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 
     def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int) -> None:
-        from train.local.larger import SIZES, pretrain_larger
+        from train.local.larger import SIZES, for_pretraining, pretrain_larger
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
-        tasks = get("spider").load(data_dir).train if data_dir else []
+        tasks = for_pretraining(get("spider").load(data_dir).train) if data_dir else []
 
         def on_step(step: int, loss: float, gone: float) -> None:
             if step % 100 == 0:
