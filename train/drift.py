@@ -9,6 +9,7 @@ and at text only to name a cause, so they need no chat template.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,9 +144,7 @@ def _in_prompt(before: Mapping[str, Any], prompt: list[int], position: int, voca
 def _comes_back(context: list[int], prompt: list[int], position: int) -> bool:
     """Whether the prompt goes on with a later part of the conversation, which it then leaves a part of out."""
     following = prompt[position : position + _SAME]
-    return len(following) == _SAME and any(
-        context[start : start + _SAME] == following for start in range(position + 1, len(context) - _SAME + 1)
-    )
+    return len(following) == _SAME and _count(context[position + 1 :], following) > 0
 
 
 def _turn(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
@@ -161,8 +160,15 @@ def _header(prompt: Sequence[int], vocabulary: Vocabulary) -> list[int]:
 
 
 def _count(ids: Sequence[int], part: Sequence[int]) -> int:
-    size, ids, part = len(part), list(ids), list(part)
-    return sum(ids[start : start + size] == part for start in range(len(ids) - size + 1)) if size else 0
+    """How often ``part`` is in ``ids``; searched for as bytes, since prompts are long."""
+    if not part:
+        return 0
+    text, wanted = array("Q", ids), array("Q", part)
+    size, found, place = text.itemsize, 0, -1
+    data, sought = text.tobytes(), wanted.tobytes()
+    while (place := data.find(sought, place + 1)) >= 0:
+        found += place % size == 0
+    return found
 
 
 def _agreement(one: list[int], other: list[int]) -> int:
