@@ -6,8 +6,9 @@ greedy accuracy here is the one of its training run, question by question.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from train.config import ConfigError, RunConfig
 from train.evaluation.measure import measure
 from train.evaluation.predictions import gold_lines, prediction_lines
 from train.local.stack import LocalStack, Upstream
-from train.rollouts import Outcome
+from train.rollouts import Outcome, RolloutCollector
 from train.rows import row
 from train.rundir import RunDir
 from train.validation import accuracy, choose_tasks, validation_jobs
@@ -29,6 +30,10 @@ from train.validation import accuracy, choose_tasks, validation_jobs
 __all__ = ["NoValidationError", "Watcher", "entry", "evaluate", "final_rows"]
 
 _STARTER = Path(__file__).parent.parent / "local" / "starter"
+
+
+class NoValidationError(Exception):
+    """A run that validated nothing."""
 
 
 class Watcher(Protocol):
@@ -100,7 +105,7 @@ def evaluate(
             jobs = validation_jobs(tasks, temperature=config.val_temperature, max_tokens=config.max_tokens, seed=seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             ended = stack.run(jobs, deadline_s=deadline_s, on_end=watcher.tick)
-            turns = stack.begin(lambda _, ended=ended: _all_turns(judge, ended)).result()
+            turns = stack.begin(_turn_scores(judge, ended)).result()
             made = [
                 row(0, outcome) | {"turn_scores": json.dumps(scores)}
                 for outcome, scores in zip(ended, turns, strict=True)
@@ -171,12 +176,15 @@ def _validations(run: RunDir) -> Iterator[tuple[int, float, list[dict[str, Any]]
         yield step, temperature, each_rows
 
 
-class NoValidationError(Exception):
-    """A run that validated nothing."""
+def _turn_scores(
+    judge: _Judge, outcomes: Sequence[Outcome]
+) -> Callable[[RolloutCollector], Coroutine[Any, Any, list[list[float]]]]:
+    """Work for the loop of the rollouts, where the reward has its connections."""
 
+    async def scores(_: RolloutCollector) -> list[list[float]]:
+        return await asyncio.gather(*map(judge.turn_scores, outcomes))
 
-async def _all_turns(judge: _Judge, outcomes: Sequence[Outcome]) -> list[list[float]]:
-    return [await judge.turn_scores(outcome) for outcome in outcomes]
+    return scores
 
 
 def _write_answers(run: RunDir, tasks: Sequence[Task], outcomes: Sequence[Outcome], sample: int, *, sql: bool) -> None:
