@@ -84,3 +84,12 @@ def test_what_cannot_be_is_one_sentence(arguments: Sequence[str], sentence: str)
 def test_a_config_with_a_judge_that_cannot_be_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="unknown judge setting 'x'"):
         resolve("fast", judge={"x": 1})
+
+
+def test_a_step_logs_the_mean_of_each_part() -> None:
+    from train.local.trainer import _means
+
+    assert _means([{"executes": 0.1, "judge": 0.5}, {"executes": 0.0, "judge": 1.0}, {"executes": 0.1}]) == {
+        "executes": 0.0667,
+        "judge": 0.75,
+    }
