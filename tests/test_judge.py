@@ -82,6 +82,7 @@ async def test_the_judge_is_asked_for_structured_output_at_its_endpoint(
 async def test_a_litellm_name_needs_no_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.5), Reply(status=401, text="no")]) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-seen")
         judge = settings(server, tmp_path, model="openai/gpt-4o-mini", base_url=None, max_usd=1.0)
         assert (await judged(judge)).score == pytest.approx(0.5)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rewards.judge.prompt import RESPONSE_FORMAT
 from rewards.judge.settings import API_KEY, JudgeSettings
@@ -83,7 +84,9 @@ class JudgeClient:
         settings = self._settings
         if self._http is None:
             limits = httpx.Limits(max_connections=settings.concurrency)
-            self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=limits)
+            # A judge on this machine is not behind the proxy that the environment may name for the network.
+            near = urlsplit(str(settings.base_url)).hostname in ("127.0.0.1", "localhost", "::1")
+            self._http = httpx.AsyncClient(timeout=settings.timeout_s, limits=limits, trust_env=not near)
         headers = {"Authorization": f"Bearer {os.environ.get(API_KEY) or 'none'}"}
         url = f"{str(settings.base_url).rstrip('/')}/chat/completions"
         try:
