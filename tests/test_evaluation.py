@@ -122,6 +122,11 @@ def test_with_several_samples_a_question_is_won_by_its_mean() -> None:
     assert compare(first, second)["won"] == ["a"]
 
 
+def test_levels_of_hardness_stand_in_their_order() -> None:
+    rows = [rollout(level, hardness=level) for level in ("extra", "hard", "easy", "medium", "another")]
+    assert list(measure(rows)["by_hardness"]) == ["easy", "medium", "hard", "extra", "another"]
+
+
 # -- the official evaluator's files
 
 

@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from domains.spider.hardness import LEVELS
 from train.evaluation.statistics import bootstrap, mcnemar
 from train.validation import JUDGED_FAILURES
 
-__all__ = ["compare", "measure", "scores_by_question"]
+__all__ = ["compare", "is_judged", "level_order", "measure", "scores_by_question"]
 
 Row = Mapping[str, Any]
 
@@ -31,7 +32,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         **_accuracy(judged),
         "rollouts": len(rows),
-        "by_hardness": {level: _accuracy(levels[level]) for level in sorted(levels)},
+        "by_hardness": {level: _accuracy(levels[level]) for level in sorted(levels, key=level_order)},
         "by_turn": _by_turn(judged),
         "failures": dict(Counter(row["status"] for row in rows if row["reward"] is None)),
         **_lengths(judged),
@@ -41,6 +42,11 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
 def is_judged(row: Row) -> bool:
     """Whether a rollout says something about the policy."""
     return row["reward"] is not None or row["status"] in JUDGED_FAILURES
+
+
+def level_order(name: str) -> tuple[int, str]:
+    """Where a level of hardness stands: Spider's from easy to extra, then others by name."""
+    return (LEVELS.index(name) if name in LEVELS else len(LEVELS)), name
 
 
 def scores_by_question(rows: Iterable[Row]) -> dict[str, list[float]]:
@@ -76,7 +82,7 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
         "difference_interval": _shifted(bootstrap([[(1 + b - a) / 2] for a, b in means.values()])),
         "won": won,
         "lost": lost,
-        "p": round(mcnemar(len(won), len(lost)), 6),
+        "p": mcnemar(len(won), len(lost)),
     }
 
 

@@ -132,10 +132,10 @@ def entry(run: RunDir) -> dict[str, Any]:
     config = run.config()
     before, after = _ends(run)
     last = measure(after)
-    agents = sorted({call["agent"] for each in after for call in each["calls"] or () if call["agent"]})
+    agents = sorted({call["agent"] for each in [*before, *after] for call in each["calls"] or () if call["agent"]})
     return {
         "run": run.path.name,
-        "model": config.get("model"),
+        "model": _short(str(config.get("model"))),
         "backend": config.get("backend"),
         "context": None if config.get("evaluation", {}).get("base_url") else config.get("max_model_len"),
         "max_turns": config.get("max_turns"),
@@ -143,6 +143,14 @@ def entry(run: RunDir) -> dict[str, Any]:
         "first": measure(before) if before else None,
         "last": last,
     }
+
+
+def _short(model: str) -> str:
+    """A model as a table names it: a checkpoint by its run and step, another folder by its name, a name as it is."""
+    path = Path(model)
+    if path.parent.name == "checkpoints":
+        return f"{path.parent.parent.name}/{path.name}"
+    return path.name if path.is_dir() else model
 
 
 def final_rows(run: RunDir) -> list[dict[str, Any]]:

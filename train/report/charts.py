@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from domains.spider.hardness import LEVELS
 from train.clock import PARTS
+from train.evaluation.measure import level_order
 
 __all__ = ["Chart", "Series", "charts"]
 
@@ -105,11 +105,7 @@ def _by_hardness(metrics: Sequence[Mapping[str, Any]]) -> list[Series]:
     for line in metrics:
         for level, value in line.get("validation", {}).get("by_hardness", {}).items():
             found.setdefault(level, []).append((line["step"], value))
-    return [Series(name=level, points=found[level]) for level in sorted(found, key=_level)]
-
-
-def _level(name: str) -> tuple[int, str]:
-    return (LEVELS.index(name) if name in LEVELS else len(LEVELS)), name
+    return [Series(name=level, points=found[level]) for level in sorted(found, key=level_order)]
 
 
 def _named(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
