@@ -11,11 +11,13 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from benchmarks._results import record
 from benchmarks._tracing_setup import Load, Process, load, started
 
 CLIENTS = (1, 16, 64)
 WARM_UP_CALLS = 16
 SECONDS = 1.5
+_THEIRS = "Agent Lightning's LLMProxy"
 
 
 async def main() -> None:
@@ -36,6 +38,18 @@ async def main() -> None:
                 for clients, ours, theirs in zip(CLIENTS, rows["ours"], rows["theirs"], strict=True)
             )
             over = [rows[which][0].median_ms - direct[0].median_ms for which in ("ours", "theirs")]
+            for clients, ours, theirs in zip(CLIENTS, rows["ours"], rows["theirs"], strict=True):
+                figure = f"proxy, {kind} store, {clients} clients"
+                record(figure, ours.per_s, unit="calls/s", against=_THEIRS, theirs=theirs.per_s)
+            figure = f"what the proxy adds to a call, {kind} store"
+            record(figure, over[0], unit="ms", against=_THEIRS, theirs=over[1], less_is_better=True)
+            record(
+                f"proxy beside none, {kind} store, 16 clients",
+                rows["ours"][1].per_s,
+                unit="calls/s",
+                against="no proxy",
+                theirs=direct[1].per_s,
+            )
             print(f"{kind} store: calls/s {faster}; overhead at c=1 {over[0]:.2f} ms against {over[1]:.1f} ms")
 
 

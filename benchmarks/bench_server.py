@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks._results import record
 from train.local.engine import Engine
 from train.local.model import count_parameters, load_policy, new_policy
 from train.local.sampling import Sampling
@@ -26,6 +27,7 @@ from train.local.server import PolicyServer
 from train.local.tokenizer import train_tokenizer
 
 PROMPT_TOKENS, REPLY_TOKENS, GROUP = 150, 20, 8
+SIZES, MAKES = (1, 8, 96), ("engine", "transformers")
 
 
 def policy(path: str | None):
@@ -120,8 +122,10 @@ def main() -> None:
     print(f"{'':28}{'batch 1':>10}{'batch 8':>10}{'batch 96':>10}")
     draw = random.Random(1)
 
-    def row(name: str, run: Callable[[list[list[int]]], int], sizes: tuple[int, ...] = (1, 8, 96)) -> None:
-        cells = [best(lambda size=size: run(prompts(size, vocabulary, draw))) for size in sizes]
+    found: dict[str, list[float]] = {}
+
+    def row(name: str, run: Callable[[list[list[int]]], int], sizes: tuple[int, ...] = SIZES) -> None:
+        cells = found[name] = [best(lambda size=size: run(prompts(size, vocabulary, draw))) for size in sizes]
         print(f"{name:28}" + "".join(f"{cell:10,.0f}" for cell in cells), flush=True)
 
     for threads in (1, 2):
@@ -134,6 +138,9 @@ def main() -> None:
         row("  beside busy Python", lambda batch, engine=engine: beside_python(lambda: through_engine(engine, batch)))
         asyncio.run(http_row(engine, threads, tokenizer))
         engine.close()
+    for place, size in enumerate(SIZES):
+        ours, theirs = (max(cells[place] for name, cells in found.items() if name.startswith(make)) for make in MAKES)
+        record(f"sampling, batch {size}", ours, unit="tokens/s", against="transformers' generate", theirs=theirs)
 
 
 async def http_row(engine: Engine, threads: int, tokenizer) -> None:
@@ -142,7 +149,7 @@ async def http_row(engine: Engine, threads: int, tokenizer) -> None:
     await server.start()
     draw = random.Random(2)
     cells = []
-    for size in (1, 8, 96):
+    for size in SIZES:
         rates = []
         for _ in range(4):
             batch = [tokenizer.decode(ids) for ids in prompts(size, 300, draw)]

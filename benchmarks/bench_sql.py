@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks._results import record
 from tools.sql import run_query
 
 QUERIES = {
@@ -39,6 +40,8 @@ def main() -> None:
             ]
             ratio = statistics.median(guarded / plain for plain, guarded in pairs)
             plain, guarded = (min(times) * 1e6 for times in zip(*pairs, strict=True))
+            figure, rival = f"guarded query, {name}", "bare connection"
+            record(figure, guarded, unit="µs", against=rival, theirs=plain, less_is_better=True)
             print(f"{name:16}{plain:10.1f}{guarded:12.1f}{ratio:8.2f}")
         bare.close()
 

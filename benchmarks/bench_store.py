@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks._results import record
+
 SPANS = 8
 SECONDS = 4.0
 PASSES = 3
@@ -51,8 +53,12 @@ def speed() -> None:
     with tempfile.TemporaryDirectory() as folder:
         our_command = [sys.executable, "-m", "train.store", "--path", f"{folder}/store.db"]
         with _server(their_command) as theirs, _server(our_command) as ours:
-            ways = {"agl store": (theirs, False), "ours": (ours, False), "ours, in batches": (ours, True)}
-            print(f"{'rollouts/s (server ms)':24}" + "".join(f"{n:>10} runners" for n in RUNNERS))
+            ways = {
+                "agl store": (theirs, False),
+                "durable store": (ours, False),
+                "durable store, our client": (ours, True),
+            }
+            print(f"{'rollouts/s (server ms)':28}" + "".join(f"{n:>10} runners" for n in RUNNERS))
             found: dict[str, list[float]] = {way: [] for way in ways}
             cost: dict[str, list[float]] = {way: [] for way in ways}
             for runners in RUNNERS:
@@ -65,10 +71,12 @@ def speed() -> None:
                     cost[way].append(median(ms for _, ms in results))
             for way in ways:
                 cells = zip(found[way], cost[way], strict=True)
-                print(f"{way:24}" + "".join(f"{rate:10.1f} ({ms:4.1f})" for rate, ms in cells))
+                print(f"{way:28}" + "".join(f"{rate:10.1f} ({ms:4.1f})" for rate, ms in cells))
             for way in list(ways)[1:]:
+                for runners, rate, rival in zip(RUNNERS, found[way], found["agl store"], strict=True):
+                    record(f"{way}, {runners} runners", rate, unit="rollouts/s", against="agl store", theirs=rival)
                 ratios = zip(found[way], found["agl store"], strict=True)
-                print(f"{way + ', times':24}" + "".join(f"{a / b:10.1f}x      " for a, b in ratios))
+                print(f"{way + ', times':28}" + "".join(f"{a / b:10.1f}x      " for a, b in ratios))
 
 
 @contextmanager
@@ -183,6 +191,8 @@ async def _fill() -> None:
             rss = psutil.Process().memory_info().rss >> 20
             size = path.stat().st_size >> 20
             done = mark * HISTORY // MARKS
+            record(f"durable store, {done:,} rollouts of {SPANS} spans: resident memory", rss, unit="MB")
+            record(f"durable store, {done:,} rollouts of {SPANS} spans: CPU for one more", rollout_ms, unit="ms")
             print(f"{done:10}{rss:10}{size:10}{rollout_ms:12.2f}{spans_ms:10.2f}{queue_ms:10.2f}", flush=True)
         store.close()
 

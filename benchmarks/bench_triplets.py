@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._results import record
 from benchmarks._tracing_setup import load, started
 
 CALLS_PER_ROLLOUT = 6
@@ -40,6 +41,13 @@ async def main() -> None:
     print(f"{'':20}{'calls/s':>10}{'spans/rollout':>15}")
     for name, speed in speeds.items():
         print(f"{name:20}{speed:10.0f}{len(readers[name][1][0]):15}")
+    record(
+        "spans to triplets",
+        speeds["ours: triplets"],
+        unit="calls/s",
+        against="LlmProxyTraceToTriplet",
+        theirs=speeds["theirs: triplets"],
+    )
     print(f"triplets/s: {speeds['ours: triplets'] / speeds['theirs: triplets']:.0f}x")
 
 

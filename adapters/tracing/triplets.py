@@ -145,7 +145,9 @@ class _Open:
         self.add(call)
 
     def precedes(self, call: Call) -> bool:
-        return call.prompt_ids[: len(self.context)] == self.context
+        end, prompt = len(self.context), call.prompt_ids
+        # Most do not, and most of those show it by their length or in this one token.
+        return end <= len(prompt) and prompt[end - 1] == self.context[-1] and prompt[:end] == self.context
 
     def add(self, call: Call) -> None:
         inserted = len(call.prompt_ids) - len(self.context)

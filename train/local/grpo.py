@@ -64,7 +64,8 @@ def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: f
     """``(reward - mean) / (std + epsilon)`` within each group.
 
     ``rewards``: float [R], one a rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
-    unbiased one; a group of one rollout has nothing to be compared with: mean 0, deviation 1, as in verl.
+    unbiased one; a group of one rollout has nothing to be compared with: mean 0, deviation 1, as in verl. Equal rewards
+    have advantage 0, where verl's formula makes up to 0.06 of what rounding leaves of rewards like 0.7.
     """
     advantages = torch.empty_like(rewards)
     members: dict[str, list[int]] = {}
@@ -72,6 +73,9 @@ def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: f
         members.setdefault(group, []).append(index)
     for indices in members.values():
         scores = rewards[indices]
+        if len(indices) > 1 and scores.min() == scores.max():
+            advantages[indices] = 0.0
+            continue
         mean = scores.mean() if len(indices) > 1 else torch.zeros(())
         std = scores.std() if len(indices) > 1 else torch.ones(())
         advantages[indices] = (scores - mean) / (std + epsilon)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.errors import ConfigError
+from train.rundir import RunDir
+from train.tracking import FOLDER, TRACKERS, wandb_environment
 from train.verl.presets import BASE, PRESETS, SHARED
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ __all__ = ["compose", "keys", "parse_overrides", "run_settings", "values"]
 _RUN_NAMES = {key: name for name, key in SHARED.items()}
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _OURS = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
+_LOGGER = "trainer.logger"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
 
 
@@ -46,6 +49,8 @@ def _read(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
+        if text.startswith("[") and text.endswith("]"):  # [console,wandb], as Hydra's command line has it
+            return [_read(part.strip()) for part in text[1:-1].split(",")]
         return text
 
 
@@ -64,6 +69,14 @@ def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, 
             flag = name.replace("_", "-")
             raise ConfigError(f"{key}={value} but --{flag} {given[name]}: they are one setting, give it once")
         settings[name] = value
+    if (logger := overrides.get(_LOGGER)) is not None:
+        loggers = [logger] if isinstance(logger, str) else list(logger)
+        named = [name for name in loggers if name in TRACKERS]
+        if given.get("track") and set(given["track"]) != set(named):
+            raise ConfigError(
+                f"{_LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
+            )
+        settings["track"] = named
     return settings
 
 
@@ -93,6 +106,7 @@ def values(
         "data.max_prompt_length": config.max_model_len - config.max_tokens,
         "data.train_files": f"{run_dir}/tasks/train.parquet",
         "data.val_files": f"{run_dir}/tasks/validation.parquet",
+        _LOGGER: [*BASE[_LOGGER], *config.track],
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
         "trainer.experiment_name": Path(run_dir).name,
         "trainer.n_gpus_per_node": n_gpus,
@@ -114,7 +128,8 @@ def values(
         epochs = chosen["trainer.total_epochs"]
         chosen[SHARED["steps"]] = None if epoch_steps is None else max(1, epochs * epoch_steps)
     chosen["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
-    chosen |= {f"{_RUNTIME_ENV}{name}": value for name, value in _environment(run_dir).items()}
+    environment = _environment(run_dir, wandb="wandb" in config.track)
+    chosen |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
     chosen["+lightning_rod"] = {"run_dir": run_dir, "config": config.to_dict()}
     return chosen
 
@@ -138,16 +153,17 @@ def _check(config: RunConfig, overrides: Mapping[str, Any], mode: str) -> None:
         )
 
 
-def _environment(run_dir: str) -> dict[str, str]:
+def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
     """What verl's processes are to find in their environment."""
     root = str(Path(__file__).parents[2])
     path = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     wanted = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
-        "TENSORBOARD_DIR": f"{run_dir}/tensorboard",
+        "TENSORBOARD_DIR": f"{run_dir}/{FOLDER}",
         # vLLM's first start would otherwise compile kernels for minutes.
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
     }
     kept = {name: os.environ[name] for name in wanted if name in os.environ and name != "PYTHONPATH"}
     return {**wanted, **kept}

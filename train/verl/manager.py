@@ -13,8 +13,7 @@ import logging
 from typing import Any, ClassVar
 
 import domains
-import rewards
-from train.backends import make_backend
+from train.backends import make_backend, make_reward
 from train.clock import StepClock
 from train.config import RunConfig
 from train.local.stack import LocalStack
@@ -56,7 +55,7 @@ class RolloutManager:
             engine=engine,
             backend=make_backend(self.config),
             domain=domain,
-            reward=rewards.get(self.config.reward or domain.default_reward),
+            reward=make_reward(self.config, domain),
             clock=self.clock,
             config=self.config,
             run=self.run,

@@ -98,15 +98,19 @@ class Together:
             try:
                 await self._store([row for rows, _ in waiting for row in rows], partition)
             except Exception as error:
-                _end(waiting, lambda stored, error=error: stored.set_exception(error))
+                _end(waiting, error)
             else:
-                _end(waiting, lambda stored: stored.set_result(None))
+                _end(waiting, None)
 
 
-def _end(waiting: Sequence[tuple[Any, asyncio.Future[None]]], how: Callable[[asyncio.Future[None]], None]) -> None:
+def _end(waiting: Sequence[tuple[Any, asyncio.Future[None]]], error: Exception | None) -> None:
     for _, stored in waiting:
-        if not stored.done():  # else nobody waits any more
-            how(stored)
+        if stored.done():  # nobody waits any more
+            continue
+        if error is None:
+            stored.set_result(None)
+        else:
+            stored.set_exception(error)
 
 
 class TransferQueueRows:
