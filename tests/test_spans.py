@@ -160,3 +160,33 @@ def _chunk(delta: dict[str, Any], ids: list[int], logprobs: list[float]) -> dict
 
 def _part(index: int, name: str | None, arguments: str = "", **fields: Any) -> dict[str, Any]:
     return {"index": index, "function": {"name": name, "arguments": arguments}, **fields}
+
+
+def _without_ids(body: bytes, *, streamed: bool = False) -> Call:
+    exchange = Exchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body, streamed=streamed)
+    return read_exchange(exchange, sequence=1)
+
+
+def test_a_server_without_ids_gives_its_own_counts_in_whole_replies_and_in_streams() -> None:
+    usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
+    message = {"role": "assistant", "content": "hello"}
+    whole = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+    chunks = [{"choices": [{"delta": message, "finish_reason": "stop"}]}, {"choices": [], "usage": usage}]
+    stream = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
+    for call in (_without_ids(json.dumps(whole).encode()), _without_ids(stream, streamed=True)):
+        assert (call.prompt_tokens, call.response_tokens) == (70, 7)
+        assert call.problem == "the server sent no token ids"
+        assert from_span(to_span(call)) == call
+
+
+def test_counts_that_are_no_counts_are_none() -> None:
+    for count in ("7", -1, None, 1 << 70, {}):
+        usage = {"prompt_tokens": count, "completion_tokens": count}
+        reply = {"choices": [{"message": {"role": "assistant", "content": ""}}], "usage": usage}
+        call = _without_ids(json.dumps(reply).encode())
+        assert (call.prompt_tokens, call.response_tokens, call.error) == (0, 0, "")
+
+
+def test_a_server_that_refuses_the_wish_for_ids_is_not_asked_for_them() -> None:
+    asked = {"messages": [], "temperature": 0.5}
+    assert traced_request(asked, model="theirs", ids=False) == {**asked, "model": "theirs"}

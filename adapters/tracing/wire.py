@@ -36,6 +36,7 @@ SESSION_HEADER = "x-session-id"
 """The header that tells a server, or a router before several, which rollout a request belongs to."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
+_MOST_TOKENS = 1 << 31  # a count above is none, and no store takes any number
 _DONE = b"\ndata: [DONE]"
 
 
@@ -231,7 +232,7 @@ def _counted(reply: Mapping[str, Any]) -> dict[str, int]:
     if reply.get("prompt_token_ids") or not isinstance(usage, Mapping):
         return {}
     counts = {"prompt_tokens": usage.get("prompt_tokens"), "response_tokens": usage.get("completion_tokens")}
-    return {name: count for name, count in counts.items() if isinstance(count, int) and count > 0}
+    return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MOST_TOKENS}
 
 
 def _ids(value: Any) -> list[int]:
