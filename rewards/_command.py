@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +12,7 @@ import typer
 import rewards
 from rewards.judge.settings import parse_settings
 
-__all__ = ["JsonFile", "JudgeBaseUrl", "JudgeModel", "JudgePairs", "chosen", "fail", "progress", "write_json"]
+__all__ = ["JsonFile", "JudgeBaseUrl", "JudgeModel", "JudgePairs", "chosen", "fail", "write_json"]
 
 JudgeModel = Annotated[str | None, typer.Option(help="For rewards with a judge: its model. Default: the local grader")]
 JudgeBaseUrl = Annotated[
@@ -38,21 +37,6 @@ def chosen(
     if given and not told:
         raise rewards.JudgeSettingsError(f"a judge means nothing to reward {name!r}: leave out its options")
     return rewards.get(name, judge=settings), told
-
-
-@contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, and what moves it on by one: a judge may take an hour."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if not console.is_terminal:  # a bar that is disabled still prints an empty line
-        yield lambda: None
-        return
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda: bar.advance(task)
 
 
 def fail(message: object) -> NoReturn:

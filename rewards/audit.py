@@ -19,12 +19,13 @@ from typing import Annotated, Any
 
 import typer
 
-from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, progress, write_json
+from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 from rewards._contract import Reward
 from rewards._probes import Probe, probes
 from rewards._scoring import Score, each_at_once, score
 from rewards.judge.settings import JudgeSettingsError
 from tools.plugins import UnknownNameError
+from tools.terminal import Version, progress
 
 __all__ = ["Audit", "Finding", "ProbeLine", "app", "audit"]
 
@@ -174,6 +175,7 @@ def main(
         float, typer.Option(min=0.0, max=1.0, help="The share of tasks that may have a finding before the exit is 1")
     ] = 0.05,
     json_file: JsonFile = None,
+    version: Version = False,
 ) -> None:
     """Try a reward on golds, trivial answers and attacks, before training on it.
 

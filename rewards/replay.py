@@ -21,10 +21,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, progress, write_json
+from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 from rewards._contract import Reward
 from rewards._scoring import Score, each_at_once, score
 from tools.plugins import UnknownNameError
+from tools.terminal import Version, progress
 
 __all__ = ["COLUMNS", "Group", "Replay", "Rescored", "app", "replay"]
 
@@ -163,6 +164,7 @@ def main(
     judge_base_url: JudgeBaseUrl = None,
     judge: JudgePairs = None,
     json_file: JsonFile = None,
+    version: Version = False,
 ) -> None:
     """Score a run's stored rollouts with another reward: which groups gain or lose their gradient, which verdicts flip.
 

@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.mcp_sql", description="An MCP server for read-only SQL.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and stop")
     parser.add_argument("--database", required=True, metavar="PATH", help="a SQLite file, or a folder of them")
     parser.add_argument("--timeout", type=_positive(float), default=5.0, help="seconds for a query (%(default)s)")
     parser.add_argument("--max-rows", type=_positive(int), default=1000, help="rows read for a query (%(default)s)")
@@ -76,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=_port, default=8000, help="for http; 0 is any that is free (%(default)s)")
     parser.add_argument("--token", help=f"bearer token that http clients must send; or set {_TOKEN}")
     return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from tools.terminal import version
+
+        print(version())
+        parser.exit()
 
 
 class _positive:

@@ -6,7 +6,7 @@ The resolved record is written into the run directory, so a run can be resumed, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -43,6 +43,8 @@ class RunConfig:
     """``starter`` (the checkpoint that ships with the project) or a folder in Hugging Face's format."""
     trainer: str = "local"
     """``local`` (embedded, in this process) or ``verl`` (on GPUs)."""
+    track: Sequence[str] = ()
+    """Where the figures of each step are sent, beside the run's own files: ``tensorboard``, ``wandb``."""
     device: str = "cpu"
     data_dir: str | None = None
     output_dir: str = "runs"

@@ -23,6 +23,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tools.terminal import Version, console
+
 __all__ = ["KNOWN_GOOD", "Line", "app", "examine"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -77,6 +79,7 @@ def main(
     endpoint: Annotated[str | None, typer.Option(help="An OpenAI base URL (…/v1): does it send token ids?")] = None,
     proxy_port: Annotated[int, typer.Option(help="A port: is it free?")] = 0,
     output_dir: Annotated[str, typer.Option(help="Where runs are to go: is there room?")] = "runs",
+    version: Version = False,
 ) -> None:
     """Check this machine, line by line."""
     options = Options(
@@ -88,12 +91,13 @@ def main(
         port=proxy_port,
         output_dir=output_dir,
     )
-    colours = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "failure": typer.colors.RED}
-    failed = 0
+    colours = {"ok": "green", "warning": "yellow", "failure": "red"}
+    failed, shown = 0, console()
     for line in examine(options):
-        typer.echo(f"{typer.style(f'{line.level:8}', fg=colours[line.level])} {line.text}")
+        shown.print(f"{line.level:8}", style=colours[line.level], end=" ")
+        shown.print(line.text, markup=False)
         if line.what_to_do:
-            typer.echo(f"         → {line.what_to_do}")
+            shown.print(f"         → {line.what_to_do}", markup=False)
         failed += line.level == "failure"
     raise typer.Exit(1 if failed else 0)
 

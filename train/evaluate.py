@@ -16,6 +16,7 @@ import adapters
 import domains
 import rewards
 from tools.plugins import UnknownNameError
+from tools.terminal import Version, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
@@ -70,6 +71,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the sampling")] = 0,
     output_dir: Annotated[str, typer.Option(help="Where folders of evaluations are made")] = "evaluations",
     form: Annotated[str, typer.Option("--format", help=f"How it is printed: {', '.join(FORMATS)}")] = "text",
+    version: Version = False,
 ) -> None:
     """Evaluate a model under an agent, or read runs: a table, or two compared question by question."""
     if form not in FORMATS:
@@ -130,8 +132,6 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 
 
 def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
-    from rich.console import Console
-
     from train.display import Display
     from train.evaluation.endpoint import find_upstream
     from train.evaluation.run import entry, evaluate
@@ -157,10 +157,10 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
         )
     stored = settings.to_dict() | {"steps": 0, "evaluation": {"samples": samples, "base_url": base_url}}
     run = RunDir.create(settings.output_dir, backend=settings.backend, domain=settings.domain, config=stored)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"data: {data.source}", markup=False)
-    console.print(f"run:  {run.path}", markup=False)
-    with Display(console, 0) as display:
+    shown = console(stderr=True)
+    shown.print(f"data: {data.source}", markup=False)
+    shown.print(f"run:  {run.path}", markup=False)
+    with Display(shown, 0) as display:
         figures = evaluate(
             settings, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream
         )

@@ -13,24 +13,28 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 import adapters
 import domains
 import rewards
 from rewards.judge.settings import parse_settings
 from tools.plugins import UnknownNameError
+from tools.terminal import Version, busy, console
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
+from train.tracking import TRACKERS, check_trackers, parse_track
 from train.trainers import default_trainer, resolved
 from train.verl.config import parse_overrides
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
@@ -99,6 +103,9 @@ def main(
         list[str] | None,
         typer.Option(help="A setting of the judge, e.g. samples=3; see docs/rewards.md", metavar="NAME=VALUE"),
     ] = None,
+    track: Annotated[
+        str | None, typer.Option(help=f"Send the figures of each step to {', '.join(TRACKERS)}", metavar="NAME,NAME")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps")] = None,
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
     ci: Annotated[bool, typer.Option("--ci", help="20 steps")] = False,
@@ -148,6 +155,7 @@ def main(
     ] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
+    version: Version = False,
 ) -> None:
     """Train the model behind an agent with GRPO, on this machine."""
     if sum((ci_fast, ci, dev)) > 1:
@@ -178,6 +186,7 @@ def main(
         "seed": seed,
     }
     with _one_sentence(debug):
+        given["track"] = parse_track(track)
         given["judge"] = parse_settings(judge or [], model=judge_model, base_url=judge_base_url)
         given["verl"] = parse_overrides(overrides or []) or None
         _run(config, given, resume=resume, dev=dev, debug=debug, print_config=print_config)
@@ -186,59 +195,62 @@ def main(
 def _run(
     preset: str | None, given: dict[str, Any], *, resume: str | None, dev: bool, debug: bool, print_config: bool
 ) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    shown = console()
     run = RunDir.open(resume) if resume else None
     if run is None and given["trainer"] is None:
         given["trainer"] = default_trainer(preset, device=given["device"], dev=dev)
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
     if settings.verl and settings.trainer != "verl":
         raise _Stop(f"{next(iter(settings.verl))}=… is a setting of verl's: it needs --trainer verl")
+    check_trackers(settings.track)
     _check_store(settings.external_store_address)
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
     notes = _check_reward(settings, domain)
     data = domain.load(settings.data_dir)
-    console.print(f"data: {data.source}")
+    shown.print(f"data: {data.source}")
     for reason, count in data.left_out.items():
-        console.print(f"      left out of training: {count} ({reason})")
+        shown.print(f"      left out of training: {count} ({reason})")
     if not data.train or not data.validation:
         empty = "training" if not data.train else "validation"
         raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
     for note in notes:
-        console.print(f"reward: {note}", markup=False)
+        shown.print(f"reward: {note}", markup=False)
     _check_model(settings.model, settings.trainer)
     agents = make_backend(settings).agents
     if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
         raise _Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
     if print_config:
-        console.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
+        shown.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
     quiet(debug)
+    signal.signal(signal.SIGTERM, _terminate)  # stopped by a scheduler as by Ctrl-C: cleanly
     if dev:
-        _dev(settings, data, domain, console)
+        _dev(settings, data, domain, shown)
         return
     if run is None:
         run = RunDir.create(
             settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
         )
-    console.print(f"run:  {run.path}")
-    summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, run, console)
+    shown.print(f"run:  {run.path}")
+    summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, run, shown)
     from train.display import show_summary
 
-    show_summary(console, summary, _relative(run.path))
+    show_summary(shown, summary, _relative(run.path))
 
 
 def _train(
-    settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
+    settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
-    from adapters.tracing.proxy import ProxyError, SpansNotStoredError
-    from train.display import Display
-    from train.local.forward import UnsupportedModelError
-    from train.local.trainer import LocalTrainer
-    from train.store_client import StoreFailedError, StoreGoneError
+    with busy("starting"):
+        from adapters.tracing.proxy import ProxyError, SpansNotStoredError
+        from train.display import Display
+        from train.local.forward import UnsupportedModelError
+        from train.local.trainer import LocalTrainer
+        from train.store_client import StoreFailedError, StoreGoneError
 
     try:
-        with Display(console, settings.steps) as display:
+        with Display(shown, settings.steps) as display:
             trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
             return trainer.train()
     except KeyboardInterrupt:
@@ -258,7 +270,7 @@ def _train(
 
 
 def _train_verl(
-    settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, console: Console
+    settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
     from train.verl import launch
 
@@ -283,8 +295,9 @@ def _merge(run: RunDir) -> None:
     from train.curve import draw_curve
 
     if metrics := run.metrics():
-        run.merge_rollouts()
-        draw_curve(metrics, run.path / "curve.png")
+        with busy("writing rollouts.parquet and the curve"):
+            run.merge_rollouts()
+            draw_curve(metrics, run.path / "curve.png")
 
 
 def _check_store(address: str | None) -> None:
@@ -327,16 +340,17 @@ def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfi
     return resolve(preset, **{**stored, **changed})
 
 
-def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, console: Console) -> None:
+def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, shown: Console) -> None:
     from tempfile import TemporaryDirectory
 
-    from train.display import Display, show_rollouts
-    from train.local.trainer import LocalTrainer
+    with busy("starting"):
+        from train.display import Display, show_rollouts
+        from train.local.trainer import LocalTrainer
 
-    with TemporaryDirectory() as folder, Display(console, 0) as display:
+    with TemporaryDirectory() as folder, Display(shown, 0) as display:
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
         outcomes = trainer.dev()
-    show_rollouts(console, outcomes, settings.agent_match)
+    show_rollouts(shown, outcomes, settings.agent_match)
 
 
 def _relative(path: Path) -> str:
@@ -383,5 +397,4 @@ def _terminate(_signal: int, _frame: Any) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _terminate)  # stopped by a scheduler as by Ctrl-C: cleanly
     app()

@@ -19,6 +19,7 @@ import typer
 import adapters
 import domains
 from tools.plugins import UnknownNameError
+from tools.terminal import Version
 from train.config import ConfigError
 from train.store_address import StoreAddressError, check_store
 
@@ -40,6 +41,7 @@ def main(
         bool, typer.Option("--until-eof", help="Stop when standard input ends, so with whoever started this")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
+    version: Version = False,
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
     try:

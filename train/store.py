@@ -17,6 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tools.terminal import Version
+
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -37,6 +39,7 @@ def main(
     ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any that is free")] = 4747,
     host: Annotated[str, typer.Option(help="Address to listen on. The store trusts whoever reaches it")] = "127.0.0.1",
+    version: Version = False,
 ) -> None:
     """Serve rollouts, spans and resources to trainers and runners."""
     try:

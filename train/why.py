@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tools.terminal import Version
 from train.diagnosis import KINDS, Reason, diagnose
 from train.drift import CAUSES, drifts
 from train.rundir import RunDir, RunDirError
@@ -39,6 +40,7 @@ def main(
     rollout_id: Annotated[
         str | None, typer.Argument(help="One rollout: its id, or how it begins. Without it: all of them, counted")
     ] = None,
+    version: Version = False,
 ) -> None:
     """Say why a rollout gave no triplets or no gradient; without a rollout, how many of each there are."""
     try:

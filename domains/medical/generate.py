@@ -66,9 +66,12 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
 if __name__ == "__main__":
     import typer
 
+    from tools.terminal import Version
+
     def main(
         out: Annotated[Path, typer.Option(help="The folder to write")],
         seed: Annotated[int, typer.Option(help="Another seed, other data")] = 0,
+        version: Version = False,
     ) -> None:
         """Generate fictional medical data."""
         counts = generate(out, seed=seed)

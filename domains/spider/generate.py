@@ -146,9 +146,12 @@ def _write_parquet(path: Path, tasks: list[dict[str, Any]]) -> None:
 if __name__ == "__main__":
     import typer
 
+    from tools.terminal import Version
+
     def main(
         out: Annotated[Path, typer.Option(help="The folder to write")],
         seed: Annotated[int, typer.Option(help="Another seed, other data")] = 0,
+        version: Version = False,
     ) -> None:
         """Generate Spider-shaped data."""
         counts = generate(out, seed=seed)

@@ -129,16 +129,16 @@ def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[Gold, 
 
     A gold is slow after ``timeout_s`` seconds. Raises :class:`DataError` for a database that cannot be read.
     """
-    from rich.console import Console
-    from rich.progress import track
+    from tools.terminal import progress
 
-    console = Console(stderr=True)
-    golds = sorted(
-        {gold_of(task) for task in tasks}
-    )  # by database, so that one open connection serves all of its golds
-    bar = track(golds, "Running the golds", console=console, transient=True) if console.is_terminal else golds
-    problems = ((gold, _check_gold(*gold, timeout_s)) for gold in bar)
-    return {gold: problem for gold, problem in problems if problem}
+    golds = sorted({gold_of(task) for task in tasks})  # by database: one open connection serves all of its golds
+    problems = {}
+    with progress("Running the golds", len(golds)) as on_end:
+        for gold in golds:
+            if problem := _check_gold(*gold, timeout_s):
+                problems[gold] = problem
+            on_end()
+    return problems
 
 
 def split(

@@ -23,6 +23,7 @@ import typer
 
 from domains._contract import DataError, Task
 from domains.spider import loader
+from tools.terminal import Version, progress
 
 __all__ = ["app", "prepare"]
 
@@ -36,6 +37,7 @@ app = typer.Typer(add_completion=False)
 def main(
     source: Annotated[Path, typer.Option(help="A Spider folder, or the zip it comes in.")],
     out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it.")],
+    version: Version = False,
 ) -> None:
     """Check every gold query of a Spider download and write it as parquet files beside copies of its databases."""
     try:
@@ -82,9 +84,11 @@ def _write(
     problems: dict[loader.Gold, loader.GoldProblem],
 ) -> dict[str, Any]:
     databases = {task["db_id"]: task["db_path"] for task in [*train, *validation]}
-    for db_id, path in databases.items():
-        (target / "database" / db_id).mkdir(parents=True)
-        shutil.copyfile(path, target / _database_path(db_id))
+    with progress("Copying databases", len(databases)) as on_end:
+        for db_id, path in databases.items():
+            (target / "database" / db_id).mkdir(parents=True)
+            shutil.copyfile(path, target / _database_path(db_id))
+            on_end()
     kept, judged, left_out = loader.split(train, validation, problems)
     sample = _sample(judged)
     _write_parquet(kept, target / "train_spider.parquet")
@@ -156,7 +160,10 @@ def _extract(archive: Path, target: Path) -> Path:
                 raise DataError(
                     f"{archive} unpacks to {size / 1e6:.0f} MB and {target.parent.parent} has less; free some."
                 )
-            file.extractall(target, members)
+            with progress("Unpacking", len(members)) as on_end:
+                for member in members:
+                    file.extract(member, target)
+                    on_end()
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise DataError(f"{archive} is not a readable zip ({error}); download it again.") from error
     target.mkdir(exist_ok=True)

@@ -190,7 +190,8 @@ def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.opt
 
 if __name__ == "__main__":
     import typer
-    from rich.progress import Progress
+
+    from tools.terminal import Version, busy, progress
 
     def main(
         out: Annotated[Path, typer.Option(help="The folder for the checkpoint")],
@@ -199,19 +200,15 @@ if __name__ == "__main__":
         size: Annotated[str | None, typer.Option(help="On a GPU, a larger one instead: 30m, 100m, 300m")] = None,
         minutes: Annotated[float, typer.Option(help="With --size: how long")] = 5.0,
         data_dir: Annotated[str | None, typer.Option(help="With --size: real Spider, its training questions")] = None,
+        version: Version = False,
     ) -> None:
         """Make the starter policy from random weights."""
         if size is not None:
             larger(out, size, minutes, data_dir, seed)
             return
         torch.set_num_threads(threads)
-        with Progress() as progress:
-            bar = progress.add_task("pretraining", total=RECIPE.steps)
-
-            def on_step(step: int, loss: float, *_: object) -> None:
-                progress.update(bar, completed=step, description=f"loss {loss:.2f}")
-
-            model, tokenizer = pretrain(seed=seed, on_step=on_step)
+        with progress("Pretraining", RECIPE.steps) as on_end:
+            model, tokenizer = pretrain(seed=seed, on_step=lambda _, loss, *__: on_end(f"loss {loss:.2f}"))
         save_policy(model, tokenizer, out)
         card = Path(__file__).parent / "starter" / "README.md"
         if card.is_file() and card.parent.resolve() != out.resolve():
@@ -219,7 +216,8 @@ if __name__ == "__main__":
         tasks = get("spider").load().validation
         typer.echo(f"{out}: {count_parameters(model):,} parameters, {len(tokenizer):,} token ids")
         for temperature in (0.0, 1.0):
-            scores = accuracy(model, tokenizer, tasks, temperature=temperature)
+            with busy("measuring its first queries"):
+                scores = accuracy(model, tokenizer, tasks, temperature=temperature)
             line = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 

@@ -32,6 +32,7 @@ from train.rollouts import Job, Outcome
 from train.rows import row
 from train.rundir import RunDir
 from train.summary import summarize
+from train.tracking import Tracking
 from train.validation import accuracy, choose_tasks, validation_jobs
 
 __all__ = ["STARTER", "LocalTrainer", "Watcher"]
@@ -107,7 +108,7 @@ class LocalTrainer:
     def train(self) -> dict[str, Any]:
         """Run the remaining steps; returns the run's summary."""
         config = self.config
-        with self.stack:
+        with Tracking(config, self.run, first_step=self.first_step) as self.tracking, self.stack:
             if not any(line["step"] == 0 for line in self.run.metrics()):
                 self._log({"step": 0, **self._validate(0, config.val_tasks, sampled=True)})
             for step in range(self.first_step + 1, config.steps + 1):
@@ -218,6 +219,7 @@ class LocalTrainer:
     def _log(self, line: dict[str, Any]) -> None:
         line["wall_s"] = round(self.earlier_s + time.monotonic() - self.started, 2)
         self.run.append_metrics(line)
+        self.tracking.step(line)
         self.watcher.step(line)
 
     def _checkpoint(self, step: int) -> None:

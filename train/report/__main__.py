@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tools.terminal import Version, busy
 from train.report.build import build
 from train.report.png import draw_pngs
 from train.rundir import RunDir, RunDirError
@@ -30,6 +31,7 @@ def main(
         bool, typer.Option("--watch", help="Serve it on this machine, and load it again as the run goes on")
     ] = False,
     port: Annotated[int, typer.Option(help="With --watch: the port; 0 is any that is free")] = 0,
+    version: Version = False,
 ) -> None:
     """Write a run's report: one page that needs nothing else, and a folder of PNGs beside it."""
     try:
@@ -40,10 +42,12 @@ def main(
             serve(run, port=port, say=typer.echo)
             return
         page = output or run.path / "report.html"
-        report = build(run)
+        with busy("reading the run"):
+            report = build(run)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(report.html, encoding="utf-8")
-        pngs = draw_pngs(report.charts, page.with_suffix(""))
+        with busy("drawing"):
+            pngs = draw_pngs(report.charts, page.with_suffix(""))
         typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
         if pngs:
             typer.echo(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
