@@ -28,12 +28,12 @@ function views(data) {
   });
   const won = pairs.filter((p) => p.rollouts.length > 1 && (p.after || 0) > (p.before || 0));
   const lost = pairs.filter((p) => p.rollouts.length > 1 && (p.after || 0) < (p.before || 0));
-  const wrong = pairs.filter((p) => !(p.rollouts[p.rollouts.length - 1].reward > 0));
+  const wrong = pairs.filter((p) => !(p.rollouts[p.rollouts.length - 1].reward >= 1));
   const two = steps.length > 1;
   if (pairs.length) made.push({ key: "val", name: two ? "Validation, before and after" : "Validation", items: pairs });
   if (won.length) made.push({ key: "won", name: "… better than before", items: won });
   if (lost.length) made.push({ key: "lost", name: "… worse than before", items: lost });
-  if (wrong.length) made.push({ key: "wrong", name: two ? "… wrong after" : "… wrong", items: wrong });
+  if (wrong.length) made.push({ key: "wrong", name: two ? "… below 1 after" : "… below 1", items: wrong });
   const failed = data.rollouts.filter((r) => r.reward === null);
   if (failed.length) made.push({ key: "failed", name: "Failed", items: failed.map((r) => ({ task: r.task, rollouts: [r] })) });
   const training = data.rollouts.filter((r) => r.mode === "train" && r.reward !== null);
@@ -50,7 +50,7 @@ function views(data) {
 function badge(rollout, prefix) {
   if (!rollout) return make("span", "badge", prefix + "not run");
   if (rollout.reward === null) return make("span", "badge bad", prefix + rollout.status);
-  const kind = rollout.reward > 0 ? "badge good" : "badge";
+  const kind = rollout.reward >= 1 ? "badge good" : "badge";
   return make("span", kind, prefix + round(rollout.reward));
 }
 
@@ -59,8 +59,11 @@ function badges(item) {
   if (item.rollouts[0].mode === "val" && item.rollouts.length === 2) {
     row.append(badge(item.rollouts[0], "before "), badge(item.rollouts[1], "after "));
   } else if (item.rollouts.length > 2) {
-    const right = item.rollouts.filter((r) => r.reward > 0).length;
-    row.append(make("span", right ? "badge good" : "badge", right + " of " + item.rollouts.length + " rewarded"));
+    const all = item.rollouts.length, right = item.rollouts.filter((r) => r.reward === 1).length;
+    const binary = item.rollouts.every((r) => r.reward === 0 || r.reward === 1);
+    const mean = item.rollouts.reduce((sum, r) => sum + r.reward, 0) / all;
+    const text = binary ? right + " of " + all + " right" : all + " rollouts, mean reward " + round(mean);
+    row.append(make("span", right === all ? "badge good" : "badge", text));
   } else {
     item.rollouts.forEach((r) => row.append(badge(r, "")));
   }
@@ -69,7 +72,7 @@ function badges(item) {
 
 function tokens(data, rollout) {
   const box = make("div");
-  const note = "Highlighted tokens were sampled and carry the loss; the others were read. Hover for ids.";
+  const note = "The loss mask is on the highlighted tokens, which were sampled; the others were read. Hover for ids.";
   box.append(make("p", "soft", rollout.tokens.length ? note : "No token of this rollout is trained on."));
   rollout.tokens.forEach((runs) => {
     const line = make("div", "tokens");

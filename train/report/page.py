@@ -75,8 +75,10 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
 
 
 def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[str]:
-    for key, label in (("validation", "greedy accuracy"), ("validation_sampled", "sampled accuracy")):
+    for key, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
         found = [line[key] for line in metrics if key in line]
+        if found:
+            label = f"{label} {found[-1].get('measure', 'accuracy')}"
         if len(found) > 1:
             low, high = found[-1]["interval"]
             note = f"{label}, of {found[-1]['n']} [{low:.2f}, {high:.2f}]"
