@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -90,7 +91,8 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 
 def _not_begun(runs: Path, *, steps: int) -> Path:
     """The folder of a run of small steps: resumed, it begins."""
-    config = resolve("fast", steps=steps, tasks_per_step=4, group_size=4, val_tasks=2, n_runners=16)
+    track = ["tensorboard"] if find_spec("tensorboard") else []
+    config = resolve("fast", steps=steps, tasks_per_step=4, group_size=4, val_tasks=2, n_runners=16, track=track)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 
 
@@ -105,6 +107,12 @@ def test_a_run_killed_at_any_moment_goes_on_from_its_last_step(tmp_path: Path) -
     assert [line["step"] for line in RunDir.open(run).metrics()] == [0, 1, 2]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["rollouts"]) == (2, 32)
+    if find_spec("tensorboard"):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        shown = EventAccumulator(str(run / "tensorboard")).Reload().Scalars("reward")
+        told = {line["step"]: line["reward"] for line in RunDir.open(run).metrics()[1:]}
+        assert {each.step: pytest.approx(each.value) for each in shown} == told
     refused = _run("--resume", str(run), "--seed", "9")
     assert refused.returncode == 2
     assert "started with 0" in refused.stderr

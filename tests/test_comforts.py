@@ -1,0 +1,116 @@
+"""What makes commands pleasant: completion, a version, plain lines where nobody looks, bars where somebody does."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+from tools.terminal import version
+from train.cli import COMMANDS
+
+MODULES = [module.removesuffix(".__main__") for module, _ in COMMANDS.values()]
+ESCAPE = "\x1b"
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """As a person's shell has it: CI systems have variables that ask for colours in pipes."""
+    unwanted = ("NO_COLOR", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE")
+    return {**{k: v for k, v in os.environ.items() if k not in unwanted}, "TERM": "xterm-256color", **more}
+
+
+def _run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=_environment(**more), text=True, capture_output=True, check=False
+    )
+
+
+def _on_a_terminal(*command: str, **more: str) -> str:
+    """All that a command writes to a terminal of its own."""
+    terminal, end = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, env=_environment(**more), stdin=end, stdout=end, stderr=end
+    )
+    os.close(end)
+    written = b""
+    try:
+        while chunk := os.read(terminal, 65536):
+            written += chunk
+    except OSError:  # how Linux says that the other end was closed
+        pass
+    os.close(terminal)
+    assert process.wait(60) == 0, written
+    return written.decode()
+
+
+def _complete(words: str) -> list[str]:
+    """What bash is offered for the last of ``words``."""
+    asked = {"_LIGHTNING_ROD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    return _run("-m", "train.cli", **asked).stdout.split()
+
+
+def test_a_shell_completes_commands_and_their_options() -> None:
+    assert _complete("lightning-rod re") == ["report", "replay"]
+    assert set(_complete("lightning-rod ")) == set(COMMANDS)
+    assert _complete("lightning-rod evaluate --comp") == ["--compare"]
+    assert "--judge-model" in _complete("lightning-rod run --ju")
+    assert "--host" in _complete("lightning-rod store --")
+
+
+def test_completion_can_be_installed(tmp_path: Path) -> None:
+    named = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # the shell is named here
+    done = _run("-m", "train.cli", "--install-completion", "bash", **named)
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / ".bash_completions" / "lightning-rod.sh").read_text()
+    assert "_LIGHTNING_ROD_COMPLETE=complete_bash" in script
+    assert "lightning-rod.sh" in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_command_says_its_version(module: str) -> None:
+    said = _run("-m", module, "--version")
+    assert (said.returncode, said.stdout) == (0, f"{version()}\n"), said.stderr
+
+
+def test_the_commands_are_those_that_python_runs_and_know_their_options() -> None:
+    listed = _run("-m", "train.cli", "--help").stdout
+    assert all(f"│ {name} " in listed for name in COMMANDS)
+    assert _run("-m", "train.cli", "--version").stdout == f"{version()}\n"
+    here, there = (_run(*command, "why", "no/such/run") for command in (("-m", "train.cli"), ("-m", "train.why")))
+    assert here.returncode == there.returncode == 2
+    said = _run("-m", "train.cli", "mcp-sql", "--port", "x")
+    assert said.returncode == 2
+    assert "'x' is no port" in said.stderr
+
+
+def test_to_list_the_commands_imports_none_of_them() -> None:
+    heavy = "[name for name in sys.modules if name.startswith(('adapters', 'rewards', 'train.run', 'torch', 'pandas'))]"
+    program = f"import sys; from train.cli import app; app(['--help'], standalone_mode=False); print({heavy})"
+    assert _run("-c", program).stdout.splitlines()[-1] == "[]"
+
+
+AUDIT = ("-m", "rewards.audit", "--limit", "4")
+
+
+def test_what_takes_long_has_a_bar_on_a_terminal_and_plain_lines_elsewhere() -> None:
+    shown = _on_a_terminal(*AUDIT)
+    assert ESCAPE in shown
+    assert "Auditing" in shown
+    for plain in (_on_a_terminal(*AUDIT, NO_COLOR="1"), (piped := _run(*AUDIT)).stdout + piped.stderr):
+        assert ESCAPE not in plain
+        assert "Auditing" not in plain
+        assert plain.startswith("data: ")
+        assert "fit to train on" in plain
+
+
+def test_colours_are_for_terminals_without_no_color() -> None:
+    listed = ("-m", "train.cli", "--help")
+    assert ESCAPE in _on_a_terminal(*listed)
+    assert ESCAPE not in _on_a_terminal(*listed, NO_COLOR="1")
+    assert ESCAPE not in _run(*listed).stdout
+    assert ESCAPE not in _on_a_terminal("-m", "train.doctor", NO_COLOR="1")

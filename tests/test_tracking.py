@@ -1,0 +1,129 @@
+"""``--track``: the figures of a run arrive where they were asked for, and a run that is resumed goes on there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from train.config import ConfigError, RunConfig, resolve
+from train.run import app
+from train.rundir import RunDir
+from train.tracking import Tracking, check_trackers, numbers, parse_track
+from train.verl.config import parse_overrides, values
+
+LINES: list[dict[str, Any]] = [
+    {"step": 0, "validation": {"accuracy": 0.25, "interval": [0.1, 0.4], "n": 8}, "wall_s": 2.0},
+    {"step": 1, "reward": 0.5, "failures": {"timeout": 2}, "seconds": {"update": 0.5}, "wall_s": 3.0},
+    {"step": 2, "reward": None, "wall_s": 4.0},
+    {"step": 3, "reward": 0.75, "wall_s": 5.0},
+]
+
+
+def _run_dir(tmp_path: Path) -> RunDir:
+    return RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+
+
+def _two_lives(config: RunConfig, run: RunDir) -> None:
+    """Killed in step 3, which is written but has no checkpoint, and resumed after step 2."""
+    with Tracking(config, run, first_step=0) as tracking:
+        for line in [*LINES[:3], {"step": 3, "reward": 0.1, "wall_s": 4.5}]:
+            tracking.step(line)
+    with Tracking(config, run, first_step=2) as tracking:
+        tracking.step(LINES[3])
+
+
+def test_a_lines_numbers_have_flat_names_and_the_step_is_none_of_them() -> None:
+    assert dict(numbers(LINES[0])) == {"validation/accuracy": 0.25, "validation/n": 8.0, "wall_s": 2.0}
+    assert dict(numbers({"step": 4, "reward": None, "note": "text", "done": True})) == {}
+
+
+def test_names_are_given_with_commas_and_checked() -> None:
+    assert parse_track(None) is None
+    assert parse_track("wandb, tensorboard,wandb") == ["wandb", "tensorboard"]
+    with pytest.raises(ConfigError, match="'tensorbord'; it is one of tensorboard, wandb"):
+        parse_track("tensorbord")
+
+
+def test_a_package_that_is_missing_is_one_sentence_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = importlib.util.find_spec
+    without = {"wandb": None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: without.get(name, there) and there(name))
+    check_trackers([])
+    done = CliRunner().invoke(app, ["--track", "wandb", "--trainer", "local", "--output-dir", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "pip install 'lightning-rod[track]'" in done.output
+    assert "data:" not in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard_shows_every_line_once_whatever_was_done_twice(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = _run_dir(tmp_path)
+    _two_lives(resolve("fast", track=["tensorboard"]), run)
+    shown = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    assert {"reward", "validation/accuracy", "failures/timeout", "seconds/update"} <= set(shown.Tags()["scalars"])
+    assert [(each.step, each.value) for each in shown.Scalars("reward")] == [(1, 0.5), (3, 0.75)]
+    assert [(each.step, each.value) for each in shown.Scalars("validation/accuracy")] == [(0, 0.25)]
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of one block (32 kB) of LevelDB's log format, in which W&B keeps a run that is offline."""
+    place = 7  # after the file's own header
+    while place + 7 <= len(data):
+        size = int.from_bytes(data[place + 4 : place + 6], "little")
+        yield data[place + 7 : place + 7 + size]
+        place += 7 + size
+
+
+def test_weights_and_biases_gets_the_same_run_again_offline_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for name in ("WANDB_RUN_ID", "WANDB_DIR", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = _run_dir(tmp_path)
+    _two_lives(resolve("fast", track=["wandb"]), run)
+    ids, told = set(), []
+    for file in sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb")):
+        for record in map(Record.FromString, _records(file.read_bytes())):
+            if record.HasField("run"):
+                ids.add((record.run.project, record.run.run_id))
+            if record.HasField("history"):
+                items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+                told += [(int(items["_step"]), float(items["reward"]))] if "reward" in items else []
+    assert ids == {("lightning-rod", run.resources_id)}
+    assert told == [(1, 0.5), (3, 0.1), (3, 0.75)]
+
+
+def test_verl_is_told_the_same_trackers() -> None:
+    chosen = values(resolve("fast", trainer="verl", track=["tensorboard", "wandb"]), run_dir="runs/one")
+    assert chosen["trainer.logger"] == ["console", "file", "tensorboard", "wandb"]
+    environment = {key.rpartition(".")[2]: value for key, value in chosen.items() if "env_vars." in key}
+    assert environment["TENSORBOARD_DIR"] == "runs/one/tensorboard"
+    assert environment["WANDB_RUN_ID"] == RunDir(Path("runs/one")).resources_id
+    assert environment["WANDB_RESUME"] == "allow"
+    untracked = values(resolve("fast", trainer="verl"))
+    assert untracked["trainer.logger"] == ["console", "file"]
+    assert not [key for key in untracked if "WANDB" in key]
+
+
+def test_the_logger_of_verl_and_track_are_one_setting() -> None:
+    given = parse_overrides(["trainer.logger=[console,file,wandb,swanlab]"])
+    config = resolve("fast", trainer="verl", verl=given)
+    assert config.track == ["wandb"]
+    assert values(config)["trainer.logger"] == ["console", "file", "wandb", "swanlab"]
+    assert resolve("fast", trainer="verl", verl=given, track=["wandb"]).track == ["wandb"]
+    with pytest.raises(ConfigError, match="one setting"):
+        resolve("fast", trainer="verl", verl=given, track=["tensorboard"])
