@@ -20,6 +20,7 @@ def draw_curve(metrics: Sequence[dict[str, Any]], path: Path) -> None:
     rewards = [(line["step"], line["reward"]) for line in metrics if line.get("reward") is not None]
     if rewards:
         axes.plot(*zip(*rewards, strict=True), color="0.7", linewidth=1, label="training reward (sampled)")
+    graded = False
     for name, label, colour in (
         ("validation", "validation, greedy", "tab:green"),
         ("validation_sampled", "validation, sampled", "tab:blue"),
@@ -28,10 +29,11 @@ def draw_curve(metrics: Sequence[dict[str, Any]], path: Path) -> None:
         if points:
             steps = [step for step, _ in points]
             accuracy = [result["accuracy"] for _, result in points]
+            graded = graded or any(result.get("measure") == "mean reward" for _, result in points)
             low = [result["accuracy"] - result["interval"][0] for _, result in points]
             high = [result["interval"][1] - result["accuracy"] for _, result in points]
             axes.errorbar(steps, accuracy, yerr=[low, high], color=colour, marker="o", capsize=3, label=label)
-    axes.set(xlabel="step", ylabel="execution accuracy", ylim=(0, 1))
+    axes.set(xlabel="step", ylabel="mean reward" if graded else "accuracy", ylim=(0, None if graded else 1))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=130)

@@ -61,7 +61,7 @@ class Display:
             if name in line:
                 result = line[name]
                 low, high = result["interval"]
-                text += f"  [green]{label} accuracy {result['accuracy']:.3f}[/green]"
+                text += f"  [green]{label} {result.get('measure', 'accuracy')} {result['accuracy']:.3f}[/green]"
                 text += f" \\[{low:.2f}, {high:.2f}] of {result['n']}"
         failures = line.get("failures") or {}
         if failures:

@@ -41,6 +41,8 @@ def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: in
 def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Accuracy (the mean reward), overall and by hardness and subject, with its 95 % interval and the failures by type.
 
+    ``measure`` is what to call it: a reward that grades is no accuracy.
+
     The interval is Wilson's (1927) for a proportion where each reward is 0 or 1, else the mean's own (normal).
     Infrastructure failures are left out and counted.
     """
@@ -53,6 +55,7 @@ def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     scores = [score for _, score in judged]
     return {
         "accuracy": _mean(scores),
+        "measure": "accuracy" if _right_or_wrong(scores) else "mean reward",
         "interval": _interval(scores),
         "n": len(scores),
         "total": len(outcomes),
@@ -72,8 +75,12 @@ def wilson(successes: float, n: int, z: float = 1.96) -> list[float]:
     return [round(max(0.0, centre - half), 4), round(min(1.0, centre + half), 4)]
 
 
+def _right_or_wrong(scores: Sequence[float]) -> bool:
+    return set(scores) <= {0.0, 1.0}
+
+
 def _interval(scores: Sequence[float]) -> list[float]:
-    if set(scores) <= {0.0, 1.0}:
+    if _right_or_wrong(scores):
         return wilson(sum(scores), len(scores))
     mean = sum(scores) / len(scores)
     half = 1.96 * statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else 0.0

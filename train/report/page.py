@@ -75,10 +75,9 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
 
 
 def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[str]:
-    for key, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
+    for key, way in (("validation", "greedy"), ("validation_sampled", "sampled")):
         found = [line[key] for line in metrics if key in line]
-        if found:
-            label = f"{label} {found[-1].get('measure', 'accuracy')}"
+        label = f"{way} {found[-1].get('measure', 'accuracy')}" if found else ""
         if len(found) > 1:
             low, high = found[-1]["interval"]
             note = f"{label}, of {found[-1]['n']} [{low:.2f}, {high:.2f}]"
