@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 from pathlib import Path
 
-from programs import run
+import pytest
+from programs import ROOT, run
 
 from adapters.tracing.testing import ScriptedPolicyServer
 
@@ -38,3 +40,30 @@ def test_a_graph_of_ones_own_is_traced(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("triplet") >= 10
     assert "answer" in done.stdout
+
+
+NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
+
+
+def test_the_notebook_is_committed_without_what_it_printed() -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources=folder).execute()
+    said = "".join(
+        output.get("text", "") or str(output.get("data", {}).get("text/plain", ""))
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+    )
+    assert "write_query: " in said
+    assert "step   2/2" in said
+    assert "64 of them for training" in said
+    [page] = tmp_path.glob("runs/*-langgraph-spider/report.html")
+    assert "<script" in page.read_text()
