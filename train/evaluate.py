@@ -16,7 +16,7 @@ import adapters
 import domains
 import rewards
 from tools.plugins import UnknownNameError
-from tools.terminal import Version, console
+from tools.terminal import Version, busy, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
@@ -102,7 +102,9 @@ def main(
 
     try:
         if runs:
-            typer.echo(_read(runs, compare=compare, form=form))
+            with busy("reading the runs"):
+                text = _read(runs, compare=compare, form=form)
+            typer.echo(text)
             return
         settings = resolve(config or ("hf" if base_url else "fast"), **given)
         typer.echo(_evaluate(settings, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form))
@@ -132,10 +134,11 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 
 
 def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
-    from train.display import Display
-    from train.evaluation.endpoint import find_upstream
-    from train.evaluation.run import entry, evaluate
-    from train.quiet import quiet
+    with busy("starting"):
+        from train.display import Display
+        from train.evaluation.endpoint import find_upstream
+        from train.evaluation.run import entry, evaluate
+        from train.quiet import quiet
 
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)

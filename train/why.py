@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.terminal import Version
+from tools.terminal import Version, busy
 from train.diagnosis import KINDS, Reason, diagnose
 from train.drift import CAUSES, drifts
 from train.rundir import RunDir, RunDirError
@@ -48,7 +48,11 @@ def main(
         damaged: list[str] = []
         batches = run.rollout_batches(_COLUMNS, damaged)
         config, words = run.config(), vocabulary_of(run)
-        lines = overview(batches, config, words) if rollout_id is None else explain(batches, rollout_id, config, words)
+        with busy("reading the run"):
+            found = (
+                overview(batches, config, words) if rollout_id is None else explain(batches, rollout_id, config, words)
+            )
+            lines = list(found)
         for line in lines:
             typer.echo(line)
         for sentence in damaged:
