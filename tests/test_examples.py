@@ -67,3 +67,16 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     assert "64 of them for training" in said
     [page] = tmp_path.glob("runs/*-langgraph-spider/report.html")
     assert "<script" in page.read_text()
+
+
+def test_a_domain_of_ones_own_is_asked_and_judged(tmp_path: Path) -> None:
+    done = run("examples/your_domain.py", "--dev", "--output-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "24 questions" in done.stdout
+    assert "6 rollouts" in done.stdout
+    assert done.stdout.count("succeeded, reward") == 6
+    refused = run("examples/your_domain.py", "--data-dir", str(tmp_path))
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"error: {tmp_path} has no library.sqlite; name a folder with library.sqlite and questions.csv.\n"
+    )

@@ -1,0 +1,63 @@
+"""A domain of your own: what is asked, over which database, and how an answer is judged.
+
+    python examples/your_domain.py --ci-fast
+    python examples/your_domain.py --data-dir my_folder      # with a library.sqlite and a questions.csv of your own
+
+docs/your-domain.md explains it. A package of your own would register the domain through the entry-point group
+``lightning_rod`` and use ``python -m train.run --domain library``; here the file registers itself.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from domains import DataError, Task, TaskData
+from tools.plugins import hookimpl, plugin
+
+BUNDLED = Path(__file__).with_name("library")
+
+
+class Library:
+    """Questions about one database, answered with SQL; a task is a row of questions.csv, and where its database is."""
+
+    name = "library"
+    default_reward = "spider_exec_match"  # compares what ``query`` and the answer return
+
+    def load(self, data_dir: str | None = None) -> TaskData:
+        """Read the folder. What is missing or broken is a :class:`DataError`: one sentence that says what to do."""
+        folder = Path(data_dir or BUNDLED).resolve()
+        database, questions = folder / "library.sqlite", folder / "questions.csv"
+        for file in (database, questions):
+            if not file.is_file():
+                raise DataError(f"{folder} has no {file.name}; name a folder with library.sqlite and questions.csv.")
+        with questions.open(newline="", encoding="utf-8") as file:
+            tasks: list[Task] = [{**row, "db_path": str(database)} for row in csv.DictReader(file)]
+        return TaskData(
+            train=[task for task in tasks if task["split"] == "train"],
+            validation=[task for task in tasks if task["split"] == "validation"],
+            source=f"{folder}: {len(tasks)} questions",
+        )
+
+    def database(self, task: Task) -> str:
+        """Where the agent's tools find the task's SQLite file."""
+        return str(task["db_path"])
+
+
+class Plugin:
+    """What a package's entry point would name."""
+
+    @hookimpl
+    def register_domains(self, register: Any) -> None:
+        """Add this file's domain."""
+        register("library", Library())
+
+
+if __name__ == "__main__":
+    import sys
+
+    from train.run import app
+
+    plugin(Plugin())
+    app(["--domain", "library", *sys.argv[1:]])
