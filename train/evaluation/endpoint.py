@@ -42,6 +42,8 @@ def find_upstream(
             if ids and error.code in _REFUSALS:
                 continue
             raise EndpointUnusableError(f"{base} answered {error.code}: {_words(error)}") from error
+        except urllib.error.URLError as error:
+            raise EndpointUnusableError(f"{base} does not answer as an OpenAI endpoint: {error.reason}") from error
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise EndpointUnusableError(
                 f"{base} does not answer as an OpenAI endpoint: {error}; its base URL usually ends in /v1"

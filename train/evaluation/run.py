@@ -172,16 +172,17 @@ def _ends(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def _validations(run: RunDir) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """Step, temperature and rows of each validation. Raises :class:`train.rundir.RunDirError` for none."""
-    rows, _ = run.rollouts()
-    found: dict[tuple[int, float], list[dict[str, Any]]] = {}
-    for each in rows:
-        if each["mode"] == "val":
-            found.setdefault((each["step"], each["temperature"]), []).append(each)
+    """Step, temperature and rows of each part of a validation. Raises :class:`NoValidationError` for none."""
+    damaged: list[str] = []
+    found = False
+    for batch in run.rollout_batches(None, damaged):
+        rows = [each for each in batch if each["mode"] == "val"]
+        if rows:
+            found = True
+            yield rows[0]["step"], rows[0]["temperature"], rows
     if not found:
-        raise NoValidationError(f"{run.path} has no validation yet: there is nothing to measure")
-    for (step, temperature), each_rows in found.items():
-        yield step, temperature, each_rows
+        why = damaged[0] if damaged else "there is nothing to measure"
+        raise NoValidationError(f"{run.path} has no validation yet: {why}")
 
 
 def _turn_scores(

@@ -34,6 +34,7 @@ def main(
     version: Version = False,
 ) -> None:
     """Write a run's report: one page that needs nothing else, and a folder of PNGs beside it."""
+    page = output or Path(run_dir) / "report.html"
     try:
         run = RunDir.open(run_dir)
         if watch:
@@ -41,7 +42,6 @@ def main(
 
             serve(run, port=port, say=typer.echo)
             return
-        page = output or run.path / "report.html"
         with busy("reading the run"):
             report = build(run)
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,8 @@ def main(
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except OSError as error:
-        typer.echo(f"error: {error.strerror or error} ({error.filename})", err=True)
+        about = f"--port {port}" if watch else error.filename or page
+        typer.echo(f"error: {error.strerror or error} ({about})", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("stopped")

@@ -38,9 +38,8 @@ function views(data) {
   if (failed.length) made.push({ key: "failed", name: "Failed", items: failed.map((r) => ({ task: r.task, rollouts: [r] })) });
   const training = data.rollouts.filter((r) => r.mode === "train" && r.reward !== null);
   for (const step of [...new Set(training.map((r) => r.step))]) {
-    const groups = Map.groupBy
-      ? Map.groupBy(training.filter((r) => r.step === step), (r) => r.task)
-      : training.filter((r) => r.step === step).reduce((m, r) => m.set(r.task, [...(m.get(r.task) || []), r]), new Map());
+    const groups = new Map();
+    training.filter((r) => r.step === step).forEach((r) => groups.set(r.task, [...(groups.get(r.task) || []), r]));
     const items = [...groups].map(([task, rollouts]) => ({ task, rollouts }));
     made.push({ key: "step" + step, name: "Training, step " + step, items });
   }
