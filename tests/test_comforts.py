@@ -88,6 +88,23 @@ def test_the_commands_are_those_that_python_runs_and_know_their_options() -> Non
     assert "'x' is no port" in said.stderr
 
 
+def test_an_agent_in_this_folder_is_found_by_either_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("async def answer(question, endpoint): ...")
+    program = "import sys; sys.path.remove(''); from train.cli import app; app()"  # the path as a console script has it
+    arguments = ("run", "--backend", "custom", "--agent", "mine:answer", "--print-config", "--trainer", "local")
+    environment = _environment(PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"agent": "mine:answer"' in done.stdout
+
+
 def test_to_list_the_commands_imports_none_of_them() -> None:
     heavy = "[name for name in sys.modules if name.startswith(('adapters', 'rewards', 'train.run', 'torch', 'pandas'))]"
     program = f"import sys; from train.cli import app; app(['--help'], standalone_mode=False); print({heavy})"

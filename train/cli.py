@@ -6,6 +6,7 @@ before: to list them takes no longer than to import this file.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -68,6 +69,7 @@ app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, rich_markup_mod
 @app.callback()
 def main(version: Version = False) -> None:
     """Train the model behind your own agent."""
+    sys.path.insert(0, "")  # as python -m has it: --agent my_module:my_function is in this folder
 
 
 if __name__ == "__main__":

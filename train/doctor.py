@@ -220,7 +220,7 @@ def _logins() -> Iterator[Line]:
         netrc = Path.home() / ".netrc"
         inside = netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="replace")
         known = bool(os.environ.get("WANDB_API_KEY")) or inside
-        hint = "wandb login, before trainer.logger=[console,wandb]"
+        hint = "wandb login, before --track wandb"
         yield Line("ok", "Weights & Biases: logged in") if known else Line("ok", f"Weights & Biases: no login ({hint})")
 
 
