@@ -1,0 +1,55 @@
+"""What the documentation shows is what runs: its links lead somewhere, and its programs are tried."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import ROOT
+
+from adapters.conformance import play, sampled_ids
+from adapters.custom import CustomBackend
+
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        assert not anchor or anchor in _anchors(there), f"{target}#{anchor}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert not [page for page in pages if f"({page})" not in index]
+
+
+def test_the_domain_that_is_shown_is_the_example() -> None:
+    [shown, *_] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-domain.md").read_text(), re.DOTALL)
+    assert shown in (ROOT / "examples" / "your_domain.py").read_text()
+
+
+@pytest.mark.parametrize(("place", "calls"), [(0, 1), (1, 1), (2, 2)])
+async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": f"agents_page_{place}"}
+    exec(compile(AGENTS[place], "docs/your-agent.md", "exec", dont_inherit=True), names)
+    backend = CustomBackend(agent=names["answer"]) if "answer" in names else names["Librarian"]()
+    with sqlite3.connect(tmp_path / "films.sqlite") as conn:
+        conn.executescript("CREATE TABLE film (title TEXT, year INTEGER); INSERT INTO film VALUES ('Dusk', 1994);")
+    conn.close()
+    [recording] = await play(backend, str(tmp_path / "films.sqlite"))
+    assert recording.reward == 1.0
+    assert recording.response_ids == [sampled_ids(n) for n in range(calls)]
+    assert {call.agent for call in recording.calls} == set(backend.agents)
