@@ -7,6 +7,7 @@ store or rewards. A share of 1 would be that.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "train.run", "--backend", backend, "--output-dir", folder]
             command += ["--steps", str(STEPS), "--val-tasks", "8"]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            bundled = {name: value for name, value in os.environ.items() if name != "SPIDER_DATA_DIR"}
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=bundled)
             [metrics] = Path(folder).glob("2*/metrics.jsonl")
             steps = [json.loads(line) for line in metrics.read_text().splitlines()][1 + WARM_UP :]
         totals = [sum(step["seconds"].values()) for step in steps]

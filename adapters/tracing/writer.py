@@ -27,6 +27,10 @@ _PAUSE_S = 0.005
 """How long finished calls wait for the store where nobody waits for them: an agent's next call goes first."""
 
 
+_BEHIND = 256
+"""Finished calls from which on the store goes first: more arrive than are written, and they wait in memory."""
+
+
 class SpanStore(Protocol):
     """The part of a Lightning store that tracing needs."""
 
@@ -160,7 +164,8 @@ class SpanWriter:
                 if ticket.span is None:
                     assert ticket.make is not None
                     ticket.span = ticket.make(ticket.sequence)
-                    await asyncio.sleep(0)  # requests go first: a long queue must not stall them
+                    if len(ready) < _BEHIND:
+                        await asyncio.sleep(0)  # requests go first
             errors = await asyncio.gather(*map(self._write_group, _by_rollout(ready)))
             failures = [error for error in errors if error is not None]
             if failures:
