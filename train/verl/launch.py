@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from train.config import ConfigError, RunConfig
 from train.rundir import RunDir
 from train.validation import choose_tasks
 from train.verl.config import compose, values
+from train.verl.lora import merge_adapters
 
-__all__ = ["STARTER", "TrainingError", "collect", "export", "resolved", "train"]
+__all__ = ["STARTER", "TrainingError", "collect", "export", "following", "resolved", "train"]
 
+_LOOK_S = 2.0
 STARTER = Path(__file__).parents[1] / "local" / "starter"
 
 
@@ -68,7 +71,8 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     except (AssertionError, ValueError) as error:
         raise ConfigError(f"verl refuses this configuration: {error}") from error
     try:
-        run_ppo(composed, task_runner_class=TaskRunnerV1)
+        with following(run):
+            run_ppo(composed, task_runner_class=TaskRunnerV1)
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(str(error))  # with the tracebacks of Ray's processes
         raise TrainingError(_cause(error)) from error
@@ -78,14 +82,44 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
 
 def collect(run: RunDir) -> None:
     """Make ``metrics.jsonl`` out of what verl and the rollouts wrote, and ``model`` out of the newest checkpoint."""
-    lines = _lines(run.path)
-    with run.whole(run.path / "metrics.jsonl") as part:
-        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    _write_metrics(run)
     export(run.path)
 
 
+@contextmanager
+def following(run: RunDir) -> Iterator[None]:
+    """Keep ``metrics.jsonl`` up with ``verl.jsonl``, for whoever watches the run."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        seen = 0
+        while not ended.wait(_LOOK_S):
+            with suppress(FileNotFoundError):
+                size = (run.path / "verl.jsonl").stat().st_size
+                if size != seen:
+                    seen = size
+                    _write_metrics(run)
+
+    thread = threading.Thread(target=follow, name="follow-verl", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _write_metrics(run: RunDir) -> None:
+    lines = _lines(run.path)
+    with run.whole(run.path / "metrics.jsonl") as part:
+        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
 def export(run_dir: Path) -> Path | None:
-    """Point ``model`` in a run's folder at its newest checkpoint in Hugging Face's format; None where there is none."""
+    """Point ``model`` in a run's folder at its newest checkpoint in Hugging Face's format; None where there is none.
+
+    LoRA adapters are merged into the checkpoint's weights, which verl writes beside each other.
+    """
     saved = [
         folder / "actor" / "huggingface"
         for folder in (run_dir / "checkpoints").glob("global_step_*")
@@ -94,6 +128,7 @@ def export(run_dir: Path) -> Path | None:
     if not saved:
         return None
     newest = max(saved, key=lambda folder: int(folder.parts[-3].removeprefix("global_step_")))
+    merge_adapters(newest, newest.parent / "lora_train_meta.json")
     link = run_dir / "model"
     with suppress(FileNotFoundError):
         link.unlink()

@@ -1,0 +1,41 @@
+"""What a run with verl writes while verl is at work, from what verl writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from train.rundir import RunDir
+from train.verl.launch import collect, following
+
+
+def _wait_for_steps(run: RunDir, steps: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while [line["step"] for line in run.metrics()] != steps:
+        assert time.monotonic() < deadline, run.metrics()
+        time.sleep(0.05)
+
+
+def _step(number: int, seconds: float) -> str:
+    return json.dumps({"step": number, "data": {"timing_s/step": seconds}}) + "\n"
+
+
+def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+    (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
+    rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
+    (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
+    with following(run):
+        with open(run.path / "verl.jsonl", "w") as file:
+            file.write(_step(2, 3.0))
+            file.flush()
+            _wait_for_steps(run, [1, 2])
+            file.write(_step(3, 1.0) + _step(4, 1.0)[:9])  # a line that is still being written
+            file.flush()
+            _wait_for_steps(run, [1, 2, 3])
+    collect(run)
+    lines = run.metrics()
+    assert [line["wall_s"] for line in lines] == [2.0, 5.0, 6.0]
+    assert lines[1]["reward"] == 0.25
+    assert lines[1]["failures"] == {"timeout": 1}

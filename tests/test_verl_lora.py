@@ -1,0 +1,68 @@
+"""A checkpoint with adapters, as verl writes it, becomes a model that transformers loads with the adapted weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from train.local.model import load_policy, new_policy, save_policy
+from train.verl.launch import export
+from train.verl.lora import merge_adapters
+
+RANK, ALPHA = 4, 8
+ADAPTED = "self_attn.q_proj"
+
+
+def _adapted(folder: Path, shards: int) -> dict[str, torch.Tensor]:
+    """Rewrite the folder's weights under peft's names, with adapters; the deltas by layer."""
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    deltas, named = {}, {}
+    for name, value in state.items():
+        if f"{ADAPTED}.weight" in name:
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            a, b = torch.randn(RANK, value.shape[1]), torch.randn(value.shape[0], RANK)
+            named |= {f"{module}.lora_A.default.weight": a, f"{module}.lora_B.default.weight": b}
+            named[f"{module}.base_layer.weight"] = value
+            deltas[name] = ALPHA / RANK * b @ a
+        else:
+            named[f"base_model.model.{name}"] = value
+    names = sorted(named)
+    places = {name: f"model-{index % shards + 1:05}-of-{shards:05}.safetensors" for index, name in enumerate(names)}
+    for file in set(places.values()):
+        save_file({name: named[name].contiguous() for name in names if places[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return deltas
+
+
+def _checkpoint(tiny_policy, run: Path) -> tuple[Path, dict[str, torch.Tensor], torch.nn.Module]:
+    _, tokenizer = tiny_policy
+    plain = new_policy(tokenizer, width=16, layers=2, heads=2, intermediate=16, seed=3)
+    folder = run / "checkpoints" / "global_step_2" / "actor" / "huggingface"
+    save_policy(plain, tokenizer, folder)
+    deltas = _adapted(folder, shards=2)
+    (folder.parent / "lora_train_meta.json").write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA}))
+    return folder, deltas, plain
+
+
+def test_the_exported_model_has_the_adapted_weights(tiny_policy, tmp_path: Path) -> None:
+    folder, deltas, plain = _checkpoint(tiny_policy, tmp_path)
+    assert export(tmp_path) == folder
+    loaded, _ = load_policy(tmp_path / "model")
+    before = dict(plain.named_parameters())
+    assert len(deltas) == 2
+    for name, value in loaded.named_parameters():
+        torch.testing.assert_close(value, before[name] + deltas.get(name, torch.zeros(())))
+    assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_merging_again_changes_nothing(tiny_policy, tmp_path: Path) -> None:
+    folder, _, _ = _checkpoint(tiny_policy, tmp_path)
+    settings = folder.parent / "lora_train_meta.json"
+    assert merge_adapters(folder, settings) is True
+    once = (folder / "model.safetensors").read_bytes()
+    assert merge_adapters(folder, settings) is False
+    assert (folder / "model.safetensors").read_bytes() == once
