@@ -24,11 +24,10 @@ from typing import Any
 from tools import _sqlite
 from tools.sql import DatabaseError, QueryError, SqlError, run_query
 
-__all__ = ["TableInfo", "describe_table", "table_info"]
+__all__ = ["RESERVED", "TableInfo", "describe_table", "table_info"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The keywords that SQLite does not take for a name without quotes.
-_RESERVED = frozenset(
+RESERVED = frozenset(
     [
         *("add", "all", "alter", "and", "as", "autoincrement", "between", "case", "check", "collate", "commit"),
         *("constraint", "create", "cross", "current_date", "current_time", "current_timestamp", "default"),
@@ -39,6 +38,7 @@ _RESERVED = frozenset(
         *("update", "using", "values", "when", "where"),
     ]
 )
+"""The keywords that SQLite does not take for a name without quotes, in lower case."""
 # SQLite's own order of tests (https://www.sqlite.org/datatype3.html#determination_of_column_affinity), with the types
 # that it only knows as "numeric" told apart by what people store in them.
 _TYPES = (
@@ -197,7 +197,7 @@ def _type(declared: str) -> str:
 
 
 def _name(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in _RESERVED else _sqlite.quoted(name)
+    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else _sqlite.quoted(name)
 
 
 def _names(names: Iterable[str]) -> str:

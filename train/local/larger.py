@@ -12,27 +12,23 @@ import multiprocessing
 import queue
 import random
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from adapters import prompts
 from domains import Task
 from domains.spider.lexicon import words
-from tools.schema import table_info
-from tools.sql import DatabaseError, QueryError, render, run_query
-from train.local.corpus import Dialogues, Segment, Stage, dialogues, encode, prompt
+from train.local.corpus import Dialogues, Stage, dialogues, encode
 from train.local.model import new_policy
 from train.local.packing import Packed, Rows, lay_out, packed_logits, tree_mask
-from train.local.tokenizer import IM_END, train_tokenizer
+from train.local.real import real_dialogues
+from train.local.tokenizer import train_tokenizer
 
-__all__ = ["SIZES", "for_pretraining", "pretrain_larger", "real_dialogues"]
+__all__ = ["SIZES", "pretrain_larger"]
 
 SIZES: dict[str, dict[str, int]] = {
     "30m": {"width": 512, "layers": 9, "heads": 8, "intermediate": 1408},
@@ -48,11 +44,9 @@ _STAGES = (
 )
 _UNTIL = (0.1, 0.3, 1.0)
 """The share of the time at which each stage ends."""
-_REAL = 0.5
+_REAL = 0.7
 """From the second stage on: the share of items about real databases, where there are any."""
 _MAX_TOKENS = 1536
-_TABLE_CHARS = 4000
-_RESULT_CHARS = 72
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,42 +55,9 @@ class _Work:
 
     tokenizer: PreTrainedTokenizerFast
     tasks: Sequence[Task]
+    pool: Sequence[str]
     batch: int
     seed: int
-
-
-def for_pretraining(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks of every other database: reinforcement learning needs some that the model does not know by heart."""
-    return [task for task in tasks if zlib.crc32(Path(str(task["db_path"])).stem.encode()) % 2 == 0]
-
-
-def real_dialogues(rng: random.Random, tasks: Sequence[Task], *, most: int = 5) -> Iterator[Dialogues]:
-    """Endless dialogues about the databases of ``tasks``: writing each one's gold, checking and rewriting another's."""
-    by_path: dict[str, list[Task]] = {}
-    for task in tasks:
-        by_path.setdefault(str(task["db_path"]), []).append(task)
-    paths = sorted(by_path)
-    weights = [len(by_path[path]) for path in paths]
-    while True:
-        path = rng.choices(paths, weights)[0]
-        here = by_path[path]
-        schema, prefix = table_info(path, max_chars=_TABLE_CHARS, sample_values=0, keys=False).text, ""
-        chosen = rng.sample(here, min(most, len(here)))
-        found: list[list[Segment]] = []
-        for number, task in enumerate(chosen):
-            gold = " ".join(str(task["query"]).split())
-            user, reply = prompts.write_message(str(task["question"])), prompts.fence(gold)
-            if number >= most - 2 and len(here) > 1:
-                shown = gold if number == most - 2 and rng.random() < 0.4 else str(rng.choice(here)["query"])
-                result = _result(path, shown)
-                user = prompts.check_message(str(task["question"]), shown, result)
-                reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
-                if number == most - 1 and shown != gold:
-                    user = prompts.rewrite_message(str(task["question"]), shown, result, prompts.INCORRECT)
-                    reply = prompts.fence(gold)
-            prefix, asked = prompt(schema, user)
-            found.append([(asked, False), (reply + IM_END, True)])
-        yield Dialogues(prefix, found)
 
 
 def pretrain_larger(
@@ -104,6 +65,7 @@ def pretrain_larger(
     *,
     minutes: float,
     tasks: Sequence[Task] = (),
+    names: Sequence[str] = (),
     batch: int = 48,
     workers: int = 12,
     learning_rate: float = 1.5e-3,
@@ -113,9 +75,11 @@ def pretrain_larger(
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Train a model of ``size`` for ``minutes``; ``tasks`` are real training questions to mix in.
 
+    ``names`` are words of real schemas, put for one another in those dialogues and each an id of the vocabulary.
     ``on_step`` gets the step, its loss, and the share of the time that is gone.
     """
-    tokenizer = _tokenizer(tasks, seed)
+    pool = sorted({*words(), *names})
+    tokenizer = _tokenizer(tasks, pool, seed)
     model = new_policy(tokenizer, seed=seed, **SIZES[size]).to(device)
     optimizers = _optimizers(model, learning_rate)
     model.train()
@@ -124,7 +88,10 @@ def pretrain_larger(
     makers = [
         context.Process(
             target=_make,
-            args=(_Work(tokenizer=tokenizer, tasks=tasks, batch=batch, seed=seed * 1000 + each), made, stage, stopped),
+            args=(
+                _Work(tokenizer=tokenizer, tasks=tasks, pool=pool, batch=batch, seed=seed * 1000 + each),
+                *(made, stage, stopped),
+            ),
             daemon=True,
         )
         for each in range(workers)
@@ -164,7 +131,7 @@ def _make(work: _Work, made: Any, stage: Any, stopped: Any) -> None:
     torch.set_num_threads(1)
     rng = random.Random(work.seed)
     streams = [dialogues(random.Random(f"{work.seed}-{number}"), each) for number, each in enumerate(_STAGES)]
-    real = real_dialogues(rng, work.tasks) if work.tasks else None
+    real = real_dialogues(rng, work.tasks, work.pool) if work.tasks else None
 
     def stream() -> Iterator[Dialogues]:
         while True:
@@ -195,14 +162,15 @@ def _length(sequence: tuple[list[int], list[Any]]) -> int:
     return len(ids) + sum(len(tokens) for tokens, _ in branches)
 
 
-def _tokenizer(tasks: Sequence[Task], seed: int) -> PreTrainedTokenizerFast:
-    """The lexicon's words and what both corpora say often; pieces for the rest, since real schemas say many things."""
+def _tokenizer(tasks: Sequence[Task], pool: Sequence[str], seed: int) -> PreTrainedTokenizerFast:
+    """The words of ``pool``, and what both corpora say often; pieces for the rest."""
     stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1, tools=0.2)
     corpus = itertools.chain(
         itertools.islice(dialogues(random.Random(seed), stage), 800),
-        itertools.islice(real_dialogues(random.Random(seed), tasks), len(tasks) // 8) if tasks else (),
+        itertools.islice(real_dialogues(random.Random(seed), tasks, pool), len(tasks) // 8) if tasks else (),
     )
-    return train_tokenizer((text for item in corpus for text in item.texts()), words=words(), merges=2000)
+    texts = (text for item in corpus for text in item.texts())
+    return train_tokenizer(texts, words=pool, merges=3000, fold_case=True)
 
 
 def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.optim.Optimizer]:
@@ -214,10 +182,3 @@ def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.opt
         torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-
-
-def _result(path: str, sql: str) -> str:
-    try:
-        return render(run_query(path, sql, max_rows=100), max_chars=_RESULT_CHARS)
-    except (QueryError, DatabaseError) as error:
-        return f"Error: {error}"[:_RESULT_CHARS]

@@ -222,17 +222,20 @@ if __name__ == "__main__":
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 
     def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int) -> None:
-        from train.local.larger import SIZES, for_pretraining, pretrain_larger
+        from train.local.larger import SIZES, pretrain_larger
+        from train.local.real import for_pretraining, names
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
-        tasks = for_pretraining(get("spider").load(data_dir).train) if data_dir else []
+        every = get("spider").load(data_dir).train if data_dir else []
 
         def on_step(step: int, loss: float, gone: float) -> None:
             if step % 100 == 0:
                 typer.echo(f"step {step}  loss {loss:.3f}  {gone:.0%} of {minutes:g} minutes")
 
-        model, tokenizer = pretrain_larger(size, minutes=minutes, tasks=tasks, seed=seed, on_step=on_step)
+        model, tokenizer = pretrain_larger(
+            size, minutes=minutes, tasks=for_pretraining(every), names=names(every), seed=seed, on_step=on_step
+        )
         save_policy(model, tokenizer, out)
         typer.echo(f"{out}: {count_parameters(model):,} parameters, {len(tokenizer):,} token ids")
 

@@ -1,0 +1,205 @@
+"""Dialogues about real databases, from the training questions of a folder like Spider's, for a larger starter.
+
+A few thousand questions about a hundred databases are learned by heart long before they are understood. So what does
+not matter is changed from one dialogue to the next: names (the same word for the same word, in schema, question, query
+and result), the order of the tables, and which tables there are beside those that are asked about. What does not
+matter and differs between the people who wrote the queries is made the same for all: spelling, quotes and blanks.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from adapters import prompts
+from domains import Task
+from domains.spider.lexicon import SYLLABLES
+from rewards import RewardError
+from rewards.execution_match import execution_match
+from tools.schema import RESERVED, table_info
+from tools.sql import DatabaseError, QueryError, render, run_query
+from train.local.corpus import Dialogues, Segment, prompt
+from train.local.tokenizer import IM_END
+
+__all__ = ["for_pretraining", "in_pretraining", "names", "real_dialogues", "tidied"]
+
+_TABLE_CHARS = 4000
+_RESULT_CHARS = 72
+_RENAMED = 0.8
+"""Share of the dialogues with other names."""
+_MADE_UP = 0.25
+"""Share of the other names that are no words: what the vocabulary lacks has to be copied piece by piece."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*|\d+(?:\.\d+)?|[<>!=]+|\S""")
+_FUNCTIONS = frozenset(["avg", "count", "max", "min", "sum"])
+_KEYWORDS = frozenset(
+    [
+        *("and", "as", "asc", "between", "by", "case", "cast", "desc", "distinct", "else", "end", "except", "exists"),
+        *("from", "group", "having", "in", "intersect", "is", "join", "left", "like", "limit", "not", "null", "on"),
+        *("or", "order", "outer", "select", "then", "union", "when", "where"),
+    ]
+)
+_KEPT = RESERVED | _KEYWORDS | _FUNCTIONS
+_KEPT |= {
+    "blob",
+    "column",
+    "error",
+    "id",
+    "int",
+    "more",
+    "name",
+    "no",
+    "of",
+    "real",
+    "row",
+    "such",
+    "syntax",
+    "text",
+    "t",
+}
+"""Words that keep their meaning: those of SQL, of its errors, and the two that stand in every schema."""
+
+
+def in_pretraining(task: Task) -> bool:
+    """Whether the task's database is one of those to pretrain on, every other one.
+
+    Reinforcement learning needs databases that the model does not know by heart.
+    """
+    return zlib.crc32(Path(str(task["db_path"])).stem.encode()) % 2 == 0
+
+
+def for_pretraining(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks to pretrain on, their golds :func:`tidied` where that changes no result."""
+    return [{**task, "query": _checked(task)} for task in tasks if in_pretraining(task)]
+
+
+def tidied(sql: str, schema: str) -> str:
+    """``sql`` in one spelling: names as ``schema`` has them, keywords in capitals, values in single quotes."""
+    known = {name.lower(): name for name in re.findall(r"[A-Za-z_]\w*", schema)}
+    out, last = "", ""
+    for piece in _TOKEN.findall(sql.rstrip("; \n")):
+        low, written = piece.lower(), piece
+        if piece[0] == '"' and piece[1:-1].lower() not in known:
+            written = "'" + piece[1:-1].replace("'", "''") + "'"
+        elif low in _KEYWORDS:
+            written = piece.upper()
+        elif low in _FUNCTIONS and low not in known:
+            written = low
+        elif piece[0].isalpha() or piece[0] == "_":
+            written = known.get(low, piece.upper() if re.fullmatch(r"t\d+", low) else piece)
+        called = piece == "(" and last in _FUNCTIONS
+        out += written if not out or written in ",.)" or last in ("(", ".") or called else f" {written}"
+        last = written
+    return out
+
+
+def names(tasks: Sequence[Task]) -> list[str]:
+    """The words of the tasks' schemas, sorted, in lower case and without a plural's s."""
+    schemas = {str(task["db_path"]): None for task in tasks}
+    return sorted({_stem(word) for path in schemas for word in _WORD.findall(_schema(path))} - _KEPT)
+
+
+def real_dialogues(
+    rng: random.Random, tasks: Sequence[Task], pool: Sequence[str], *, most: int = 5
+) -> Iterator[Dialogues]:
+    """Endless dialogues about the databases of ``tasks``: writing each one's gold, checking and rewriting another's.
+
+    ``pool`` has the words that other names are made of.
+    """
+    by_path: dict[str, list[Task]] = {}
+    for task in tasks:
+        by_path.setdefault(str(task["db_path"]), []).append(task)
+    paths, pool = sorted(by_path), [word for word in pool if word not in _KEPT]
+    weights = [len(by_path[path]) for path in paths]
+    while True:
+        path = rng.choices(paths, weights)[0]
+        here = by_path[path]
+        chosen = rng.sample(here, min(most, len(here)))
+        shown = [str(rng.choice(here)["query"]) for _ in chosen]
+        said = [*(str(task["query"]) for task in chosen), *shown]
+        schema = _schema(path)
+        new = _renaming(rng, schema, pool) if rng.random() < _RENAMED else str
+        system, found = new(_rearranged(rng, schema, said)), list[list[Segment]]()
+        prefix = ""
+        for number, (task, other) in enumerate(zip(chosen, shown, strict=True)):
+            question, gold = new(str(task["question"])), str(task["query"])
+            user, reply = prompts.write_message(question), prompts.fence(new(gold))
+            if number >= most - 2 and len(here) > 1:
+                wrong = gold if number == most - 2 and rng.random() < 0.4 else other
+                result = new(_result(path, wrong))[:_RESULT_CHARS]
+                user = prompts.check_message(question, new(wrong), result)
+                reply = prompts.CORRECT if wrong == gold else prompts.INCORRECT
+                if number == most - 1 and wrong != gold:
+                    user = prompts.rewrite_message(question, new(wrong), result, prompts.INCORRECT)
+                    reply = prompts.fence(new(gold))
+            prefix, asked = prompt(system, user)
+            found.append([(asked, False), (reply + IM_END, True)])
+        yield Dialogues(prefix, found)
+
+
+def _schema(path: str) -> str:
+    return table_info(path, max_chars=_TABLE_CHARS, sample_values=0, keys=False).text
+
+
+def _checked(task: Task) -> str:
+    """The gold, tidied if it then still returns the same."""
+    gold, path = " ".join(str(task["query"]).split()), str(task["db_path"])
+    tidy = tidied(gold, _schema(path))
+    try:
+        return tidy if execution_match(tidy, gold, path).score else gold
+    except RewardError:
+        return gold
+
+
+def _stem(word: str) -> str:
+    """In lower case, and without the plural's s."""
+    low = word.lower()
+    if len(low) > 4 and low.endswith("ies"):
+        return low[:-3] + "y"
+    return low[:-1] if len(low) > 3 and low.endswith("s") and not low.endswith(("ss", "us", "is")) else low
+
+
+def _renaming(rng: random.Random, schema: str, pool: Sequence[str]) -> Callable[[str], str]:
+    """Puts other words for some of the schema's words, the same everywhere, in the case and number that was there."""
+    stems = sorted({_stem(word) for word in _WORD.findall(schema)} - _KEPT)
+    share = rng.choice((0.3, 0.6, 1.0))
+    chosen = [stem for stem in stems if rng.random() < share]
+    others = rng.sample([word for word in pool if word not in stems], len(chosen))
+    new = {
+        stem: _made_up(rng) if rng.random() < _MADE_UP else other for stem, other in zip(chosen, others, strict=True)
+    }
+
+    def put(found: re.Match[str]) -> str:
+        word = found[0]
+        other = new.get(_stem(word))
+        if other is None:
+            return word
+        if word.lower() != _stem(word):
+            other = other[:-1] + "ies" if other.endswith("y") else other + "s"
+        return other.upper() if word.isupper() and len(word) > 1 else other.title() if word[0].isupper() else other
+
+    return lambda text: _WORD.sub(put, text)
+
+
+def _made_up(rng: random.Random) -> str:
+    return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3))))
+
+
+def _rearranged(rng: random.Random, schema: str, queries: Sequence[str]) -> str:
+    """The tables in another order, some that no query reads left out."""
+    read = {word.lower() for query in queries for word in re.findall(r"\w+", query)}
+    lines = schema.split("\n")
+    if rng.random() < 0.5:
+        lines = [line for line in lines if line.split()[2].strip('"').lower() in read or rng.random() < 0.6]
+        rng.shuffle(lines)
+    return "\n".join(lines)
+
+
+def _result(path: str, sql: str) -> str:
+    try:
+        return render(run_query(path, sql, max_rows=100), max_chars=_RESULT_CHARS)
+    except (QueryError, DatabaseError) as error:
+        return f"Error: {error}"[:_RESULT_CHARS]
