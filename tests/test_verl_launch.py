@@ -26,14 +26,13 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
     (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
     rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
     (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
-    with following(run):
-        with open(run.path / "verl.jsonl", "w") as file:
-            file.write(_step(2, 3.0))
-            file.flush()
-            _wait_for_steps(run, [1, 2])
-            file.write(_step(3, 1.0) + _step(4, 1.0)[:9])  # a line that is still being written
-            file.flush()
-            _wait_for_steps(run, [1, 2, 3])
+    with following(run), open(run.path / "verl.jsonl", "w") as file:
+        file.write(_step(2, 3.0))
+        file.flush()
+        _wait_for_steps(run, [1, 2])
+        file.write(_step(3, 1.0) + _step(4, 1.0)[:9])  # a line that is still being written
+        file.flush()
+        _wait_for_steps(run, [1, 2, 3])
     collect(run)
     lines = run.metrics()
     assert [line["wall_s"] for line in lines] == [2.0, 5.0, 6.0]
