@@ -9,19 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from programs import CONTEXT
-
 from train.config import resolve
 
 AGENT = "external_processes:ask"
 SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()
-
-
-def start(target: Any, *arguments: Any) -> Any:
-    """A process that runs ``target``."""
-    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
-    process.start()
-    return process
 
 
 def free_port() -> int:
@@ -37,6 +28,11 @@ def store(path: str, port: int) -> None:
 
 
 def their_store(port: int) -> None:
+    import agentlightning
+    from agentlightning.logging import setup
+
+    # The one name that the command takes from the package itself, which would import LiteLLM's server for it.
+    agentlightning.setup_logging = setup  # type: ignore[attr-defined]
     from agentlightning.cli.store import main
 
     main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"])

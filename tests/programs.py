@@ -14,23 +14,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "adapters.langgraph",
-        "adapters.openai_agents",
-        "train.local.trainer",
-        "train.told",
-        "train.curve",
-        "agents.mcp",
-        "tools._mcp_server",
-    ]
-)
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["preloaded"])
+
+
+def fork(target: Callable[..., object], *arguments: Any) -> Any:
+    """A process that runs ``target``."""
+    process = _CONTEXT.Process(target=target, args=arguments, daemon=True)
+    with pytest.MonkeyPatch.context() as patch:  # for the server, which starts with the first process
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        process.start()
+    return process
 
 
 class Program:
@@ -41,8 +42,7 @@ class Program:
         self._command = command
         environment = dict(os.environ if environment is None else environment)
         arguments = (command, str(folder), environment, self._said.name)
-        self._process: Any = CONTEXT.Process(target=_run, args=arguments, daemon=True)
-        self._process.start()
+        self._process = fork(_run, *arguments)
 
     @property
     def pid(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import external_processes as processes
 import pytest
-from programs import Program, run, until
+from programs import Program, fork, run, until
 
 from adapters.tracing.proxy import LLMProxy
 from adapters.tracing.testing import Reply, ScriptedPolicyServer
@@ -49,7 +49,7 @@ class _Pieces:
         self.all: list[Any] = []
 
     def start(self, target: Any, *arguments: Any) -> Any:
-        self.all.append(processes.start(target, *arguments))
+        self.all.append(fork(target, *arguments))
         return self.all[-1]
 
     def store(self) -> Any:
