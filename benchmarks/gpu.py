@@ -9,9 +9,11 @@ ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and 
     spider  a run on real Spider with validation on dev (--spider FOLDER)
     speed   the external store's path against verl's own agent loop, same model, prompts and tokens
     uneven  colocate_async against sync, on rollouts of uneven length
+    lora    adapters: they train, resume, and are exported as a model that transformers loads
+    stop    SIGTERM in the middle: what is kept, what is left running, and whether --resume goes on
     local   the embedded trainer on the GPU
 
-For two GPUs against one, run ``--parts speed --only-ours`` on both and compare their ``step_s``.
+For two GPUs against one, run ``--parts speed --only-ours --batch 128 --reply 512`` on both and compare ``step_s``.
 """
 
 from __future__ import annotations
@@ -155,31 +157,68 @@ def part_ci(suite: Suite) -> dict[str, Any]:
         results[backend], run = suite.train(f"ci-{backend}", arguments, suite.options.limit)
         folder = folder or run
     if folder is not None and (folder / "model").exists():
-        code = (
-            "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; m = M.from_pretrained("
-        )
-        code += "sys.argv[1]); T.from_pretrained(sys.argv[1]); print(sum(p.numel() for p in m.parameters()))"
-        results["loads"] = suite.run("ci-loads", [sys.executable, "-c", code, str(folder / "model")], 120)
+        results["loads"] = _loads(suite, "ci-loads", folder)
         resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", "2"]
         results["resume"] = suite.run("ci-resume", resume, suite.options.limit)
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        results["resume"]["steps_in_metrics"] = [json.loads(line)["step"] for line in lines]
+        results["resume"]["steps_in_metrics"] = _steps(folder)
     return results
 
 
 def part_spider(suite: Suite) -> dict[str, Any]:
-    """The curve on dev."""
+    """The curve on dev; with real Spider, trained on the databases that the model was not pretrained on."""
     options = suite.options
-    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model]
-    arguments += ["--data-dir", options.spider] if options.spider else []
+    config = ["--max-tokens", "128"] if options.spider else []
+    config += ["--data-dir", _unseen(suite)] if options.spider else []
+    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, *config]
     arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
-    result, folder = suite.train("spider", arguments, options.limit)
-    if folder is not None:
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
-        result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
-        result["run"] = str(folder)
+    result, folder = suite.train(options.name, arguments, options.limit)
+    if folder is None:
+        return result
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
+    result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
+    result["run"] = str(folder)
+    for temperature in ("0", "1") if (folder / "model").exists() else ():
+        runs = [_evaluated(suite, model, temperature, config) for model in (suite.model, str(folder / "model"))]
+        command = [sys.executable, "-m", "train.evaluate", "--compare", *map(str, runs), "--format", "json"]
+        name = f"{options.name}-compare-{temperature}"
+        suite.run(name, command, 120)
+        result[f"before and after, temperature {temperature}"] = _read_json(suite.out / "logs" / f"{name}.log")
     return result
+
+
+def _evaluated(suite: Suite, model: str, temperature: str, config: Sequence[str]) -> Path | None:
+    """All validation questions once more, with the embedded server; the evaluation's folder."""
+    folder = suite.out / "evaluations" / f"{suite.options.name}-{temperature}-{len(model)}"
+    command = [sys.executable, "-m", "train.evaluate", "--model", model, "--device", "cuda"]
+    command += ["--temperature", temperature, "--output-dir", str(folder), *config]
+    suite.run(folder.name, command, 200)
+    made = sorted(folder.glob("2*"))
+    return made[-1] if made else None
+
+
+def _unseen(suite: Suite) -> str:
+    """Spider with the training questions of the other databases alone: those of the pretraining are known by heart."""
+    import domains
+    from train.local.real import in_pretraining
+
+    data = domains.get("spider").load(suite.options.spider)
+    folder = suite.out / "spider-unseen"
+    folder.mkdir(exist_ok=True)
+    train = [task for task in data.train if not in_pretraining(task)]
+    (folder / "train_spider.json").write_text(json.dumps(train))
+    (folder / "dev.json").write_text(json.dumps(data.validation))
+    (folder / "gold_zero_rows.json").write_text("{}")  # they are sorted out already
+    return str(folder)
+
+
+def _read_json(log: Path) -> Any:
+    """The JSON at the end of a program's output, or what it said instead."""
+    text = log.read_text(errors="replace")
+    try:
+        return json.loads(text[text.index("{") :])
+    except ValueError:
+        return text[-500:]
 
 
 _SAME = (
@@ -187,25 +226,26 @@ _SAME = (
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
-    "data.train_batch_size=64",
-    "data.max_response_length=256",
     "actor_rollout_ref.rollout.n=8",
 )
 
 
 def part_speed(suite: Suite) -> dict[str, Any]:
-    """Every reply has 256 tokens, every rollout one call, on both sides; 300 million random weights."""
-    steps, limit = "8", suite.options.limit
+    """Every reply has the same tokens, every rollout one call, on both sides; 300 million random weights."""
+    options, limit = suite.options, suite.options.limit
     gpus, model = _gpus(), _random_model(suite)
-    result: dict[str, Any] = {"gpus": gpus}
+    result: dict[str, Any] = {"gpus": gpus, "batch": options.batch, "reply": options.reply}
+    same = [*_SAME, f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
+    steps = str(options.speed_steps)
     arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
-    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps, "--n-runners", "512", *_SAME]
+    arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps]
+    arguments += ["--n-runners", str(8 * options.batch), *same]
     ours, _ = suite.train("speed-ours", arguments, limit)
     result["ours"] = ours
     if suite.options.only_ours:
         return result
     baseline = suite.out / "runs" / "speed-verl"
-    command = [sys.executable, "-m", "benchmarks._gpu_baseline", model, str(baseline), steps, *_SAME]
+    command = [sys.executable, "-m", "benchmarks._gpu_baseline", model, str(baseline), steps, *same]
     command.append(f"trainer.n_gpus_per_node={gpus}")
     theirs = suite.run("speed-verl", command, limit)
     theirs["figures"] = figures(baseline) if (baseline / "verl.jsonl").exists() else {}
@@ -228,18 +268,102 @@ def _random_model(suite: Suite) -> str:
 
 
 def part_uneven(suite: Suite) -> dict[str, Any]:
-    """Waiting for the slowest, and not."""
+    """Waiting for the slowest, and not: calls of 64 tokens, eight for one question in eight, one for the others."""
     result: dict[str, Any] = {}
-    for mode in ("sync", "colocate_async"):
-        arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", "custom"]
-        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "10", *_SAME]
-        arguments += [f"trainer.v1.trainer_mode={mode}", "data.max_response_length=64"]
-        arguments = [each for each in arguments if each != "data.max_response_length=256"]
+    model = _random_model(suite)
+    for mode in suite.options.modes.split(","):
+        arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
+        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "12", "--n-runners", "1024", *_SAME]
+        arguments += ["data.train_batch_size=64", "data.max_response_length=64", f"trainer.v1.trainer_mode={mode}"]
         result[mode], _ = suite.train(f"uneven-{mode}", arguments, suite.options.limit)
-    times = [result[mode].get("figures", {}).get("step_s") for mode in ("sync", "colocate_async")]
+    times = [result.get(mode, {}).get("figures", {}).get("step_s") for mode in ("sync", "colocate_async")]
     if all(times):
         result["sync_over_async_step_time"] = round(times[0] / times[1], 3)
     return result
+
+
+_LORA = (
+    "actor_rollout_ref.model.lora_rank=32",
+    "actor_rollout_ref.model.lora_alpha=32",
+    "actor_rollout_ref.model.target_modules=all-linear",
+    "actor_rollout_ref.rollout.load_format=safetensors",
+)
+_LOADS = """
+import sys, torch
+from transformers import AutoModelForCausalLM as M, AutoTokenizer as T
+model, before = (M.from_pretrained(path, dtype=torch.float32) for path in sys.argv[1:3])
+T.from_pretrained(sys.argv[1])
+old = dict(before.named_parameters())
+moved = [float((value - old[name]).abs().max()) for name, value in model.named_parameters()]
+print(sum(p.numel() for p in model.parameters()), "parameters,", sum(each > 0 for each in moved), "of", len(moved),
+      "tensors differ, at most by", max(moved))
+"""
+
+
+def _loads(suite: Suite, name: str, folder: Path) -> dict[str, Any]:
+    """The exported model in transformers, beside the one that it began as."""
+    result = suite.run(name, [sys.executable, "-c", _LOADS, str(folder / "model"), suite.model], 120)
+    return {**result, "said": _last_line(suite.out / "logs" / f"{name}.log")}
+
+
+def part_lora(suite: Suite) -> dict[str, Any]:
+    """Adapters from sampling to export."""
+    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--learning-rate", "5e-4"]
+    arguments += ["--steps", "4", "--val-tasks", "64", "trainer.save_freq=2", "trainer.test_freq=2", *_LORA]
+    result, folder = suite.train("lora", arguments, suite.options.limit)
+    if folder is not None and (folder / "model").exists():
+        result["loads"] = _loads(suite, "lora-loads", folder)
+        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", "5"]
+        result["resume"] = suite.run("lora-resume", resume, suite.options.limit)
+        result["resume"]["steps_in_metrics"] = _steps(folder)
+    return result
+
+
+def part_stop(suite: Suite) -> dict[str, Any]:
+    """A scheduler's SIGTERM after the second step."""
+    runs = suite.out / "runs" / "stop"
+    command = [sys.executable, "-m", "train.run", "--output-dir", str(runs), "--trainer", "verl", "--config", "starter"]
+    command += ["--model", suite.model, "--steps", "100", "--val-tasks", "32", "trainer.save_freq=1"]
+    before = _ray_processes()
+    with open(suite.out / "logs" / "stop.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=_ROOT, env=_environment())
+        started, folder = time.monotonic(), None
+        while process.poll() is None and time.monotonic() - started < suite.options.limit:
+            folder = next(iter(sorted(runs.glob("2*"))), None)
+            if folder is not None and len(_steps(folder)) > 2:  # the validation before training, and two steps
+                break
+            time.sleep(0.5)
+        result: dict[str, Any] = {"steps_when_stopped": _steps(folder) if folder else []}
+        process.terminate()
+        stopped = time.monotonic()
+        try:
+            result["exit"] = process.wait(120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            result["exit"] = "killed after 120 s"
+        result["seconds_to_stop"] = round(time.monotonic() - stopped, 1)
+    result["said"] = _last_line(suite.out / "logs" / "stop.log")
+    time.sleep(5)
+    result["processes_left"] = sorted(_ray_processes() - before)
+    if folder is not None:
+        result["kept"] = sorted(path.name for path in folder.iterdir())
+        steps = str(max(_steps(folder), default=0) + 1)
+        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", steps]
+        result["resume"] = suite.run("stop-resume", resume, suite.options.limit)
+        result["resume"]["steps_in_metrics"] = _steps(folder)
+    return result
+
+
+def _ray_processes() -> set[str]:
+    """Ray's processes on this machine, by id and name."""
+    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    found = (line.split(None, 1) for line in listed.splitlines())
+    return {f"{pid} {name[:60]}" for pid, name in found if "ray::" in name or "raylet" in name or "gcs_server" in name}
+
+
+def _steps(folder: Path) -> list[int]:
+    written = folder / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in written.read_text().splitlines()] if written.exists() else []
 
 
 def part_local(suite: Suite) -> dict[str, Any]:
@@ -259,6 +383,8 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "spider": part_spider,
     "speed": part_speed,
     "uneven": part_uneven,
+    "lora": part_lora,
+    "stop": part_stop,
     "local": part_local,
 }
 
@@ -293,14 +419,19 @@ def main() -> int:
     """Run the chosen parts; the exit status is how many of their programs failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder for models, runs, logs and results")
-    parser.add_argument("--parts", default="model,agree,ci,spider,speed,uneven,local", help="comma-separated")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
     parser.add_argument("--model", help="a checkpoint instead of OUT/model")
     parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
     parser.add_argument("--size", default="30m", help="of the model that is made")
     parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")
-    parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider")
+    parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider; 0 is all")
+    parser.add_argument("--name", default="spider", help="of the part spider's run, where there are several")
+    parser.add_argument("--batch", type=int, default=64, help="speed: prompts a step, eight rollouts each")
+    parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply")
+    parser.add_argument("--speed-steps", type=int, default=8, help="speed: steps, of which two warm up")
+    parser.add_argument("--modes", default="sync,colocate_async", help="of the part uneven")
     parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
     parser.add_argument("overrides", nargs="*", help="verl settings of the parts ci and spider, KEY=VALUE")
