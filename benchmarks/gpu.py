@@ -167,9 +167,9 @@ def part_ci(suite: Suite) -> dict[str, Any]:
 def part_spider(suite: Suite) -> dict[str, Any]:
     """The curve on dev; with real Spider, trained on the databases that the model was not pretrained on."""
     options = suite.options
-    config = ["--max-tokens", "128"] if options.spider else []
-    config += ["--data-dir", _unseen(suite)] if options.spider else []
-    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, *config]
+    data, tokens = (["--data-dir", _unseen(suite)], "128") if options.spider else ([], "64")  # golds are longer there
+    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, *data]
+    arguments += [f"data.max_response_length={tokens}"]
     arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
     result, folder = suite.train(options.name, arguments, options.limit)
     if folder is None:
@@ -179,7 +179,9 @@ def part_spider(suite: Suite) -> dict[str, Any]:
     result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
     result["run"] = str(folder)
     for temperature in ("0", "1") if (folder / "model").exists() else ():
-        runs = [_evaluated(suite, model, temperature, config) for model in (suite.model, str(folder / "model"))]
+        models = {"before": suite.model, "after": str(folder / "model")}
+        asked = ["--temperature", temperature, "--max-tokens", tokens, *data]
+        runs = [_evaluated(suite, f"{options.name}-{when}-{temperature}", models[when], asked) for when in models]
         command = [sys.executable, "-m", "train.evaluate", "--compare", *map(str, runs), "--format", "json"]
         name = f"{options.name}-compare-{temperature}"
         suite.run(name, command, 120)
@@ -187,12 +189,11 @@ def part_spider(suite: Suite) -> dict[str, Any]:
     return result
 
 
-def _evaluated(suite: Suite, model: str, temperature: str, config: Sequence[str]) -> Path | None:
+def _evaluated(suite: Suite, name: str, model: str, asked: Sequence[str]) -> Path | None:
     """All validation questions once more, with the embedded server; the evaluation's folder."""
-    folder = suite.out / "evaluations" / f"{suite.options.name}-{temperature}-{len(model)}"
-    command = [sys.executable, "-m", "train.evaluate", "--model", model, "--device", "cuda"]
-    command += ["--temperature", temperature, "--output-dir", str(folder), *config]
-    suite.run(folder.name, command, 200)
+    folder = suite.out / "evaluations" / name
+    command = [sys.executable, "-m", "train.evaluate", "--model", model, "--device", "cuda", *asked]
+    suite.run(name, [*command, "--output-dir", str(folder)], 200)
     made = sorted(folder.glob("2*"))
     return made[-1] if made else None
 
@@ -308,7 +309,15 @@ def _loads(suite: Suite, name: str, folder: Path) -> dict[str, Any]:
 
 def part_lora(suite: Suite) -> dict[str, Any]:
     """Adapters from sampling to export."""
-    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--learning-rate", "5e-4"]
+    arguments = [
+        "--trainer",
+        "verl",
+        "--config",
+        "starter",
+        "--model",
+        suite.model,
+        "actor_rollout_ref.actor.optim.lr=5e-4",
+    ]
     arguments += ["--steps", "4", "--val-tasks", "64", "trainer.save_freq=2", "trainer.test_freq=2", *_LORA]
     result, folder = suite.train("lora", arguments, suite.options.limit)
     if folder is not None and (folder / "model").exists():
