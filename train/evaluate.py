@@ -20,6 +20,7 @@ from tools.terminal import Version, busy, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
+from train.startup import importing
 
 __all__ = ["app"]
 
@@ -134,7 +135,7 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 
 
 def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
-    with busy("starting"):
+    with busy("starting"), importing():
         from train.display import Display
         from train.evaluation.endpoint import find_upstream
         from train.evaluation.run import entry, evaluate

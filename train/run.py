@@ -27,6 +27,7 @@ from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
+from train.startup import importing
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
 from train.tracking import TRACKERS, check_trackers, parse_track
@@ -242,7 +243,7 @@ def _run(
 def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
-    with busy("starting"):
+    with busy("starting"), importing():
         from adapters.tracing.proxy import ProxyError, SpansNotStoredError
         from train.display import Display
         from train.local.forward import UnsupportedModelError
@@ -343,7 +344,7 @@ def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfi
 def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, shown: Console) -> None:
     from tempfile import TemporaryDirectory
 
-    with busy("starting"):
+    with busy("starting"), importing():
         from train.display import Display, show_rollouts
         from train.local.trainer import LocalTrainer
 

@@ -1,0 +1,24 @@
+"""Importing everything in less time, and training in less: Python's garbage collector takes a share of both."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["importing"]
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Imports take a quarter less while nobody looks for garbage among what they make.
+
+    What there is afterwards stays, and is never looked through again: it is most of a million objects, each collection
+    of which stops the rollouts for 0.4 s, about once a step.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
