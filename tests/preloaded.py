@@ -3,6 +3,7 @@
 import gc
 import importlib
 
+gc.disable()
 for _name in (
     "adapters.langgraph",
     "adapters.openai_agents",
@@ -19,5 +20,5 @@ for _name in (
     importlib.import_module(_name)
 
 # Each program would look through all of this for garbage, and to look at a page is to copy it.
-gc.collect()
 gc.freeze()
+gc.enable()
