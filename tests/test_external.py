@@ -122,7 +122,7 @@ async def test_the_rollout_of_a_runner_that_dies_is_given_to_another(pieces: _Pi
     async with (
         ScriptedPolicyServer(replies=_first_hangs()) as policy,
         # A killed runner is missed by its silence; one that is stopped gives back what it has, and nobody waits.
-        _trainer(pieces, policy, 4.0 if how == signal.SIGKILL else None) as (collector, client),
+        _trainer(pieces, policy, 2.0 if how == signal.SIGKILL else None) as (collector, client),
     ):
         batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
         await _until(lambda: policy.requests)
@@ -137,8 +137,8 @@ async def test_a_runner_that_is_only_slow_keeps_its_rollout(pieces: _Pieces, tas
     pieces.store()
     pieces.runner()
     async with (
-        ScriptedPolicyServer(replies=[Reply(text=GOLD, delay_s=6)]) as policy,
-        _trainer(pieces, policy, unresponsive_s=4.0) as (collector, _),
+        ScriptedPolicyServer(replies=[Reply(text=GOLD, delay_s=3)]) as policy,
+        _trainer(pieces, policy, unresponsive_s=2.0) as (collector, _),
     ):
         [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
     assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 1)
