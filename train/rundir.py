@@ -129,7 +129,8 @@ class RunDir:
             pq.ParquetWriter(whole, schema, compression="zstd") as out,
         ):
             for part in parts:
-                table = pq.read_table(part)
+                with pq.ParquetFile(part) as file:
+                    table = file.read()
                 for field in schema:
                     if field.name not in table.column_names:
                         table = table.append_column(field.name, pa.nulls(len(table), field.type))
