@@ -6,10 +6,12 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from domains import Task
-from train.rollouts import Job, Outcome
+
+if TYPE_CHECKING:
+    from train.rollouts import Job, Outcome
 
 __all__ = ["JUDGED_FAILURES", "accuracy", "choose_tasks", "validation_jobs", "wilson"]
 
@@ -27,6 +29,8 @@ def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
 
 def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int) -> list[Job]:
     """One rollout a task, at ``temperature`` (0 is greedy)."""
+    from train.rollouts import Job  # with the store: those who only count rollouts do without
+
     return [
         Job(
             task=task,
