@@ -253,7 +253,7 @@ def _store(address: str) -> Iterator[Line]:
     from train.store_address import StoreAddressError, check_store
 
     try:
-        check_store(address)
+        check_store(address, starting=False)
         yield Line("ok", f"store at {address}")
     except StoreAddressError as error:
         yield Line("failure", str(error), "python -m train.store --path store.db")

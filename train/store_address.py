@@ -25,8 +25,8 @@ class StoreAddressError(Exception):
     """No store can be used at the address; the message says why."""
 
 
-def check_store(address: str, *, timeout_s: float = 3.0) -> dict[str, Any]:
-    """What the store at ``address`` says of its health; one that is just being started is waited for.
+def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) -> dict[str, Any]:
+    """What the store at ``address`` says of its health; one that may just be ``starting`` is waited for.
 
     Raises :class:`StoreAddressError`, within about ``timeout_s`` seconds.
     """
@@ -36,7 +36,8 @@ def check_store(address: str, *, timeout_s: float = 3.0) -> dict[str, Any]:
         try:
             return _checked(address, timeout_s)
         except OSError as error:
-            if isinstance(getattr(error, "reason", error), ConnectionRefusedError) and time.monotonic() < deadline:
+            refused = isinstance(getattr(error, "reason", error), ConnectionRefusedError)
+            if starting and refused and time.monotonic() < deadline:
                 time.sleep(_AGAIN_S)
                 continue
             why = _reason(error, timeout_s)
