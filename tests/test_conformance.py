@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import openai
@@ -80,7 +81,11 @@ async def answer(question, endpoint):
 def test_a_third_party_runs_it_with_one_command_and_reads_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(CHANGES_REPLIES)
     kit = ["-p", "adapters.conformance", "--pyargs", "adapters.conformance"]
-    done = run("-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer", folder=tmp_path)
+    done = run(
+        *("-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer"),
+        folder=tmp_path,
+        environment={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the kit needs nobody else's
+    )
     assert "the agent changed the messages before its last" in done.stdout
     assert "1 failed, 10 passed" in done.stdout
     assert done.returncode == 1

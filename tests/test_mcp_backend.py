@@ -104,14 +104,14 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
 
 async def test_a_slow_query_holds_up_no_other_rollout(databases: list[str]) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    async with _stopped(McpBackend(query_timeout_s=3)) as backend:
+    async with _stopped(McpBackend(query_timeout_s=1.5)) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         slow_one = asyncio.create_task(_run(backend, [_call(slow), "x"], databases[0]))
         await asyncio.sleep(0.2)
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         assert not slow_one.done()
         _, requests = await slow_one
-    assert requests[1]["messages"][-1]["content"] == "Error: the query ran longer than 3 s"
+    assert requests[1]["messages"][-1]["content"] == "Error: the query ran longer than 1.5 s"
 
 
 async def test_a_server_that_dies_is_a_tool_error_and_the_next_rollout_gets_another(databases: list[str]) -> None:
