@@ -26,11 +26,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
+_TEMPERATURES = ("0", "1")
 _WARM_UP = 2  # steps that compile and fill caches; they are left out of every figure
 
 
@@ -178,22 +180,33 @@ def part_spider(suite: Suite) -> dict[str, Any]:
     result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
     result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
     result["run"] = str(folder)
-    for temperature in ("0", "1") if (folder / "model").exists() else ():
+    if (folder / "model").exists():
         models = {"before": suite.model, "after": str(folder / "model")}
-        asked = ["--temperature", temperature, "--max-tokens", tokens, *data]
-        runs = [_evaluated(suite, f"{options.name}-{when}-{temperature}", models[when], asked) for when in models]
-        command = [sys.executable, "-m", "train.evaluate", "--compare", *map(str, runs), "--format", "json"]
-        name = f"{options.name}-compare-{temperature}"
-        suite.run(name, command, 120)
-        result[f"before and after, temperature {temperature}"] = _read_json(suite.out / "logs" / f"{name}.log")
+        asked = ["--max-tokens", tokens, *data]
+        with ThreadPoolExecutor() as threads:  # the GPU has room for all of them
+            runs = {
+                (when, temperature): threads.submit(
+                    _evaluated,
+                    suite,
+                    f"{options.name}-{when}-{temperature}",
+                    [*asked, "--model", models[when], "--temperature", temperature],
+                )
+                for when in models
+                for temperature in _TEMPERATURES
+            }
+        for temperature in _TEMPERATURES:
+            pair = [str(runs[when, temperature].result()) for when in models]
+            name = f"{options.name}-compare-{temperature}"
+            suite.run(name, [sys.executable, "-m", "train.evaluate", "--compare", *pair, "--format", "json"], 120)
+            result[f"before and after, temperature {temperature}"] = _read_json(suite.out / "logs" / f"{name}.log")
     return result
 
 
-def _evaluated(suite: Suite, name: str, model: str, asked: Sequence[str]) -> Path | None:
+def _evaluated(suite: Suite, name: str, asked: Sequence[str]) -> Path | None:
     """All validation questions once more, with the embedded server; the evaluation's folder."""
     folder = suite.out / "evaluations" / name
-    command = [sys.executable, "-m", "train.evaluate", "--model", model, "--device", "cuda", *asked]
-    suite.run(name, [*command, "--output-dir", str(folder)], 200)
+    command = [sys.executable, "-m", "train.evaluate", "--device", "cuda", *asked, "--output-dir", str(folder)]
+    suite.run(name, command, 300)
     made = sorted(folder.glob("2*"))
     return made[-1] if made else None
 
