@@ -21,6 +21,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
 
 
+def pytest_collection_finish() -> None:
+    """At its end the interpreter looks for garbage several times, for three seconds: not among what was imported."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def tiny_policy():
     """(model, tokenizer): the project's architecture with random weights, in the project's own chat format."""
