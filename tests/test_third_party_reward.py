@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from programs import run
 
 DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
 
@@ -54,25 +55,22 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
 
 
-def _python(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
-
-
 def test_an_installed_reward_scores_by_its_name_alone_and_in_a_sum(environment: dict[str, str]) -> None:
     code = """
 import asyncio, rewards
 for name in ("concise", "0.5*executes+0.5*concise"):
     print([rewards.total(asyncio.run(rewards.get(name)({}, answer, []))) for answer in ("short", "long " * 20)])
 """
-    done = _python("-c", code, environment=environment)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.stdout.splitlines() == ["[1.0, 0.0]", "[0.5, 0.0]"], done.stderr
 
 
 def test_a_run_takes_it_and_knows_nothing_of_it_where_it_is_not_installed(environment: dict[str, str]) -> None:
     command = ("-m", "train.run", "--reward", "0.9*spider_exec_match+0.1*concise", "--print-config")
-    done = _python(*command, environment=environment)
+    done = run(*command, environment=environment)
     assert done.returncode == 0, done.stderr
     assert '"reward": "0.9*spider_exec_match+0.1*concise"' in done.stdout
-    done = _python(*command, environment=dict(os.environ))
+    done = run(*command, environment=dict(os.environ))
     assert done.returncode == 2
     assert "error: unknown reward 'concise'; known: executes, " in done.stderr
