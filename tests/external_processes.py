@@ -22,8 +22,11 @@ def free_port() -> int:
 
 
 def store(path: str, port: int) -> None:
+    """The command's own store, which here looks for runners that fell silent more often than every two seconds."""
+    from train.sqlite_store import SqliteLightningStore
     from train.store import main
 
+    SqliteLightningStore.__init__.__kwdefaults__["scan_s"] = 0.2
     main(path=Path(path), memory=False, mongo=None, port=port, host="127.0.0.1")
 
 

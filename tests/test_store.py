@@ -372,8 +372,11 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
         ("http://127.0.0.1:9", "MongoDB cannot be used: Invalid URI scheme"),
     ],
 )
-def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(uri: str, said: str) -> None:
+def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(
+    uri: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pymongo")
+    monkeypatch.setattr("train.mongo_store._ANSWER_MS", 300)  # it is waited for, though it refuses
     with pytest.raises(_Stop) as caught:
         _open(None, uri)
     assert said in str(caught.value)
