@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from train.startup import importing
+from tools.startup import importing
 
 
 @pytest.mark.parametrize("fails", [False, True])

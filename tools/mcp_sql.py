@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from tools._databases import Databases, database_names
 from tools.sql import DatabaseError
+from tools.startup import importing
 
 __all__ = ["database_names", "main"]
 
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     listener = _listen(options.host, options.port) if http else None
 
     with contextlib.suppress(KeyboardInterrupt):
-        from tools._mcp_server import Limits, sql_server
+        with importing():
+            from tools._mcp_server import Limits, sql_server
 
         limits = Limits(timeout_s=options.timeout, max_rows=options.max_rows, max_chars=options.max_chars)
         server = sql_server(databases, limits=limits, token=token)

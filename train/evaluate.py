@@ -16,11 +16,11 @@ import adapters
 import domains
 import rewards
 from tools.plugins import UnknownNameError
+from tools.startup import importing
 from tools.terminal import Version, busy, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
-from train.startup import importing
 
 __all__ = ["app"]
 

@@ -22,12 +22,12 @@ import domains
 import rewards
 from rewards.judge.settings import parse_settings
 from tools.plugins import UnknownNameError
+from tools.startup import importing
 from tools.terminal import Version, busy, console
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
-from train.startup import importing
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
 from train.tracking import TRACKERS, check_trackers, parse_track

@@ -19,6 +19,7 @@ import typer
 import adapters
 import domains
 from tools.plugins import UnknownNameError
+from tools.startup import importing
 from tools.terminal import Version
 from train.config import ConfigError
 from train.store_address import StoreAddressError, check_store
@@ -67,15 +68,17 @@ async def _run(
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    from train.runners import POLL_S, RunnerPool
-    from train.store_client import StoreClient
-    from train.told import ToldAgent
+    with importing():
+        from train.runners import POLL_S, RunnerPool
+        from train.store_client import StoreClient
+        from train.told import ToldAgent
 
     logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(message)s", force=True)
     if not debug:
         logging.getLogger("agentlightning").setLevel(logging.CRITICAL)
         logging.getLogger("train").setLevel(logging.WARNING)
-    told = ToldAgent(backend=backend, agent=agent, domain=domain)
+    with importing():  # the agent's framework
+        told = ToldAgent(backend=backend, agent=agent, domain=domain)
     store = StoreClient(address)
     await store.start()
     runners = RunnerPool(store=store, agent=told, n_runners=n_runners, poll_interval=POLL_S)

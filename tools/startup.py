@@ -1,4 +1,4 @@
-"""Importing everything in less time, and training in less: Python's garbage collector takes a share of both."""
+"""Importing in less time: Python's garbage collector takes a share of it, of what follows, and of the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["importing"]
 def importing() -> Iterator[None]:
     """Imports take a quarter less while nobody looks for garbage among what they make.
 
-    What there is afterwards stays, and is never looked through again: it is most of a million objects, each collection
-    of which stops the rollouts for 0.4 s, about once a step.
+    What there is afterwards stays, and is never looked through again. For a training run it is most of a million
+    objects: each collection would stop the rollouts for 0.4 s, about once a step, and several follow at the exit.
     """
     gc.disable()
     try:
