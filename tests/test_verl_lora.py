@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from train.local.model import load_policy, new_policy, save_policy
 from train.verl.launch import export
-from train.verl.lora import merge_adapters
+from train.verl.lora import merge_adapters, peft_problem
 
 RANK, ALPHA = 4, 8
 ADAPTED = "self_attn.q_proj"
@@ -46,6 +48,19 @@ def _checkpoint(tiny_policy, run: Path) -> tuple[Path, dict[str, torch.Tensor], 
     deltas = _adapted(folder, shards=2)
     (folder.parent / "lora_train_meta.json").write_text(json.dumps({"r": RANK, "lora_alpha": ALPHA}))
     return folder, deltas, plain
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"), [("0.20.0", None), ("0.21.2", "peft 0.21.2 hides"), (None, "not installed")]
+)
+def test_a_peft_that_hides_adapters_from_verl_is_named(installed: str | None, said: str | None, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    if installed:
+        folder = tmp_path / f"peft-{installed}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: peft\nVersion: {installed}\n")
+    problem = peft_problem()
+    assert problem is None if said is None else said in problem and "pip install 'peft<0.21'" in problem
 
 
 def test_the_exported_model_has_the_adapted_weights(tiny_policy, tmp_path: Path) -> None:

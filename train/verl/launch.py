@@ -22,7 +22,7 @@ from train.config import ConfigError, RunConfig
 from train.rundir import RunDir
 from train.validation import choose_tasks
 from train.verl.config import compose, values
-from train.verl.lora import merge_adapters
+from train.verl.lora import merge_adapters, peft_problem
 
 __all__ = ["STARTER", "TrainingError", "collect", "export", "following", "resolved", "train"]
 
@@ -55,6 +55,8 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     _write_tasks(folder / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain)
     _keep_metrics(run)
     composed = compose(resolved(config, data, str(run.path.resolve())))
+    if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):
+        raise ConfigError(problem)
     try:
         import ray
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -76,6 +78,10 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(str(error))  # with the tracebacks of Ray's processes
         raise TrainingError(_cause(error)) from error
+    except Exception as error:
+        if ray.is_initialized():
+            raise
+        raise TrainingError(f"Ray did not start on this machine: {error}") from error
     finally:
         ray.shutdown()
 

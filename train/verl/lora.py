@@ -1,17 +1,31 @@
-"""LoRA adapters (Hu et al., 2021) into the weights that they adapt.
+"""LoRA adapters (Hu et al., 2021) with verl 0.9.1: what it needs, and what it leaves behind.
 
-verl 0.9.1 writes the state of its adapted model as it is, under peft's names: transformers loads such a folder with a
-warning and with random weights. Merged, it is a model like any other.
+verl writes the state of its adapted model as it is, under peft's names: transformers loads such a folder with a warning
+and with random weights. Merged into the weights that they adapt, the adapters are a model like any other.
 """
 
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["merge_adapters"]
+__all__ = ["merge_adapters", "peft_problem"]
 
+_PEFT_LIMIT = (0, 21)
 _PREFIX = "base_model.model."
+
+
+def peft_problem() -> str | None:
+    """Why adapters cannot be trained with the peft that is installed, and what to do; None where they can."""
+    try:
+        found = version("peft")
+    except PackageNotFoundError:
+        return "peft is not installed: pip install 'peft<0.21'"
+    if tuple(int(part) for part in found.split(".")[:2]) < _PEFT_LIMIT:
+        return None
+    # Its get_peft_model_state_dict() goes by the names of modules, which FSDP's wrapping changes.
+    return f"peft {found} hides adapters from verl 0.9.1, and vLLM gets none of them: pip install 'peft<0.21'"
 
 
 def merge_adapters(folder: Path, settings: Path) -> bool:
