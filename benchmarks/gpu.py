@@ -250,6 +250,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     gpus, model = _gpus(), _random_model(suite)
     result: dict[str, Any] = {"gpus": gpus, "batch": options.batch, "reply": options.reply}
     same = [*_SAME, f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
+    same += options.overrides
     steps = str(options.speed_steps)
     arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
     arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps]
@@ -290,7 +291,7 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
         arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "12", "--n-runners", "1024", *_SAME]
         arguments += ["data.train_batch_size=64", "data.max_response_length=64", f"trainer.v1.trainer_mode={mode}"]
         # Without flash-attn rows are padded to the longest of their micro-batch: of one call and of eight, to 140 GB.
-        arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True"]
+        arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *suite.options.overrides]
         result[mode], _ = suite.train(f"uneven-{mode}", arguments, suite.options.limit)
     times = [result.get(mode, {}).get("figures", {}).get("step_s") for mode in ("sync", "colocate_async")]
     if all(times):
@@ -458,7 +459,9 @@ def main() -> int:
     parser.add_argument("--modes", default="sync,colocate_async", help="of the part uneven")
     parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
-    parser.add_argument("overrides", nargs="*", help="verl settings of the parts ci and spider, KEY=VALUE")
+    parser.add_argument(
+        "overrides", nargs="*", help="verl settings of the parts ci, spider, speed and uneven, KEY=VALUE"
+    )
     suite = Suite(parser.parse_args())
     suite.results["machine"] = _machine()
     failed = 0

@@ -80,10 +80,8 @@ def pretrain_larger(
     """
     pool = sorted({*words(), *names})
     tokenizer = _tokenizer(tasks, pool, seed)
-    model = new_policy(tokenizer, seed=seed, **SIZES[size]).to(device)
-    optimizers = _optimizers(model, learning_rate)
-    model.train()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # torch is imported once for all makers, and CUDA by none
+    context.set_forkserver_preload([__name__])
     made, stage, stopped = context.Queue(maxsize=4 * workers), context.Value("i", 0), context.Event()
     makers = [
         context.Process(
@@ -98,6 +96,8 @@ def pretrain_larger(
     ]
     for maker in makers:
         maker.start()
+    model = new_policy(tokenizer, seed=seed, **SIZES[size]).to(device).train()
+    optimizers = _optimizers(model, learning_rate)
     try:
         first = made.get(timeout=300)  # the clock starts when there is something to learn from
         started, step = time.monotonic(), 0
