@@ -26,7 +26,7 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
     (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
     rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
     (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
-    with following(run), open(run.path / "verl.jsonl", "w") as file:
+    with following(run, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
         file.write(_step(2, 3.0))
         file.flush()
         _wait_for_steps(run, [1, 2])

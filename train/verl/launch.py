@@ -26,7 +26,6 @@ from train.verl.lora import merge_adapters, peft_problem
 
 __all__ = ["STARTER", "TrainingError", "collect", "export", "following", "resolved", "train"]
 
-_LOOK_S = 2.0
 STARTER = Path(__file__).parents[1] / "local" / "starter"
 
 
@@ -78,6 +77,8 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(str(error))  # with the tracebacks of Ray's processes
         raise TrainingError(_cause(error)) from error
+    except SystemExit as error:  # Ray takes SIGTERM for itself and answers with sys.exit
+        raise KeyboardInterrupt from error
     except Exception as error:
         if ray.is_initialized():
             raise
@@ -93,13 +94,13 @@ def collect(run: RunDir) -> None:
 
 
 @contextmanager
-def following(run: RunDir) -> Iterator[None]:
+def following(run: RunDir, interval_s: float = 2.0) -> Iterator[None]:
     """Keep ``metrics.jsonl`` up with ``verl.jsonl``, for whoever watches the run."""
     ended = threading.Event()
 
     def follow() -> None:
         seen = 0
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(interval_s):
             with suppress(FileNotFoundError):
                 size = (run.path / "verl.jsonl").stat().st_size
                 if size != seen:
