@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -98,31 +98,36 @@ def main(
         "val_temperature": temperature,
         "val_tasks": tasks,
     }
-    from train.evaluation.endpoint import EndpointUnusableError
-    from train.evaluation.run import NoValidationError
+    if runs:
+        from train.evaluation.folder import NoValidationError
 
-    try:
-        if runs:
+        try:
             with busy("reading the runs"):
                 text = _read(runs, compare=compare, form=form)
-            typer.echo(text)
-            return
+        except (RunDirError, NoValidationError) as error:
+            _stop(error)
+        typer.echo(text)
+        return
+    from train.evaluation.endpoint import EndpointUnusableError
+
+    try:
         settings = resolve(config or ("hf" if base_url else "fast"), **given)
         typer.echo(_evaluate(settings, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form))
-    except (
-        *(ConfigError, UnknownNameError, domains.DataError, RunDirError),
-        *(NoValidationError, EndpointUnusableError),
-    ) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+    except (ConfigError, UnknownNameError, domains.DataError, RunDirError, EndpointUnusableError) as error:
+        _stop(error)
     except KeyboardInterrupt:
         typer.echo("stopped; the samples that were complete are in the evaluation's folder", err=True)
         sys.exit(130)
 
 
+def _stop(error: Exception) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    sys.exit(2)
+
+
 def _read(paths: list[str], *, compare: bool, form: str) -> str:
+    from train.evaluation.folder import entry, final_rows
     from train.evaluation.measure import compare as compared
-    from train.evaluation.run import entry, final_rows
 
     runs = [RunDir.open(path) for path in paths]
     if not compare:
@@ -138,7 +143,8 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     with busy("starting"), importing():
         from train.display import Display
         from train.evaluation.endpoint import find_upstream
-        from train.evaluation.run import entry, evaluate
+        from train.evaluation.folder import entry
+        from train.evaluation.run import evaluate
         from train.quiet import quiet
 
     adapters.check(settings.backend)

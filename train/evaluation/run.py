@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,13 +27,9 @@ from train.rows import row
 from train.rundir import RunDir
 from train.validation import accuracy, choose_tasks, validation_jobs
 
-__all__ = ["NoValidationError", "Watcher", "entry", "evaluate", "final_rows"]
+__all__ = ["Watcher", "evaluate"]
 
 _STARTER = Path(__file__).parent.parent / "local" / "starter"
-
-
-class NoValidationError(Exception):
-    """A run that validated nothing."""
 
 
 class Watcher(Protocol):
@@ -121,68 +117,6 @@ def evaluate(
     run.merge_rollouts()
     run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **figures})
     return figures
-
-
-def entry(run: RunDir) -> dict[str, Any]:
-    """A run, of training or of evaluation, as a line of :func:`train.evaluation.table.table`.
-
-    A training run is measured by its validations at the lowest temperature that it validated at: the one before
-    training, and the last over as many questions. Raises :class:`train.rundir.RunDirError`.
-    """
-    config = run.config()
-    before, after = _ends(run)
-    last = measure(after)
-    agents = sorted({call["agent"] for each in [*before, *after] for call in each["calls"] or () if call["agent"]})
-    return {
-        "run": run.path.name,
-        "model": _short(str(config.get("model"))),
-        "backend": config.get("backend"),
-        "context": None if config.get("evaluation", {}).get("base_url") else config.get("max_model_len"),
-        "max_turns": config.get("max_turns"),
-        "agents": config.get("agent_match") or ", ".join(agents) or "-",
-        "first": measure(before) if before else None,
-        "last": last,
-    }
-
-
-def _short(model: str) -> str:
-    """A model as a table names it: a checkpoint by its run and step, another folder by its name, a name as it is."""
-    path = Path(model)
-    if path.parent.name == "checkpoints":
-        return f"{path.parent.parent.name}/{path.name}"
-    return path.name if path.is_dir() else model
-
-
-def final_rows(run: RunDir) -> list[dict[str, Any]]:
-    """The rows of a run's last full validation. Raises :class:`train.rundir.RunDirError`."""
-    return _ends(run)[1]
-
-
-def _ends(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows before training (none for an evaluation), and those of the last validation as large."""
-    validated = list(_validations(run))
-    coldest = min(temperature for _, temperature, _ in validated)
-    by_step: dict[int, list[dict[str, Any]]] = {}
-    for step, temperature, rows in validated:
-        if temperature == coldest:
-            by_step.setdefault(step, []).extend(rows)
-    steps = sorted(by_step)
-    last = max(step for step in steps if len(by_step[step]) >= len(by_step[steps[0]]))
-    return ([] if last == steps[0] else by_step[steps[0]]), by_step[last]
-
-
-def _validations(run: RunDir) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """Step, temperature and rows of each part of a validation. Raises :class:`NoValidationError` for none."""
-    damaged: list[str] = []
-    found = False
-    for batch in run.rollout_batches(None, damaged):
-        rows = [each for each in batch if each["mode"] == "val"]
-        if rows:
-            found = True
-            yield rows[0]["step"], rows[0]["temperature"], rows
-    if not found:
-        why = damaged[0] if damaged else "there is nothing to measure"
-        raise NoValidationError(f"{run.path} has no validation yet: {why}")
 
 
 def _turn_scores(
