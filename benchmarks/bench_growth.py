@@ -89,6 +89,7 @@ async def rollouts() -> None:
                 await pool.stop()
         print(f"{count:10}{each_ms:10.2f}", flush=True)
         record(f"a rollout of three calls without the model, of {count} rollouts", each_ms, unit="ms")
+    await _clients.close()
 
 
 async def three_calls(question: Any, endpoint: Any) -> str:

@@ -23,10 +23,9 @@ __all__ = ["SpanStore", "SpanWriter", "SpansNotStoredError", "Ticket"]
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
+
 _PAUSE_S = 0.005
 """How long finished calls wait for the store where nobody waits for them: an agent's next call goes first."""
-
-
 _BEHIND = 256
 """Finished calls from which on the store goes first: more arrive than are written, and they wait in memory."""
 
