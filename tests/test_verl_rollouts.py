@@ -206,6 +206,17 @@ def test_what_fails_is_left_out_and_the_others_train(tmp_path: Path) -> None:
     assert figures["rollouts/dropped"] == figures["rollouts/dropped_agent"] == 1
 
 
+def test_groups_that_teach_something_are_counted(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend()) as made:
+        made.servers.answers = itertools.chain(["right", "wrong"] * 2, itertools.repeat("wrong"))
+        for number, uid in enumerate(("u", "v"), 1):
+            made.service.submit([_prompt(uid)])
+            made.until_done(number)
+    figures = made.service.take("train", 4, {})
+    assert (figures["rollouts/groups"], figures["rollouts/groups_used"]) == (2, 1)
+    assert "rollouts/groups" not in made.service.take("train", 5, {})
+
+
 def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
     turns = itertools.count()
 

@@ -217,6 +217,7 @@ def _line(
                 name.removeprefix("dropped_"): count for name, count in trained.items() if name.startswith("dropped_")
             },
             "groups_skipped": trained.get("groups_skipped", 0),
+            **{name: trained[name] for name in ("groups", "groups_used") if name in trained},
             "retried": trained.get("retried", 0),
             "calls": trained.get("calls", 0),
             "tokens_generated": sampled,

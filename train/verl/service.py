@@ -60,6 +60,7 @@ class RolloutService:
         self._lock = threading.Lock()
         self._ended: dict[str, list[Outcome]] = {"train": [], "val": []}
         self._skipped: Counter[str] = Counter()
+        self._groups: Counter[str] = Counter()
         self._barren, self._why = 0, ""
         self._error: BaseException | None = None
 
@@ -92,10 +93,11 @@ class RolloutService:
         with self._lock:
             outcomes, self._ended[partition] = self._ended[partition], []
             skipped, self._skipped[partition] = self._skipped[partition], 0
+            groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else ({}, self._groups)
         if outcomes:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
             self._run.write_rollouts(step, [row(step, outcome) for outcome in outcomes], kind=kind)
-        metrics = figures(outcomes, skipped)
+        metrics = {**figures(outcomes, skipped), **{name: float(count) for name, count in groups.items()}}
         line: dict[str, Any] = {"step": step, "partition": partition, **metrics}
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
         if partition == "val":
@@ -112,18 +114,18 @@ class RolloutService:
     async def _group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
         partition, kept = prompt.partition, list[Row]()
         await self._queue.mark(prompt.uid, partition, "running")
-        rewarded = 0
+        rewards: list[float] = []
         async for session, outcome in collector.each(self._jobs(prompt), deadline_s=deadline_s):
             made = self._rows(prompt, session, outcome)
             if made:
                 await self._queue.put(made, partition)
                 kept += made
-                rewarded += 1
+                rewards.append(outcome.reward or 0.0)
             with self._lock:
                 self._ended[partition].append(outcome)
             if outcome.reward is None:
                 self._why = f"the last failed of {outcome.status}: {outcome.message[:300]}"
-        enough = rewarded >= (_LEAST if partition == "train" else 1)
+        enough = len(rewards) >= (_LEAST if partition == "train" else 1)
         if not enough:
             with self._lock:
                 self._skipped[partition] += 1
@@ -131,6 +133,8 @@ class RolloutService:
                 await self._queue.clear([each.key for each in kept], partition)
         if partition == "train":
             self._barren = 0 if enough else self._barren + 1
+            with self._lock:  # equal rewards have an advantage of 0: nothing is learnt from such a group
+                self._groups.update(groups=1, groups_used=int(len(set(rewards)) > 1))
         await self._queue.mark(prompt.uid, partition, "finished" if enough else "failure")
 
     def _jobs(self, prompt: Prompt) -> list[Job]:
