@@ -71,6 +71,14 @@ def test_accuracy_is_told_overall_and_by_hardness() -> None:
     assert figures["by_hardness"]["easy"]["questions"] == 1
 
 
+def test_with_several_samples_it_is_told_how_many_questions_they_differ_on() -> None:
+    rewards = {"a": (1.0, 0.0, 0.0), "b": (0.0, 0.0), "c": (0.3, 0.7), "d": (1.0, 1.0), "once": (1.0,)}
+    figures = measure([rollout(task, reward) for task, each in rewards.items() for reward in each])
+    assert (figures["differing"], figures["best"]) == (0.5, pytest.approx((1 + 0 + 0.7 + 1) / 4))
+    assert "they differ on 0.500 of the questions" in details(figures)
+    assert "differing" not in measure([rollout("a"), rollout("b")])
+
+
 def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
     figures = measure([rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")])
     assert (figures["accuracy"], figures["judged"], figures["rollouts"]) == (0.5, 2, 3)

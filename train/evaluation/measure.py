@@ -31,6 +31,7 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
             levels[str(hardness)].append(row)
     return {
         **_accuracy(judged),
+        **_spread(scores_by_question(judged)),
         "rollouts": len(rows),
         "by_hardness": {level: _accuracy(levels[level]) for level in sorted(levels, key=level_order)},
         "by_turn": _by_turn(judged),
@@ -98,6 +99,20 @@ def _accuracy(rows: Sequence[Row]) -> dict[str, Any]:
         "interval": bootstrap(list(scores.values())),
         "questions": len(scores),
         "judged": len(every),
+    }
+
+
+def _spread(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Over the questions with several samples: the share in which they differ, and the mean of the best of them.
+
+    GRPO learns from nothing but differences between the rollouts of a question.
+    """
+    several = [each for each in scores.values() if len(each) > 1]
+    if not several:
+        return {}
+    return {
+        "differing": round(_mean([len(set(each)) > 1 for each in several]), 4),
+        "best": round(_mean([max(each) for each in several]), 4),
     }
 
 

@@ -52,6 +52,11 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
         f"accuracy {figures['accuracy']:.3f} [{low:.3f}, {high:.3f}] of {figures['questions']} questions{each} "
         "(95 %, bootstrap over questions)"
     ]
+    if "differing" in figures:
+        lines.append(
+            f"samples: they differ on {figures['differing']:.3f} of the questions, which is what GRPO would learn from; "
+            f"the best of each question's makes {figures['best']:.3f}"
+        )
     for level, part in figures["by_hardness"].items():
         low, high = part["interval"]
         lines.append(f"{level}: {part['accuracy']:.3f} [{low:.3f}, {high:.3f}] of {part['questions']}")
