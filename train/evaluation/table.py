@@ -54,8 +54,8 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
     ]
     if "differing" in figures:
         lines.append(
-            f"samples: they differ on {figures['differing']:.3f} of the questions, which is what GRPO would learn from; "
-            f"the best of each question's makes {figures['best']:.3f}"
+            f"samples: they differ on {figures['differing']:.3f} of the questions (what GRPO would learn from), "
+            f"and the best of each question's makes {figures['best']:.3f}"
         )
     for level, part in figures["by_hardness"].items():
         low, high = part["interval"]
