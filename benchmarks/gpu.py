@@ -132,13 +132,31 @@ def figures(folder: Path) -> dict[str, Any]:
 
 
 def part_model(suite: Suite) -> dict[str, Any]:
-    """Make the model."""
-    options = suite.options
-    command = [sys.executable, "-m", "train.local.pretrain", "--out", str(suite.out / "model")]
+    """Make the model; of the copies kept on the way, the one whose samples differ most: it has the most to learn."""
+    options, made = suite.options, suite.out / "pretrained"
+    command = [sys.executable, "-m", "train.local.pretrain", "--out", str(made), "--keep", options.keep]
     command += ["--size", options.size, "--minutes", str(options.minutes)]
     command += ["--data-dir", options.spider] if options.spider else []
     result = suite.run("model", command, 60 * options.minutes + 300)
-    return {**result, "size": options.size, "said": _last_line(suite.out / "logs" / "model.log")}
+    result |= {"size": options.size, "said": _last_line(suite.out / "logs" / "model.log")}
+    copies = [*made.glob("after-*"), made]
+    asked = ["-n", "8", "--temperature", "1", "--tasks", "64", "--max-tokens", "128"]
+    asked += ["--data-dir", options.spider] if options.spider else []
+    with ThreadPoolExecutor() as threads:
+        folders = list(threads.map(lambda copy: _evaluated(suite, copy.name, [*asked, "--model", str(copy)]), copies))
+    found = {
+        copy.name: json.loads((folder / "evaluation.json").read_text())
+        for copy, folder in zip(copies, folders, strict=True)
+        if folder is not None and (folder / "evaluation.json").exists()
+    }
+    wanted = ("accuracy", "differing", "best")
+    result["copies"] = {name: {key: figures[key] for key in wanted} for name, figures in found.items()}
+    chosen = max(copies, key=lambda copy: found.get(copy.name, {}).get("differing", -1.0))
+    result["chosen"] = chosen.name
+    link = suite.out / "model"
+    link.unlink(missing_ok=True)
+    link.symlink_to(chosen)
+    return result
 
 
 def part_agree(suite: Suite) -> dict[str, Any]:
@@ -449,6 +467,7 @@ def main() -> int:
     parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
     parser.add_argument("--size", default="30m", help="of the model that is made")
     parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
+    parser.add_argument("--keep", default="35,50,65,80", help="percentages of that at which copies are kept")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")
     parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider; 0 is all")

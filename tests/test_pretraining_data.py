@@ -99,7 +99,7 @@ def test_a_larger_starter_is_trained(tasks, monkeypatch) -> None:
         batch=4,
         workers=1,
         device="cpu",
-        on_step=lambda step, loss, gone: losses.append(loss),
+        on_step=lambda step, loss, gone, *_: losses.append(loss),
     )
     assert model.config.vocab_size == len(tokenizer)
     assert losses[-1] < losses[0]

@@ -71,12 +71,12 @@ def pretrain_larger(
     learning_rate: float = 1.5e-3,
     device: str = "cuda",
     seed: int = 0,
-    on_step: Callable[[int, float, float], None] = lambda *_: None,
+    on_step: Callable[[int, float, float, LlamaForCausalLM, PreTrainedTokenizerFast], None] = lambda *_: None,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Train a model of ``size`` for ``minutes``; ``tasks`` are real training questions to mix in.
 
     ``names`` are words of real schemas, put for one another in those dialogues and each an id of the vocabulary.
-    ``on_step`` gets the step, its loss, and the share of the time that is gone.
+    ``on_step`` gets the step, its loss, the share of the time that is gone, the model and the tokenizer.
     """
     pool = sorted({*words(), *names})
     tokenizer = _tokenizer(tasks, pool, seed)
@@ -116,7 +116,7 @@ def pretrain_larger(
                 optimizer.step()
                 optimizer.zero_grad()
             step += 1
-            on_step(step, loss.item(), gone)
+            on_step(step, loss.item(), gone, model, tokenizer)
             first = made.get(timeout=300)
     finally:
         stopped.set()

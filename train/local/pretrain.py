@@ -200,11 +200,14 @@ if __name__ == "__main__":
         size: Annotated[str | None, typer.Option(help="On a GPU, a larger one instead: 30m, 100m, 300m")] = None,
         minutes: Annotated[float, typer.Option(help="With --size: how long")] = 5.0,
         data_dir: Annotated[str | None, typer.Option(help="With --size: real Spider, its training questions")] = None,
+        keep: Annotated[
+            str, typer.Option(help="With --size: percentages of the time after which a copy goes into OUT/after-N")
+        ] = "",
         version: Version = False,
     ) -> None:
         """Make the starter policy from random weights."""
         if size is not None:
-            larger(out, size, minutes, data_dir, seed)
+            larger(out, size, minutes, data_dir, seed, keep)
             return
         torch.set_num_threads(threads)
         with progress("Pretraining", RECIPE.steps) as on_end:
@@ -221,17 +224,27 @@ if __name__ == "__main__":
             line = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 
-    def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int) -> None:
+    def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int, keep: str) -> None:
         from train.local.larger import SIZES, pretrain_larger
         from train.local.real import for_pretraining, names
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
+        try:
+            kept = sorted(int(each) for each in keep.split(",") if each.strip())
+        except ValueError as error:
+            raise typer.BadParameter(f"--keep is {keep!r}; it is whole numbers below 100, like 40,60,80") from error
         every = get("spider").load(data_dir).train if data_dir else []
 
-        def on_step(step: int, loss: float, gone: float) -> None:
+        def on_step(
+            step: int, loss: float, gone: float, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+        ) -> None:
             if step % 100 == 0:
                 typer.echo(f"step {step}  loss {loss:.3f}  {gone:.0%} of {minutes:g} minutes")
+            if kept and 100 * gone >= kept[0]:
+                folder = out / f"after-{kept.pop(0)}"
+                save_policy(model, tokenizer, folder)
+                typer.echo(f"step {step}  loss {loss:.3f}  {folder}")
 
         model, tokenizer = pretrain_larger(
             size, minutes=minutes, tasks=for_pretraining(every), names=names(every), seed=seed, on_step=on_step
