@@ -1,9 +1,10 @@
 """Dialogues about real databases, from the training questions of a folder like Spider's, for a larger starter.
 
 A few thousand questions about a hundred databases are learned by heart long before they are understood. So what does
-not matter is changed from one dialogue to the next: names (the same word for the same word, in schema, question, query
-and result), the order of the tables, and which tables there are beside those that are asked about. What does not
-matter and differs between the people who wrote the queries is made the same for all: spelling, quotes and blanks.
+not matter is changed from one dialogue to the next: names that question and query share (the same word for the same
+word, in schema, question, query and result), the order of tables and columns, and what else there is beside those that
+are asked about. What does not matter and differs between the people who wrote the queries is made the same for all:
+spelling, quotes and blanks.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _MADE_UP = 0.25
 """Share of the other names that are no words: what the vocabulary lacks has to be copied piece by piece."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*|\d+(?:\.\d+)?|[<>!=]+|\S""")
+_TABLE = re.compile(r"CREATE TABLE (\w+) \( ([^\"]*) \)")
+"""A table of :func:`tools.schema.table_info` whose names need no quotes."""
 _FUNCTIONS = frozenset(["avg", "count", "max", "min", "sum"])
 _KEYWORDS = frozenset(
     [
@@ -120,9 +123,9 @@ def real_dialogues(
         chosen = rng.sample(here, min(most, len(here)))
         shown = [str(rng.choice(here)["query"]) for _ in chosen]
         said = [*(str(task["query"]) for task in chosen), *shown]
-        schema = _schema(path)
-        new = _renaming(rng, schema, pool) if rng.random() < _RENAMED else str
-        system, found = new(_rearranged(rng, schema, said)), list[list[Segment]]()
+        schema = _rearranged(rng, _schema(path), _schema(rng.choice(paths)), said)
+        new = _renaming(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else str
+        system, found = new(schema), list[list[Segment]]()
         prefix = ""
         for number, (task, other) in enumerate(zip(chosen, shown, strict=True)):
             question, gold = new(str(task["question"])), str(task["query"])
@@ -162,12 +165,21 @@ def _stem(word: str) -> str:
     return low[:-1] if len(low) > 3 and low.endswith("s") and not low.endswith(("ss", "us", "is")) else low
 
 
-def _renaming(rng: random.Random, schema: str, pool: Sequence[str]) -> Callable[[str], str]:
+def _meant(tasks: Sequence[Task]) -> set[str]:
+    """Words of the golds that their questions do not say: to know them takes their meaning, so they keep it."""
+    meant = set[str]()
+    for task in tasks:
+        asked, answered = (set(map(_stem, _WORD.findall(str(task[key])))) for key in ("question", "query"))
+        meant |= answered - asked
+    return meant
+
+
+def _renaming(rng: random.Random, schema: str, pool: Sequence[str], kept: set[str]) -> Callable[[str], str]:
     """Puts other words for some of the schema's words, the same everywhere, in the case and number that was there."""
-    stems = sorted({_stem(word) for word in _WORD.findall(schema)} - _KEPT)
+    stems = sorted({_stem(word) for word in _WORD.findall(schema)} - _KEPT - kept)
     share = rng.choice((0.3, 0.6, 1.0))
     chosen = [stem for stem in stems if rng.random() < share]
-    others = rng.sample([word for word in pool if word not in stems], len(chosen))
+    others = rng.sample([word for word in pool if word not in stems and word not in kept], len(chosen))
     new = {
         stem: _made_up(rng) if rng.random() < _MADE_UP else other for stem, other in zip(chosen, others, strict=True)
     }
@@ -188,13 +200,27 @@ def _made_up(rng: random.Random) -> str:
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3))))
 
 
-def _rearranged(rng: random.Random, schema: str, queries: Sequence[str]) -> str:
-    """The tables in another order, some that no query reads left out."""
+def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[str]) -> str:
+    """Tables and columns in another order, some that no query reads left out, and a table of ``other`` among them."""
     read = {word.lower() for query in queries for word in re.findall(r"\w+", query)}
-    lines = schema.split("\n")
-    if rng.random() < 0.5:
-        lines = [line for line in lines if line.split()[2].strip('"').lower() in read or rng.random() < 0.6]
-        rng.shuffle(lines)
+    share = 1.0 if any("*" in query.replace("(*)", "") for query in queries) else rng.choice((1.0, 0.8, 0.5))
+    tables = [found.groups() for line in schema.split("\n") if (found := _TABLE.fullmatch(line))]
+    if len(tables) <= schema.count("\n"):
+        return schema  # with names that need quotes
+    lines = []
+    for name, listed in tables:
+        if name.lower() not in read and rng.random() > share:
+            continue
+        columns = listed.split(" , ")
+        rng.shuffle(columns)
+        some = [column for column in columns if column.split()[0].lower() in read or rng.random() < share]
+        lines.append(f"CREATE TABLE {name} ( {' , '.join(some or columns)} )")
+    known = read | {name.lower() for name, _ in tables}
+    strange = [
+        line for line in other.split("\n") if (found := _TABLE.fullmatch(line)) and found[1].lower() not in known
+    ]
+    lines += rng.sample(strange, min(len(strange), rng.choice((0, 0, 1, 2))))
+    rng.shuffle(lines)
     return "\n".join(lines)
 
 
