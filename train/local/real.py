@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from adapters import prompts
@@ -31,6 +31,8 @@ _TABLE_CHARS = 4000
 _RESULT_CHARS = 72
 _RENAMED = 0.8
 """Share of the dialogues with other names."""
+_WORDS = (1, 1, 1, 2, 2, 3)
+"""How many words stand for one."""
 _MADE_UP = 0.25
 """Share of the other names that are no words: what the vocabulary lacks has to be copied piece by piece."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
@@ -124,20 +126,20 @@ def real_dialogues(
         shown = [str(rng.choice(here)["query"]) for _ in chosen]
         said = [*(str(task["query"]) for task in chosen), *shown]
         schema = _rearranged(rng, _schema(path), _schema(rng.choice(paths)), said)
-        new = _renaming(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else str
-        system, found = new(schema), list[list[Segment]]()
+        new = _Names(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else _Names(rng, "", (), set())
+        system, found = new.sql(schema), list[list[Segment]]()
         prefix = ""
         for number, (task, other) in enumerate(zip(chosen, shown, strict=True)):
-            question, gold = new(str(task["question"])), str(task["query"])
-            user, reply = prompts.write_message(question), prompts.fence(new(gold))
+            question, gold = new.prose(str(task["question"])), str(task["query"])
+            user, reply = prompts.write_message(question), prompts.fence(new.sql(gold))
             if number >= most - 2 and len(here) > 1:
                 wrong = gold if number == most - 2 and rng.random() < 0.4 else other
-                result = new(_result(path, wrong))[:_RESULT_CHARS]
-                user = prompts.check_message(question, new(wrong), result)
+                result = new.sql(_result(path, wrong))[:_RESULT_CHARS]
+                user = prompts.check_message(question, new.sql(wrong), result)
                 reply = prompts.CORRECT if wrong == gold else prompts.INCORRECT
                 if number == most - 1 and wrong != gold:
-                    user = prompts.rewrite_message(question, new(wrong), result, prompts.INCORRECT)
-                    reply = prompts.fence(new(gold))
+                    user = prompts.rewrite_message(question, new.sql(wrong), result, prompts.INCORRECT)
+                    reply = prompts.fence(new.sql(gold))
             prefix, asked = prompt(system, user)
             found.append([(asked, False), (reply + IM_END, True)])
         yield Dialogues(prefix, found)
@@ -174,26 +176,50 @@ def _meant(tasks: Sequence[Task]) -> set[str]:
     return meant
 
 
-def _renaming(rng: random.Random, schema: str, pool: Sequence[str], kept: set[str]) -> Callable[[str], str]:
-    """Puts other words for some of the schema's words, the same everywhere, in the case and number that was there."""
-    stems = sorted({_stem(word) for word in _WORD.findall(schema)} - _KEPT - kept)
-    share = rng.choice((0.3, 0.6, 1.0))
-    chosen = [stem for stem in stems if rng.random() < share]
-    others = rng.sample([word for word in pool if word not in stems and word not in kept], len(chosen))
-    new = {
-        stem: _made_up(rng) if rng.random() < _MADE_UP else other for stem, other in zip(chosen, others, strict=True)
-    }
+class _Names:
+    """Other words for some of the schema's words, the same everywhere, in the case and number that was there.
 
-    def put(found: re.Match[str]) -> str:
-        word = found[0]
-        other = new.get(_stem(word))
-        if other is None:
+    Some are two or three: ``pet`` becomes ``river stone`` in a question and ``river_stone`` in a query. Copying names
+    of several words is what goes wrong most in databases that were never read.
+    """
+
+    def __init__(self, rng: random.Random, schema: str, pool: Sequence[str], kept: set[str]) -> None:
+        stems = sorted({_stem(word) for word in _WORD.findall(schema)} - _KEPT - kept)
+        share = rng.choice((0.3, 0.6, 1.0))
+        free = [word for word in pool if word not in stems and word not in kept]
+        rng.shuffle(free)
+        self._new = {
+            stem: [
+                _made_up(rng) if not free or rng.random() < _MADE_UP else free.pop() for _ in range(rng.choice(_WORDS))
+            ]
+            for stem in stems
+            if rng.random() < share
+        }
+
+    def prose(self, text: str) -> str:
+        """A question, or a value."""
+        return _WORD.sub(lambda found: self._put(found[0], " "), text)
+
+    def sql(self, text: str) -> str:
+        """A schema, a query, or what came of one."""
+        parts = re.split(r"('[^']*')", text)
+        return "".join(
+            self.prose(part) if number % 2 else _WORD.sub(lambda found: self._put(found[0], "_"), part)
+            for number, part in enumerate(parts)
+        )
+
+    def _put(self, word: str, joint: str) -> str:
+        words = self._new.get(_stem(word))
+        if words is None:
             return word
         if word.lower() != _stem(word):
-            other = other[:-1] + "ies" if other.endswith("y") else other + "s"
-        return other.upper() if word.isupper() and len(word) > 1 else other.title() if word[0].isupper() else other
-
-    return lambda text: _WORD.sub(put, text)
+            last = words[-1]
+            words = [*words[:-1], last[:-1] + "ies" if last.endswith("y") else last + "s"]
+        if word.isupper() and len(word) > 1:
+            words = [each.upper() for each in words]
+        elif word[0].isupper():
+            words = [each.title() for each in words]
+        return joint.join(words)
 
 
 def _made_up(rng: random.Random) -> str:
