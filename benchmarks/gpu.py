@@ -5,7 +5,7 @@ ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and 
 
     model   a larger starter from random weights (then --model OUT/model is used by the others)
     agree   vLLM and the embedded server: the same ids, the same logprobs
-    ci      --ci-fast with three backends; the checkpoint loads in transformers; resume goes on
+    ci      --ci-fast (or --ci) with three backends; the checkpoint loads in transformers; resume goes on
     spider  a run on real Spider with validation on dev (--spider FOLDER)
     speed   the external store's path against verl's own agent loop, same model, prompts and tokens
     uneven  colocate_async against sync, on rollouts of uneven length
@@ -167,18 +167,20 @@ def part_agree(suite: Suite) -> dict[str, Any]:
 
 
 def part_ci(suite: Suite) -> dict[str, Any]:
-    """Each backend's one step; then what the LangGraph run left behind."""
+    """Each backend's one step, or twenty; then what the first run left behind."""
     results: dict[str, Any] = {}
     folder = None
     for backend in suite.options.backends.split(","):
         arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", backend]
-        arguments += ["--ci-fast", "trainer.save_freq=1", "actor_rollout_ref.rollout.enforce_eager=True"]
+        fast = ["--ci-fast", "trainer.save_freq=1", "actor_rollout_ref.rollout.enforce_eager=True"]
+        arguments += ["--ci"] if suite.options.full_ci else fast
         arguments += suite.options.overrides
         results[backend], run = suite.train(f"ci-{backend}", arguments, suite.options.limit)
         folder = folder or run
     if folder is not None and (folder / "model").exists():
         results["loads"] = _loads(suite, "ci-loads", folder)
-        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", "2"]
+        steps = str(max(_steps(folder)) + 1)
+        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", steps]
         results["resume"] = suite.run("ci-resume", resume, suite.options.limit)
         results["resume"]["steps_in_metrics"] = _steps(folder)
     return results
@@ -469,6 +471,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
     parser.add_argument("--keep", default="35,50,65,80", help="percentages of that at which copies are kept")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
+    parser.add_argument("--full-ci", action="store_true", help="of the part ci: --ci (20 steps) instead of --ci-fast")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")
     parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider; 0 is all")
     parser.add_argument("--name", default="spider", help="of the part spider's run, where there are several")
