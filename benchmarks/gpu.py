@@ -141,7 +141,7 @@ def part_model(suite: Suite) -> dict[str, Any]:
     result |= {"size": options.size, "said": _last_line(suite.out / "logs" / "model.log")}
     copies = [*made.glob("after-*"), made]
     asked = ["-n", "8", "--temperature", "1", "--tasks", "64", "--max-tokens", "128"]
-    asked += ["--data-dir", options.spider] if options.spider else []
+    asked += _real(options.spider) if options.spider else []
     with ThreadPoolExecutor() as threads:
         folders = list(threads.map(lambda copy: _evaluated(suite, copy.name, [*asked, "--model", str(copy)]), copies))
     found = {
@@ -189,7 +189,7 @@ def part_ci(suite: Suite) -> dict[str, Any]:
 def part_spider(suite: Suite) -> dict[str, Any]:
     """The curve on dev; with real Spider, trained on the databases that the model was not pretrained on."""
     options = suite.options
-    data, tokens = (["--data-dir", _unseen(suite)], "128") if options.spider else ([], "64")  # golds are longer there
+    data, tokens = (_real(_unseen(suite)), "128") if options.spider else ([], "64")  # golds are longer there
     arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, *data]
     arguments += [f"data.max_response_length={tokens}"]
     arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
@@ -229,6 +229,13 @@ def _evaluated(suite: Suite, name: str, asked: Sequence[str]) -> Path | None:
     suite.run(name, command, 300)
     made = sorted(folder.glob("2*"))
     return made[-1] if made else None
+
+
+def _real(folder: str) -> list[str]:
+    """Real Spider, with results as long as the model's pretraining showed them."""
+    from train.local.real import RESULT_CHARS
+
+    return ["--data-dir", folder, "--execution-truncate", str(RESULT_CHARS)]
 
 
 def _unseen(suite: Suite) -> str:

@@ -72,6 +72,23 @@ def test_names_change_together_so_that_the_query_still_runs(tasks) -> None:
     assert renamed > 30
 
 
+def test_most_queries_to_rewrite_are_nearly_right_and_their_errors_name_what_there_is(tasks) -> None:
+    chosen = for_pretraining(tasks)
+    rewrites, listed, verdicts = 0, 0, set()
+    for item in itertools.islice(real_dialogues(random.Random(6), chosen, names(tasks)), 60):
+        for (asked, _), (reply, _) in item.dialogues:
+            shown = re.search(r"```sql\n(.*?)\n```\nResult: (.*)", asked)
+            if shown and "Write a better query." in asked:
+                rewrites += 1
+                listed += "Error: no such" in shown[2] and re.search(r"Tables: |Columns of ", shown[2]) is not None
+                assert shown[1] not in reply.split("\n")
+            elif shown:
+                verdicts.add(reply.removesuffix("<|im_end|>"))
+    assert verdicts == {"CORRECT", "INCORRECT"}
+    assert rewrites > 80
+    assert listed > 0.3 * rewrites
+
+
 def test_folded_case_shares_ids_and_loses_nothing() -> None:
     tokenizer = train_tokenizer(["the country code"] * 30, words=["country", "code"], min_count=2, fold_case=True)
     (country,) = tokenizer(" country")["input_ids"]

@@ -25,10 +25,14 @@ from tools.sql import DatabaseError, QueryError, render, run_query
 from train.local.corpus import Dialogues, Segment, prompt
 from train.local.tokenizer import IM_END
 
-__all__ = ["for_pretraining", "in_pretraining", "names", "real_dialogues", "tidied"]
+__all__ = ["RESULT_CHARS", "for_pretraining", "in_pretraining", "names", "real_dialogues", "tidied"]
 
 _TABLE_CHARS = 4000
-_RESULT_CHARS = 72
+RESULT_CHARS = 256
+"""Characters of a result that the dialogues show: enough for the names that an error lists (``execution_truncate``)."""
+_TURNS = ("write", "write", "write", "check", "rewrite", "rewrite")
+_OTHERS, _RIGHT = 0.3, 0.4
+"""Of the queries that are shown: the share that belongs to another question; and of those checked, that is right."""
 _RENAMED = 0.8
 """Share of the dialogues with other names."""
 _WORDS = (1, 1, 1, 2, 2, 3)
@@ -107,10 +111,8 @@ def names(tasks: Sequence[Task]) -> list[str]:
     return sorted({_stem(word) for path in schemas for word in _WORD.findall(_schema(path))} - _KEPT)
 
 
-def real_dialogues(
-    rng: random.Random, tasks: Sequence[Task], pool: Sequence[str], *, most: int = 5
-) -> Iterator[Dialogues]:
-    """Endless dialogues about the databases of ``tasks``: writing each one's gold, checking and rewriting another's.
+def real_dialogues(rng: random.Random, tasks: Sequence[Task], pool: Sequence[str]) -> Iterator[Dialogues]:
+    """Endless dialogues about the databases of ``tasks``: queries are written, checked and rewritten.
 
     ``pool`` has the words that other names are made of.
     """
@@ -122,27 +124,49 @@ def real_dialogues(
     while True:
         path = rng.choices(paths, weights)[0]
         here = by_path[path]
-        chosen = rng.sample(here, min(most, len(here)))
-        shown = [str(rng.choice(here)["query"]) for _ in chosen]
-        said = [*(str(task["query"]) for task in chosen), *shown]
+        chosen = rng.sample(here, min(len(_TURNS), len(here)))
+        others = [str(rng.choice(here)["query"]) for _ in chosen]
+        said = [*(str(task["query"]) for task in chosen), *others]
         schema = _rearranged(rng, _schema(path), _schema(rng.choice(paths)), said)
         new = _Names(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else _Names(rng, "", (), set())
         system, found = new.sql(schema), list[list[Segment]]()
         prefix = ""
-        for number, (task, other) in enumerate(zip(chosen, shown, strict=True)):
+        for turn, task, other in zip(_TURNS, chosen, others, strict=False):
             question, gold = new.prose(str(task["question"])), str(task["query"])
             user, reply = prompts.write_message(question), prompts.fence(new.sql(gold))
-            if number >= most - 2 and len(here) > 1:
-                wrong = gold if number == most - 2 and rng.random() < 0.4 else other
-                result = new.sql(_result(path, wrong))[:_RESULT_CHARS]
-                user = prompts.check_message(question, new.sql(wrong), result)
-                reply = prompts.CORRECT if wrong == gold else prompts.INCORRECT
-                if number == most - 1 and wrong != gold:
-                    user = prompts.rewrite_message(question, new.sql(wrong), result, prompts.INCORRECT)
-                    reply = prompts.fence(new.sql(gold))
+            if turn != "write":
+                shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, schema)
+                if turn == "check" and rng.random() < _RIGHT:
+                    shown = gold
+                query, result = new.sql(shown), new.sql(_result(path, shown))[:RESULT_CHARS]
+                if turn == "check":
+                    user = prompts.check_message(question, query, result)
+                    reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
+                elif shown != gold:
+                    user = prompts.rewrite_message(question, query, result, prompts.INCORRECT)
             prefix, asked = prompt(system, user)
             found.append([(asked, False), (reply + IM_END, True)])
         yield Dialogues(prefix, found)
+
+
+def _spoiled(rng: random.Random, sql: str, schema: str) -> str:
+    """The query with one of its names nearly right, as a policy writes it: an s too many, a word too few or twice."""
+    known = sorted({name for name in re.findall(r"\w+", schema) if name.lower() not in _KEPT})
+    used = [name for name in known if re.search(rf"\b{name}\b", sql)]
+    if not used:
+        return sql
+    name = rng.choice(used)
+    words = _WORD.findall(name)
+    place = rng.randrange(len(words))
+    joint = "_" if "_" in name else ""
+    near = (
+        name[:-1] if name.endswith("s") else f"{name}s",
+        joint.join(words[:place] + words[place + 1 :]),
+        joint.join([*words[: place + 1], *words[place:]]),
+        name[: rng.randint(2, max(2, len(name) - 1))],
+        rng.choice(known),
+    )
+    return re.sub(rf"\b{name}\b", rng.choice(near) or name[0], sql, count=rng.choice((0, 1)))
 
 
 def _schema(path: str) -> str:
@@ -252,6 +276,6 @@ def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[s
 
 def _result(path: str, sql: str) -> str:
     try:
-        return render(run_query(path, sql, max_rows=100), max_chars=_RESULT_CHARS)
+        return render(run_query(path, sql, max_rows=100), max_chars=RESULT_CHARS)
     except (QueryError, DatabaseError) as error:
-        return f"Error: {error}"[:_RESULT_CHARS]
+        return f"Error: {error}"[:RESULT_CHARS]
