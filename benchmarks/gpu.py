@@ -21,114 +21,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-_ROOT = Path(__file__).parents[1]
+from benchmarks._gpu_suite import ROOT, Suite, environment, figures, last_line, read_json, steps_of
+
+_VERL = ("--trainer", "verl", "--config", "starter")
 _TEMPERATURES = ("0", "1")
-_WARM_UP = 2  # steps that compile and fill caches; they are left out of every figure
-
-
-class Suite:
-    """The options, and what has been measured so far."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.out = Path(options.out).resolve()
-        (self.out / "logs").mkdir(parents=True, exist_ok=True)
-        self.file = self.out / "results.json"
-        self.results: dict[str, Any] = json.loads(self.file.read_text()) if self.file.exists() else {}
-
-    @property
-    def model(self) -> str:
-        """The model that every part trains: given, made here, or the toy."""
-        if self.options.model:
-            return str(Path(self.options.model).resolve())
-        made = self.out / "model"
-        return str(made) if (made / "config.json").exists() else str(_ROOT / "train" / "local" / "starter")
-
-    def run(self, name: str, command: Sequence[str], limit_s: float) -> dict[str, Any]:
-        """Run a program, its output into a log; killed, with all that it started, when its time is over."""
-        log = self.out / "logs" / f"{name}.log"
-        print(f"[{name}] {' '.join(command)}", flush=True)
-        started = time.monotonic()
-        with open(log, "w") as file:
-            process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, cwd=_ROOT, env=_environment(), start_new_session=True
-            )
-            said = 0.0
-            while process.poll() is None and time.monotonic() - started < limit_s:
-                time.sleep(1)
-                if time.monotonic() - started > said + 30:
-                    said = time.monotonic() - started
-                    print(f"[{name}] {said:.0f} s: {_last_line(log)}", flush=True)
-            timed_out = process.poll() is None
-            if timed_out:
-                os.killpg(process.pid, signal.SIGINT)
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-        seconds = round(time.monotonic() - started, 1)
-        code = process.wait()
-        print(f"[{name}] {'timed out' if timed_out else f'exit {code}'} after {seconds} s", flush=True)
-        if code:
-            print("".join(f"    {line}\n" for line in log.read_text(errors="replace").splitlines()[-15:]), flush=True)
-        return {"exit": code, "timed_out": timed_out, "seconds": seconds}
-
-    def train(self, name: str, arguments: Sequence[str], limit_s: float) -> tuple[dict[str, Any], Path | None]:
-        """``python -m train.run``; what became of it, and the run's folder."""
-        runs = self.out / "runs" / name
-        known = {path for path in runs.glob("*") if path.is_dir()}
-        command = [sys.executable, "-m", "train.run", "--output-dir", str(runs), *arguments]
-        result = self.run(name, command, limit_s)
-        new = sorted(path for path in runs.glob("2*") if path.is_dir() and path not in known)
-        folder = new[-1] if new else None
-        if folder is not None and (folder / "summary.json").exists():
-            result["summary"] = json.loads((folder / "summary.json").read_text())
-            result["figures"] = figures(folder)
-        return result, folder
-
-    def write(self) -> None:
-        """Everything so far, as JSON and to be read."""
-        self.file.write_text(json.dumps(self.results, indent=2) + "\n")
-        lines = [f"# GPU suite: {self.results.get('machine', {})}", ""]
-        for name, result in self.results.items():
-            lines += [f"## {name}", "", "```json", json.dumps(result, indent=2), "```", ""]
-        (self.out / "results.md").write_text("\n".join(lines))
-
-
-def figures(folder: Path) -> dict[str, Any]:
-    """What verl measured over the steps after the first two: means of seconds and tokens a second."""
-    written = folder / "verl.jsonl"
-    lines = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
-    steps = [line["data"] for line in lines if line["step"] > 0][_WARM_UP:]
-    if not steps:
-        return {}
-    wanted = {
-        "step_s": "timing_s/step",
-        "gen_s": "timing_s/gen",
-        "old_log_prob_s": "timing_s/old_log_prob",
-        "update_actor_s": "timing_s/update_actor",
-        "update_weights_s": "timing_s/update_weights",
-        "tokens_per_s_per_gpu": "perf/throughput",
-        "response_length": "response_length/mean",
-        "prompt_length": "prompt_length/mean",
-        "rollout_logprob_diff": "training/rollout_probs_diff_mean",
-        "gpu_waits_share": "rollouts/gpu_waits_share",
-        "rollout_s_mean": "rollouts/seconds_mean",
-        "rollout_s_max": "rollouts/seconds_max",
-        "dropped": "rollouts/dropped",
-    }
-    result = {name: round(mean(step[key] for step in steps), 4) for name, key in wanted.items() if key in steps[0]}
-    return {"steps": len(steps), **result, "peak_gpu_gb": steps[-1].get("perf/max_memory_allocated_gb")}
 
 
 def part_model(suite: Suite) -> dict[str, Any]:
@@ -138,7 +42,9 @@ def part_model(suite: Suite) -> dict[str, Any]:
     command += ["--size", options.size, "--minutes", str(options.minutes)]
     command += ["--data-dir", options.spider] if options.spider else []
     result = suite.run("model", command, 60 * options.minutes + 300)
-    result |= {"size": options.size, "said": _last_line(suite.out / "logs" / "model.log")}
+    result |= {"size": options.size, "said": last_line(suite.out / "logs" / "model.log")}
+    if result["exit"]:
+        return result
     copies = [*made.glob("after-*"), made]
     asked = ["-n", "8", "--temperature", "1", "--tasks", "64", "--max-tokens", "128"]
     asked += _real(options.spider) if options.spider else []
@@ -171,7 +77,7 @@ def part_ci(suite: Suite) -> dict[str, Any]:
     results: dict[str, Any] = {}
     folder = None
     for backend in suite.options.backends.split(","):
-        arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, "--backend", backend]
+        arguments = [*_VERL, "--model", suite.model, "--backend", backend]
         fast = ["--ci-fast", "trainer.save_freq=1", "actor_rollout_ref.rollout.enforce_eager=True"]
         arguments += ["--ci"] if suite.options.full_ci else fast
         arguments += suite.options.overrides
@@ -179,10 +85,7 @@ def part_ci(suite: Suite) -> dict[str, Any]:
         folder = folder or run
     if folder is not None and (folder / "model").exists():
         results["loads"] = _loads(suite, "ci-loads", folder)
-        steps = str(max(_steps(folder)) + 1)
-        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", steps]
-        results["resume"] = suite.run("ci-resume", resume, suite.options.limit)
-        results["resume"]["steps_in_metrics"] = _steps(folder)
+        results["resume"] = suite.resume("ci-resume", folder)
     return results
 
 
@@ -190,7 +93,7 @@ def part_spider(suite: Suite) -> dict[str, Any]:
     """The curve on dev; with real Spider, trained on the databases that the model was not pretrained on."""
     options = suite.options
     data, tokens = (_real(_unseen(suite)), "128") if options.spider else ([], "64")  # golds are longer there
-    arguments = ["--trainer", "verl", "--config", "starter", "--model", suite.model, *data]
+    arguments = [*_VERL, "--model", suite.model, *data]
     arguments += [f"data.max_response_length={tokens}"]
     arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
     result, folder = suite.train(options.name, arguments, options.limit)
@@ -218,7 +121,7 @@ def part_spider(suite: Suite) -> dict[str, Any]:
             pair = [str(runs[when, temperature].result()) for when in models]
             name = f"{options.name}-compare-{temperature}"
             suite.run(name, [sys.executable, "-m", "train.evaluate", "--compare", *pair, "--format", "json"], 120)
-            result[f"before and after, temperature {temperature}"] = _read_json(suite.out / "logs" / f"{name}.log")
+            result[f"before and after, temperature {temperature}"] = read_json(suite.out / "logs" / f"{name}.log")
     return result
 
 
@@ -253,15 +156,6 @@ def _unseen(suite: Suite) -> str:
     return str(folder)
 
 
-def _read_json(log: Path) -> Any:
-    """The JSON at the end of a program's output, or what it said instead."""
-    text = log.read_text(errors="replace")
-    try:
-        return json.loads(text[text.index("{") :])
-    except ValueError:
-        return text[-500:]
-
-
 _SAME = (
     "actor_rollout_ref.rollout.ignore_eos=True",
     "trainer.val_before_train=False",
@@ -279,7 +173,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     same = [*_SAME, f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
     same += options.overrides
     steps = str(options.speed_steps)
-    arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
+    arguments = [*_VERL, "--model", model, "--backend", "custom"]
     arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps]
     arguments += ["--n-runners", str(8 * options.batch), *same]
     ours, _ = suite.train("speed-ours", arguments, limit)
@@ -304,7 +198,7 @@ def _random_model(suite: Suite) -> str:
         from train.local.larger import SIZES
         from train.local.model import load_policy, new_policy, save_policy
 
-        _, tokenizer = load_policy(_ROOT / "train" / "local" / "starter")
+        _, tokenizer = load_policy(ROOT / "train" / "local" / "starter")
         save_policy(new_policy(tokenizer, **SIZES["300m"]), tokenizer, folder)
     return str(folder)
 
@@ -314,7 +208,7 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     result: dict[str, Any] = {}
     model = _random_model(suite)
     for mode in suite.options.modes.split(","):
-        arguments = ["--trainer", "verl", "--config", "starter", "--model", model, "--backend", "custom"]
+        arguments = [*_VERL, "--model", model, "--backend", "custom"]
         arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "12", "--n-runners", "1024", *_SAME]
         arguments += ["data.train_batch_size=64", "data.max_response_length=64", f"trainer.v1.trainer_mode={mode}"]
         # Without flash-attn rows are padded to the longest of their micro-batch: of one call and of eight, to 140 GB.
@@ -347,45 +241,35 @@ print(sum(p.numel() for p in model.parameters()), "parameters,", sum(each > 0 fo
 def _loads(suite: Suite, name: str, folder: Path) -> dict[str, Any]:
     """The exported model in transformers, beside the one that it began as."""
     result = suite.run(name, [sys.executable, "-c", _LOADS, str(folder / "model"), suite.model], 120)
-    return {**result, "said": _last_line(suite.out / "logs" / f"{name}.log")}
+    return {**result, "said": last_line(suite.out / "logs" / f"{name}.log")}
 
 
 def part_lora(suite: Suite) -> dict[str, Any]:
     """Adapters from sampling to export."""
-    arguments = [
-        "--trainer",
-        "verl",
-        "--config",
-        "starter",
-        "--model",
-        suite.model,
-        "actor_rollout_ref.actor.optim.lr=5e-4",
-    ]
+    arguments = [*_VERL, "--model", suite.model, "actor_rollout_ref.actor.optim.lr=5e-4"]
     arguments += ["--steps", "4", "--val-tasks", "64", "trainer.save_freq=2", "trainer.test_freq=2", *_LORA]
     result, folder = suite.train("lora", arguments, suite.options.limit)
     if folder is not None and (folder / "model").exists():
         result["loads"] = _loads(suite, "lora-loads", folder)
-        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", "5"]
-        result["resume"] = suite.run("lora-resume", resume, suite.options.limit)
-        result["resume"]["steps_in_metrics"] = _steps(folder)
+        result["resume"] = suite.resume("lora-resume", folder)
     return result
 
 
 def part_stop(suite: Suite) -> dict[str, Any]:
     """A scheduler's SIGTERM after the second step."""
     runs = suite.out / "runs" / "stop"
-    command = [sys.executable, "-m", "train.run", "--output-dir", str(runs), "--trainer", "verl", "--config", "starter"]
+    command = [sys.executable, "-m", "train.run", "--output-dir", str(runs), *_VERL]
     command += ["--model", suite.model, "--steps", "100", "--val-tasks", "32", "trainer.save_freq=1"]
     before = _ray_processes()
     with open(suite.out / "logs" / "stop.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=_ROOT, env=_environment())
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment())
         started, folder = time.monotonic(), None
         while process.poll() is None and time.monotonic() - started < suite.options.limit:
             folder = next(iter(sorted(runs.glob("2*"))), None)
-            if folder is not None and len(_steps(folder)) > 2:  # the validation before training, and two steps
+            if folder is not None and len(steps_of(folder)) > 2:  # the validation before training, and two steps
                 break
             time.sleep(0.5)
-        result: dict[str, Any] = {"steps_when_stopped": _steps(folder) if folder else []}
+        result: dict[str, Any] = {"steps_when_stopped": steps_of(folder) if folder else []}
         process.terminate()
         stopped = time.monotonic()
         try:
@@ -394,15 +278,12 @@ def part_stop(suite: Suite) -> dict[str, Any]:
             process.kill()
             result["exit"] = "killed after 120 s"
         result["seconds_to_stop"] = round(time.monotonic() - stopped, 1)
-    result["said"] = _last_line(suite.out / "logs" / "stop.log")
+    result["said"] = last_line(suite.out / "logs" / "stop.log")
     time.sleep(5)
     result["processes_left"] = sorted(_ray_processes() - before)
     if folder is not None:
         result["kept"] = sorted(path.name for path in folder.iterdir())
-        steps = str(max(_steps(folder), default=0) + 1)
-        resume = [sys.executable, "-m", "train.run", "--resume", str(folder), "--steps", steps]
-        result["resume"] = suite.run("stop-resume", resume, suite.options.limit)
-        result["resume"]["steps_in_metrics"] = _steps(folder)
+        result["resume"] = suite.resume("stop-resume", folder)
     return result
 
 
@@ -411,11 +292,6 @@ def _ray_processes() -> set[str]:
     listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     found = (line.split(None, 1) for line in listed.splitlines())
     return {f"{pid} {name[:60]}" for pid, name in found if "ray::" in name or "raylet" in name or "gcs_server" in name}
-
-
-def _steps(folder: Path) -> list[int]:
-    written = folder / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in written.read_text().splitlines()] if written.exists() else []
 
 
 def part_local(suite: Suite) -> dict[str, Any]:
@@ -445,7 +321,7 @@ def _machine() -> dict[str, Any]:
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=_ROOT, check=False)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
     return {"gpus": names, "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit.stdout.strip()}
 
 
@@ -453,18 +329,6 @@ def _gpus() -> int:
     import torch
 
     return max(1, torch.cuda.device_count())
-
-
-def _environment() -> dict[str, str]:
-    path = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-
-
-def _last_line(log: Path) -> str:
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return lines[-1][-200:] if lines else ""
 
 
 def main() -> int:
@@ -491,7 +355,10 @@ def main() -> int:
     parser.add_argument(
         "overrides", nargs="*", help="verl settings of the parts ci, spider, speed and uneven, KEY=VALUE"
     )
-    suite = Suite(parser.parse_args())
+    options = parser.parse_args()
+    if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
+        parser.error(f"--parts has {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    suite = Suite(options)
     suite.results["machine"] = _machine()
     failed = 0
     for name in suite.options.parts.split(","):

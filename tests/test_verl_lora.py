@@ -60,7 +60,12 @@ def test_a_peft_that_hides_adapters_from_verl_is_named(installed: str | None, sa
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: peft\nVersion: {installed}\n")
     problem = peft_problem()
-    assert problem is None if said is None else said in problem and "pip install 'peft<0.21'" in problem
+    if said is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert said in problem[0]
+        assert problem[1] == "pip install 'peft<0.21'"
 
 
 def test_the_exported_model_has_the_adapted_weights(tiny_policy, tmp_path: Path) -> None:

@@ -169,8 +169,7 @@ def _gpu(wanted: bool) -> Iterator[Line]:
         yield Line(bad, f"not installed: {', '.join(missing)}", _INSTALL)
     yield Line("ok" if cuda else bad, why, "" if cuda else "install a driver and a torch built for it")
     if "verl" not in missing and (problem := peft_problem()):
-        text, _, what_to_do = problem.rpartition(": ")
-        yield Line("warning", f"LoRA: {text}", what_to_do)
+        yield Line("warning", f"LoRA: {problem[0]}", problem[1])
     if importlib.util.find_spec("flash_attn") is None:
         yield Line("ok", "flash-attn is not installed: torch's own attention (sdpa) is used")
     if _SHARED_MEMORY.exists() and (shared := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:

@@ -230,10 +230,10 @@ if __name__ == "__main__":
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
-        try:
-            kept = sorted(int(each) for each in keep.split(",") if each.strip())
-        except ValueError as error:
-            raise typer.BadParameter(f"--keep is {keep!r}; it is whole numbers below 100, like 40,60,80") from error
+        shares = [each.strip() for each in keep.split(",") if each.strip()]
+        if not all(each.isdecimal() and 0 < int(each) < 100 for each in shares):
+            raise typer.BadParameter(f"--keep is {keep!r}; it is whole numbers from 1 to 99, like 40,60,80")
+        kept = sorted(map(int, shares))
         every = get("spider").load(data_dir).train if data_dir else []
 
         def on_step(

@@ -55,7 +55,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     _keep_metrics(run)
     composed = compose(resolved(config, data, str(run.path.resolve())))
     if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):
-        raise ConfigError(problem)
+        raise ConfigError(": ".join(problem))
     try:
         import ray
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
