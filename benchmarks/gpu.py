@@ -27,12 +27,22 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import domains
 from benchmarks._gpu_suite import ROOT, Suite, environment, figures, last_line, read_json, steps_of
+from domains import TaskData
+from train.evaluation.folder import final_rows
+from train.evaluation.measure import scores_by_question
+from train.rundir import RunDir
 
 _VERL = ("--trainer", "verl", "--config", "starter")
 _TEMPERATURES = ("0", "1")
+_TOKENS = "128"
+"""Of a reply about real Spider, whose golds are longer than the bundled data's."""
+_ASKED, _PARTS = 2400, 6
+"""About how many training questions are asked before a run on real Spider, and by how many processes."""
 
 
 def part_model(suite: Suite) -> dict[str, Any]:
@@ -46,8 +56,10 @@ def part_model(suite: Suite) -> dict[str, Any]:
     if result["exit"]:
         return result
     copies = [*made.glob("after-*"), made]
-    asked = ["-n", "8", "--temperature", "1", "--tasks", "64", "--max-tokens", "128"]
-    asked += _real(options.spider) if options.spider else []
+    asked = ["-n", "8", "--temperature", "1", "--tasks", "64"]
+    if options.spider:  # questions to train on: dev is for measuring what came of it
+        unseen = _unseen(suite)
+        asked += ["--max-tokens", _TOKENS, *_real(_folder(suite, "unseen", unseen, unseen))]
     with ThreadPoolExecutor() as threads:
         folders = list(threads.map(lambda copy: _evaluated(suite, copy.name, [*asked, "--model", str(copy)]), copies))
     found = {
@@ -90,13 +102,15 @@ def part_ci(suite: Suite) -> dict[str, Any]:
 
 
 def part_spider(suite: Suite) -> dict[str, Any]:
-    """The curve on dev; with real Spider, trained on the databases that the model was not pretrained on."""
+    """The curve on dev; with real Spider, trained on questions that the model answers now and then."""
     options = suite.options
-    data, tokens = (_real(_unseen(suite)), "128") if options.spider else ([], "64")  # golds are longer there
-    arguments = [*_VERL, "--model", suite.model, *data]
-    arguments += [f"data.max_response_length={tokens}"]
+    data = _real(_learnable(suite)) if options.spider else []
+    asked = json.loads((Path(data[1]) / "asked.json").read_text()) if data else {}
+    tokens = _TOKENS if options.spider else "64"
+    arguments = [*_VERL, "--model", suite.model, *data, f"data.max_response_length={tokens}"]
     arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
     result, folder = suite.train(options.name, arguments, options.limit)
+    result |= {"asked": asked}
     if folder is None:
         return result
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -141,17 +155,47 @@ def _real(folder: str) -> list[str]:
     return ["--data-dir", folder, "--execution-truncate", str(RESULT_CHARS)]
 
 
-def _unseen(suite: Suite) -> str:
-    """Spider with the training questions of the other databases alone: those of the pretraining are known by heart."""
-    import domains
+def _learnable(suite: Suite) -> str:
+    """Spider with those training questions alone that some of four samples answer, and not all of them do.
+
+    A group whose rollouts all get the same reward has no advantage (DAPO, arXiv 2503.14476, section 3.2, samples until
+    there are others); with a model this small it is nine groups in ten, so they are sorted out before.
+    """
+    unseen = _unseen(suite)
+    some = unseen[:: max(1, len(unseen) // _ASKED)]
+    parts = [_folder(suite, f"part-{number}", part, part) for number in range(_PARTS) if (part := some[number::_PARTS])]
+    asked = ["-n", "4", "--temperature", "1", "--max-tokens", _TOKENS, "--model", suite.model]
+    with ThreadPoolExecutor() as threads:
+        folders = list(
+            threads.map(lambda part: _evaluated(suite, f"asked-{Path(part).name}", [*asked, *_real(part)]), parts)
+        )
+    scores: dict[str, list[float]] = {}
+    for folder in folders:
+        scores |= scores_by_question(final_rows(RunDir(folder))) if folder is not None else {}
+    chosen = [task for task in some if 0 < sum(scores.get(task["id"], [])) < len(scores.get(task["id"], []))]
+    folder = Path(_folder(suite, "learnable", chosen or some, _spider(suite).validation))
+    said = {"questions": len(scores), "accuracy": round(mean(map(mean, scores.values())), 4), "chosen": len(chosen)}
+    (folder / "asked.json").write_text(json.dumps(said))
+    return str(folder)
+
+
+def _unseen(suite: Suite) -> list[Any]:
+    """The training questions about other databases than the pretraining's, which is known by heart."""
     from train.local.real import in_pretraining
 
-    data = domains.get("spider").load(suite.options.spider)
-    folder = suite.out / "spider-unseen"
-    folder.mkdir(exist_ok=True)
-    train = [task for task in data.train if not in_pretraining(task)]
-    (folder / "train_spider.json").write_text(json.dumps(train))
-    (folder / "dev.json").write_text(json.dumps(data.validation))
+    return [task for task in _spider(suite).train if not in_pretraining(task)]
+
+
+def _spider(suite: Suite) -> TaskData:
+    return domains.get("spider").load(suite.options.spider)
+
+
+def _folder(suite: Suite, name: str, train: Sequence[Any], validation: Sequence[Any]) -> str:
+    """A folder of Spider's layout with these questions."""
+    folder = suite.out / "data" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train_spider.json").write_text(json.dumps(list(train)))
+    (folder / "dev.json").write_text(json.dumps(list(validation)))
     (folder / "gold_zero_rows.json").write_text("{}")  # they are sorted out already
     return str(folder)
 
@@ -209,7 +253,7 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     model = _random_model(suite)
     for mode in suite.options.modes.split(","):
         arguments = [*_VERL, "--model", model, "--backend", "custom"]
-        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "12", "--n-runners", "1024", *_SAME]
+        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "10", "--n-runners", "1024", *_SAME]
         arguments += ["data.train_batch_size=64", "data.max_response_length=64", f"trainer.v1.trainer_mode={mode}"]
         # Without flash-attn rows are padded to the longest of their micro-batch: of one call and of eight, to 140 GB.
         arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *suite.options.overrides]

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import queue
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +27,7 @@ from domains.spider.lexicon import words
 from train.local.corpus import Dialogues, Stage, dialogues, encode
 from train.local.model import new_policy
 from train.local.packing import Packed, Rows, lay_out, packed_logits, tree_mask
-from train.local.real import real_dialogues
+from train.local.real import made_up_dialogues, real_dialogues
 from train.local.tokenizer import train_tokenizer
 
 __all__ = ["SIZES", "pretrain_larger"]
@@ -38,15 +40,20 @@ SIZES: dict[str, dict[str, int]] = {
 """Layers of the larger models, by the millions of parameters that they come to."""
 
 _STAGES = (
-    Stage(n_tables=(1, 1, 2), n_attributes=(2, 2, 3), mix={"easy": 0.8, "medium": 0.2}, writes=5),
-    Stage(writes=4, tools=0.2),
-    Stage(writes=3, checks=1, rewrites=1, tools=0.25),
+    Stage(n_tables=(1, 1, 2), n_attributes=(2, 2, 3), mix={"easy": 0.8, "medium": 0.2}, writes=8),
+    Stage(writes=8),
+    Stage(writes=5, checks=1, rewrites=2),
 )
+_TOOLS = Stage(writes=3, checks=1, rewrites=1, tools=1.0)
 _UNTIL = (0.1, 0.3, 1.0)
 """The share of the time at which each stage ends."""
-_REAL = 0.7
+_REAL = 0.35
 """From the second stage on: the share of items about real databases, where there are any."""
+_CALLS = 0.1
+"""From the second stage on: the share of the others whose agent calls its query tool."""
 _MAX_TOKENS = 1536
+_RECENT = 64
+"""Batches that are kept to be read again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +73,9 @@ def pretrain_larger(
     minutes: float,
     tasks: Sequence[Task] = (),
     names: Sequence[str] = (),
-    batch: int = 48,
-    workers: int = 12,
-    learning_rate: float = 1.5e-3,
+    batch: int = 32,
+    workers: int | None = None,
+    learning_rate: float = 3e-3,
     device: str = "cuda",
     seed: int = 0,
     on_step: Callable[[int, float, float, LlamaForCausalLM, PreTrainedTokenizerFast], None] = lambda *_: None,
@@ -76,9 +83,12 @@ def pretrain_larger(
     """Train a model of ``size`` for ``minutes``; ``tasks`` are real training questions to mix in.
 
     ``names`` are words of real schemas, put for one another in those dialogues and each an id of the vocabulary.
+    ``workers`` processes make dialogues, by default one for each CPU but two. Where they are slower than the GPU, a
+    step takes one of the last batches once more.
     ``on_step`` gets the step, its loss, the share of the time that is gone, the model and the tokenizer.
     """
     pool = sorted({*words(), *names})
+    workers = workers or max(1, (os.cpu_count() or 1) - 2)
     tokenizer = _tokenizer(tasks, pool, seed)
     context = multiprocessing.get_context("forkserver")  # torch is imported once for all makers, and CUDA by none
     context.set_forkserver_preload([__name__])
@@ -99,11 +109,18 @@ def pretrain_larger(
     model = new_policy(tokenizer, seed=seed, **SIZES[size]).to(device).train()
     optimizers = _optimizers(model, learning_rate)
     try:
-        first = made.get(timeout=300)  # the clock starts when there is something to learn from
-        started, step = time.monotonic(), 0
+        recent = deque(
+            [made.get(timeout=300)], maxlen=_RECENT
+        )  # the clock starts when there is something to learn from
+        again, started, step = random.Random(seed), time.monotonic(), 0
         while (gone := (time.monotonic() - started) / (60 * minutes)) < 1:
             stage.value = sum(gone >= end for end in _UNTIL)
-            rows = Rows(*(torch.from_numpy(each).to(device, non_blocking=True) for each in first))
+            try:
+                recent.append(made.get_nowait())
+                rows_ = recent[-1]
+            except queue.Empty:
+                rows_ = again.choice(recent)
+            rows = Rows(*(torch.from_numpy(each).to(device, non_blocking=True) for each in rows_))
             packed = Packed(rows.ids, rows.positions, tree_mask(rows.segment), rows.index, rows.targets, rows.branch)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device != "cpu"):
                 loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
@@ -117,7 +134,6 @@ def pretrain_larger(
                 optimizer.zero_grad()
             step += 1
             on_step(step, loss.item(), gone, model, tokenizer)
-            first = made.get(timeout=300)
     finally:
         stopped.set()
         for maker in makers:
@@ -130,7 +146,8 @@ def _make(work: _Work, made: Any, stage: Any, stopped: Any) -> None:
     """Put batches of rows (numpy, as :class:`Rows`) into the queue until told to stop."""
     torch.set_num_threads(1)
     rng = random.Random(work.seed)
-    streams = [dialogues(random.Random(f"{work.seed}-{number}"), each) for number, each in enumerate(_STAGES)]
+    streams = [made_up_dialogues(rng, each, work.pool) for each in _STAGES]
+    calls = dialogues(rng, _TOOLS)
     real = real_dialogues(rng, work.tasks, work.pool) if work.tasks else None
 
     def stream() -> Iterator[Dialogues]:
@@ -139,7 +156,7 @@ def _make(work: _Work, made: Any, stage: Any, stopped: Any) -> None:
             if real is not None and now > 0 and rng.random() < _REAL:
                 yield next(real)
             else:
-                yield next(streams[now])
+                yield next(calls if now > 0 and rng.random() < _CALLS else streams[now])
 
     items = stream()
     while not stopped.is_set():

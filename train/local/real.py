@@ -9,32 +9,50 @@ spelling, quotes and blanks.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 import re
+import sqlite3
+import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from adapters import prompts
 from domains import Task
-from domains.spider.lexicon import SYLLABLES
+from domains.spider.databases import Database, Link, fill, make_database
+from domains.spider.lexicon import FAMILIAR_SUBJECTS, SYLLABLES
+from domains.spider.questions import write_question
 from rewards import RewardError
 from rewards.execution_match import execution_match
 from tools.schema import RESERVED, table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
-from train.local.corpus import Dialogues, Segment, prompt
+from train.local.corpus import Dialogues, Segment, Stage, prompt
 from train.local.tokenizer import IM_END
 
-__all__ = ["RESULT_CHARS", "for_pretraining", "in_pretraining", "names", "real_dialogues", "tidied"]
+__all__ = [
+    "RESULT_CHARS",
+    "for_pretraining",
+    "in_pretraining",
+    "made_up_dialogues",
+    "names",
+    "real_dialogues",
+    "tidied",
+]
 
 _TABLE_CHARS = 4000
 RESULT_CHARS = 256
 """Characters of a result that the dialogues show: enough for the names that an error lists (``execution_truncate``)."""
-_TURNS = ("write", "write", "write", "check", "rewrite", "rewrite")
+_TURNS = (*("write",) * 5, "check", "rewrite", "rewrite")
 _OTHERS, _RIGHT = 0.3, 0.4
 """Of the queries that are shown: the share that belongs to another question; and of those checked, that is right."""
 _RENAMED = 0.8
 """Share of the dialogues with other names."""
+_PLURAL_TABLES, _SPELLINGS = 0.4, (4, 3, 2, 1)
+"""Of generated databases: the share with tables in the plural; weights of ``ab_cd``, ``Ab_Cd``, ``AbCd``, ``AB_CD``."""
 _WORDS = (1, 1, 1, 2, 2, 3)
 """How many words stand for one."""
 _MADE_UP = 0.25
@@ -104,34 +122,83 @@ def real_dialogues(rng: random.Random, tasks: Sequence[Task], pool: Sequence[str
     by_path: dict[str, list[Task]] = {}
     for task in tasks:
         by_path.setdefault(str(task["db_path"]), []).append(task)
-    paths, pool = sorted(by_path), [word for word in pool if word not in _KEPT]
+    paths = sorted(by_path)
     weights = [len(by_path[path]) for path in paths]
     while True:
         path = rng.choices(paths, weights)[0]
-        here = by_path[path]
-        chosen = rng.sample(here, min(len(_TURNS), len(here)))
-        others = [str(rng.choice(here)["query"]) for _ in chosen]
-        said = [*(str(task["query"]) for task in chosen), *others]
-        schema = _rearranged(rng, _schema(path), _schema(rng.choice(paths)), said)
-        new = _Names(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else _Names(rng, "", (), set())
-        system, found = new.sql(schema), list[list[Segment]]()
-        prefix = ""
-        for turn, task, other in zip(_TURNS, chosen, others, strict=False):
-            question, gold = new.prose(str(task["question"])), str(task["query"])
-            user, reply = prompts.write_message(question), prompts.fence(new.sql(gold))
-            if turn != "write":
-                shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, schema)
-                if turn == "check" and rng.random() < _RIGHT:
-                    shown = gold
-                query, result = new.sql(shown), new.sql(_result(path, shown))[:RESULT_CHARS]
-                if turn == "check":
-                    user = prompts.check_message(question, query, result)
-                    reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
-                elif shown != gold:
-                    user = prompts.rewrite_message(question, query, result, prompts.INCORRECT)
-            prefix, asked = prompt(system, user)
-            found.append([(asked, False), (reply + IM_END, True)])
-        yield Dialogues(prefix, found)
+        yield _about(rng, by_path[path], _schema(rng.choice(paths)), pool, _TURNS)
+
+
+def made_up_dialogues(rng: random.Random, stage: Stage, pool: Sequence[str]) -> Iterator[Dialogues]:
+    """The same about generated databases of ``stage``: there is no end of them, so nothing can be learned by heart.
+
+    Their questions are plainer; what they teach is to copy whatever names there are.
+    """
+    turns = ("write",) * stage.writes + ("check",) * stage.checks + ("rewrite",) * stage.rewrites
+    other = ""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in itertools.count():
+            database = make_database(
+                rng, rng.choice(FAMILIAR_SUBJECTS), n_tables=stage.n_tables, n_attributes=stage.n_attributes
+            )
+            asked = [write_question(rng, database, freedom=stage.freedom, mix=stage.mix) for _ in turns]
+            path, spelled = Path(folder) / f"{number}.sqlite", _spelled(rng, database)
+            for table in database.tables:
+                table.name = spelled(table.name)
+                table.columns = [replace(column, name=spelled(column.name)) for column in table.columns]
+            database.links = [Link(*map(spelled, (link.child, link.column, link.parent))) for link in database.links]
+            with closing(fill(database)) as made, closing(sqlite3.connect(path)) as file:
+                file.execute("PRAGMA journal_mode = OFF")  # it lives for milliseconds, and there are thousands
+                made.backup(file)
+            tasks = [{"question": each.text, "query": spelled(each.sql), "db_path": str(path)} for each in asked]
+            yield _about(rng, tasks, other, pool, turns)
+            other = _schema(str(path))
+            path.unlink()
+
+
+def _spelled(rng: random.Random, database: Database) -> Callable[[str], str]:
+    """Writes the database's names in SQL as another author would: tables in the plural, words joined otherwise."""
+    columns = {column.name for table in database.tables for column in table.columns}
+    tables = {table.name for table in database.tables} - columns
+    plural = rng.random() < _PLURAL_TABLES
+    join = rng.choices((str, str.title, lambda name: name.title().replace("_", ""), str.upper), _SPELLINGS)[0]
+
+    def put(found: re.Match[str]) -> str:
+        name = found[0]
+        if name in tables and plural:
+            name = name[:-1] + "ies" if name.endswith("y") else name + "s"
+        return join(name) if found[0] in tables | columns else name
+
+    return lambda sql: re.sub(r"'[^']*'|\w+", put, sql)
+
+
+def _about(
+    rng: random.Random, tasks: Sequence[Task], strange: str, pool: Sequence[str], turns: Sequence[str]
+) -> Dialogues:
+    """Dialogues about the one database of ``tasks``, which may get tables of the schema ``strange``."""
+    path = str(tasks[0]["db_path"])
+    chosen = rng.sample(tasks, min(len(turns), len(tasks)))
+    others = [str(rng.choice(tasks)["query"]) for _ in chosen]
+    schema = _rearranged(rng, _schema(path), strange, [*(str(task["query"]) for task in chosen), *others])
+    new = _Names(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else _Names(rng, "", (), set())
+    system, found = new.sql(schema), list[list[Segment]]()
+    prefix = ""
+    for turn, task, other in zip(turns, chosen, others, strict=False):
+        question, gold = new.prose(str(task["question"])), str(task["query"])
+        user, reply = prompts.write_message(question), prompts.fence(new.sql(gold))
+        if turn != "write":
+            shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, schema)
+            if turn == "check" and rng.random() < _RIGHT:
+                shown = gold
+            query, result = new.sql(shown), new.sql(_result(path, shown))[:RESULT_CHARS]
+            if turn == "check":
+                user = prompts.check_message(question, query, result)
+                reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
+            elif shown != gold:
+                user = prompts.rewrite_message(question, query, result, prompts.INCORRECT)
+        prefix, asked = prompt(system, user)
+        found.append([(asked, False), (reply + IM_END, True)])
+    return Dialogues(prefix, found)
 
 
 def _spoiled(rng: random.Random, sql: str, schema: str) -> str:
@@ -168,6 +235,7 @@ def _checked(task: Task) -> str:
         return gold
 
 
+@functools.lru_cache(maxsize=50_000)
 def _stem(word: str) -> str:
     """In lower case, and without the plural's s."""
     low = word.lower()
@@ -195,15 +263,16 @@ class _Names:
     def __init__(self, rng: random.Random, schema: str, pool: Sequence[str], kept: set[str]) -> None:
         stems = sorted({_stem(word) for word in _WORD.findall(schema)} - _KEPT - kept)
         share = rng.choice((0.3, 0.6, 1.0))
-        free = [word for word in pool if word not in stems and word not in kept]
-        rng.shuffle(free)
-        self._new = {
-            stem: [
-                _made_up(rng) if not free or rng.random() < _MADE_UP else free.pop() for _ in range(rng.choice(_WORDS))
-            ]
-            for stem in stems
-            if rng.random() < share
-        }
+        taken = {*stems, *kept, *_KEPT}
+
+        def another() -> str:
+            while True:
+                word = _made_up(rng) if not pool or rng.random() < _MADE_UP else rng.choice(pool)
+                if word not in taken:
+                    taken.add(word)
+                    return word
+
+        self._new = {stem: [another() for _ in range(rng.choice(_WORDS))] for stem in stems if rng.random() < share}
 
     def prose(self, text: str) -> str:
         """A question, or a value."""
