@@ -39,7 +39,7 @@ class Suite:
         return str(made) if (made / "config.json").exists() else str(ROOT / "train" / "local" / "starter")
 
     def run(self, name: str, command: Sequence[str], limit_s: float) -> dict[str, Any]:
-        """Run a program, its output into a log; killed, with all that it started, when its time is over."""
+        """Run a program, its output into a log; ended when its time is over, and killed where it does not end."""
         log = self.out / "logs" / f"{name}.log"
         print(f"[{name}] {' '.join(command)}", flush=True)
         started = time.monotonic()
@@ -55,9 +55,9 @@ class Suite:
                     print(f"[{name}] {said:.0f} s: {last_line(log)}", flush=True)
             timed_out = process.poll() is None
             if timed_out:
-                os.killpg(process.pid, signal.SIGINT)
+                process.terminate()  # SIGINT would be ignored wherever this suite is a shell's background job
                 try:
-                    process.wait(20)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGKILL)
         seconds = round(time.monotonic() - started, 1)

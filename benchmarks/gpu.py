@@ -38,7 +38,8 @@ from train.evaluation.measure import scores_by_question
 from train.rundir import RunDir
 
 _VERL = ("--trainer", "verl", "--config", "starter")
-_TEMPERATURES = ("0", "1")
+_TEMPERATURES = {"0": "1", "1": "4"}
+"""At which models are measured, and how often each question is asked there."""
 _TOKENS = "128"
 """Of a reply about real Spider, whose golds are longer than the bundled data's."""
 _ASKED, _PARTS = 2400, 6
@@ -126,10 +127,10 @@ def part_spider(suite: Suite) -> dict[str, Any]:
                     _evaluated,
                     suite,
                     f"{options.name}-{when}-{temperature}",
-                    [*asked, "--model", models[when], "--temperature", temperature],
+                    [*asked, "--model", models[when], "--temperature", temperature, "-n", samples],
                 )
                 for when in models
-                for temperature in _TEMPERATURES
+                for temperature, samples in _TEMPERATURES.items()
             }
         for temperature in _TEMPERATURES:
             pair = [str(runs[when, temperature].result()) for when in models]
@@ -212,7 +213,7 @@ _SAME = (
 def part_speed(suite: Suite) -> dict[str, Any]:
     """Every reply has the same tokens, every rollout one call, on both sides; 300 million random weights."""
     options, limit = suite.options, suite.options.limit
-    gpus, model = _gpus(), _random_model(suite)
+    gpus, model = _gpus(), _random_model(suite, "300m")
     result: dict[str, Any] = {"gpus": gpus, "batch": options.batch, "reply": options.reply}
     same = [*_SAME, f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
     same += options.overrides
@@ -235,22 +236,22 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     return result
 
 
-def _random_model(suite: Suite) -> str:
-    """A model of a size that people train, whose weights nobody trained: what a step costs does not depend on them."""
-    folder = suite.out / "random-model"
+def _random_model(suite: Suite, size: str) -> str:
+    """A model whose weights nobody trained: what a step costs does not depend on them."""
+    folder = suite.out / f"random-{size}"
     if not (folder / "config.json").exists():
         from train.local.larger import SIZES
         from train.local.model import load_policy, new_policy, save_policy
 
         _, tokenizer = load_policy(ROOT / "train" / "local" / "starter")
-        save_policy(new_policy(tokenizer, **SIZES["300m"]), tokenizer, folder)
+        save_policy(new_policy(tokenizer, **SIZES[size]), tokenizer, folder)
     return str(folder)
 
 
 def part_uneven(suite: Suite) -> dict[str, Any]:
     """Waiting for the slowest, and not: calls of 64 tokens, eight for one question in eight, one for the others."""
     result: dict[str, Any] = {}
-    model = _random_model(suite)
+    model = _random_model(suite, "100m")
     for mode in suite.options.modes.split(","):
         arguments = [*_VERL, "--model", model, "--backend", "custom"]
         arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "10", "--n-runners", "1024", *_SAME]

@@ -30,7 +30,7 @@ from train.local.packing import Packed, Rows, lay_out, packed_logits, tree_mask
 from train.local.real import made_up_dialogues, real_dialogues
 from train.local.tokenizer import train_tokenizer
 
-__all__ = ["SIZES", "pretrain_larger"]
+__all__ = ["SIZES", "Step", "pretrain_larger"]
 
 SIZES: dict[str, dict[str, int]] = {
     "30m": {"width": 512, "layers": 9, "heads": 8, "intermediate": 1408},
@@ -67,25 +67,38 @@ class _Work:
     seed: int
 
 
+@dataclass(frozen=True)
+class Step:
+    """What a step of the pretraining was like."""
+
+    number: int
+    """From 1."""
+    loss: float
+    gone: float
+    """Share of the time that is over."""
+    again: float
+    """Share of the steps so far that read a batch again, because none was ready."""
+
+
 def pretrain_larger(
     size: str,
     *,
     minutes: float,
     tasks: Sequence[Task] = (),
     names: Sequence[str] = (),
-    batch: int = 32,
+    batch: int = 64,
     workers: int | None = None,
     learning_rate: float = 3e-3,
     device: str = "cuda",
     seed: int = 0,
-    on_step: Callable[[int, float, float, LlamaForCausalLM, PreTrainedTokenizerFast], None] = lambda *_: None,
+    on_step: Callable[[Step, LlamaForCausalLM, PreTrainedTokenizerFast], None] = lambda *_: None,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Train a model of ``size`` for ``minutes``; ``tasks`` are real training questions to mix in.
 
     ``names`` are words of real schemas, put for one another in those dialogues and each an id of the vocabulary.
     ``workers`` processes make dialogues, by default one for each CPU but two. Where they are slower than the GPU, a
     step takes one of the last batches once more.
-    ``on_step`` gets the step, its loss, the share of the time that is gone, the model and the tokenizer.
+    ``on_step`` gets every step with the model and the tokenizer.
     """
     pool = sorted({*words(), *names})
     workers = workers or max(1, (os.cpu_count() or 1) - 2)
@@ -112,15 +125,15 @@ def pretrain_larger(
         recent = deque(
             [made.get(timeout=300)], maxlen=_RECENT
         )  # the clock starts when there is something to learn from
-        again, started, step = random.Random(seed), time.monotonic(), 0
+        chance, started, step, again = random.Random(seed), time.monotonic(), 0, 0
         while (gone := (time.monotonic() - started) / (60 * minutes)) < 1:
             stage.value = sum(gone >= end for end in _UNTIL)
             try:
                 recent.append(made.get_nowait())
-                rows_ = recent[-1]
+                arrays = recent[-1]
             except queue.Empty:
-                rows_ = again.choice(recent)
-            rows = Rows(*(torch.from_numpy(each).to(device, non_blocking=True) for each in rows_))
+                arrays, again = chance.choice(recent), again + 1
+            rows = Rows(*(torch.from_numpy(each).to(device, non_blocking=True) for each in arrays))
             packed = Packed(rows.ids, rows.positions, tree_mask(rows.segment), rows.index, rows.targets, rows.branch)
             with torch.autocast(device, dtype=torch.bfloat16, enabled=device != "cpu"):
                 loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
@@ -133,7 +146,7 @@ def pretrain_larger(
                 optimizer.step()
                 optimizer.zero_grad()
             step += 1
-            on_step(step, loss.item(), gone, model, tokenizer)
+            on_step(Step(step, loss.item(), gone, again / step), model, tokenizer)
     finally:
         stopped.set()
         for maker in makers:

@@ -225,7 +225,7 @@ if __name__ == "__main__":
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 
     def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int, keep: str) -> None:
-        from train.local.larger import SIZES, pretrain_larger
+        from train.local.larger import SIZES, Step, pretrain_larger
         from train.local.real import for_pretraining, names
 
         if size not in SIZES:
@@ -236,15 +236,16 @@ if __name__ == "__main__":
         kept = sorted(map(int, shares))
         every = get("spider").load(data_dir).train if data_dir else []
 
-        def on_step(
-            step: int, loss: float, gone: float, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-        ) -> None:
-            if step % 100 == 0:
-                typer.echo(f"step {step}  loss {loss:.3f}  {gone:.0%} of {minutes:g} minutes")
-            if kept and 100 * gone >= kept[0]:
+        def on_step(step: Step, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+            if step.number % 100 == 0:
+                typer.echo(
+                    f"step {step.number}  loss {step.loss:.3f}  {step.gone:.0%} of {minutes:g} minutes"
+                    f"  {step.again:.0%} read again"
+                )
+            if kept and 100 * step.gone >= kept[0]:
                 folder = out / f"after-{kept.pop(0)}"
                 save_policy(model, tokenizer, folder)
-                typer.echo(f"step {step}  loss {loss:.3f}  {folder}")
+                typer.echo(f"step {step.number}  loss {step.loss:.3f}  {folder}")
 
         model, tokenizer = pretrain_larger(
             size, minutes=minutes, tasks=for_pretraining(every), names=names(every), seed=seed, on_step=on_step
