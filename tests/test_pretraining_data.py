@@ -12,8 +12,10 @@ import pytest
 import domains
 from rewards.execution_match import execution_match
 from tools.schema import table_info
+from train.local.corpus import Stage
 from train.local.larger import SIZES, pretrain_larger
-from train.local.real import for_pretraining, in_pretraining, names, real_dialogues, tidied
+from train.local.plain import plain_question
+from train.local.real import for_pretraining, in_pretraining, made_up_dialogues, names, real_dialogues, tidied
 from train.local.tokenizer import train_tokenizer
 
 SCHEMA = "CREATE TABLE Singer ( Singer_ID int , Song_Name text , count int )\nCREATE TABLE stadium ( Id int )"
@@ -120,3 +122,39 @@ def test_a_larger_starter_is_trained(tasks, monkeypatch) -> None:
     )
     assert model.config.vocab_size == len(tokenizer)
     assert losses[-1] < losses[0]
+
+
+def test_plain_questions_run_on_the_schema_that_they_are_made_of(tasks) -> None:
+    rng, forms = random.Random(3), set()
+    for path in sorted({str(task["db_path"]) for task in tasks}):
+        schema = table_info(path, sample_values=0, keys=False).text
+        connection = sqlite3.connect(":memory:")
+        connection.executescript(schema.replace("\n", ";\n"))
+        for _ in range(30):
+            question, sql = plain_question(rng, schema)
+            connection.execute(sql)
+            assert question[-1] in "?."
+            forms.add(re.sub(r"\b(?![A-Z]+\b)\w+\b", "x", sql))
+        connection.close()
+    assert len(forms) > 20
+
+
+@pytest.mark.parametrize("text", ["", 'CREATE TABLE "order" ( "the id" int )'])
+def test_no_plain_question_without_a_plain_name(text: str) -> None:
+    assert plain_question(random.Random(0), text) is None
+
+
+def test_generated_databases_are_written_in_many_ways_and_their_queries_run(tasks) -> None:
+    written = set()
+    items = made_up_dialogues(random.Random(8), Stage(writes=4, checks=1, rewrites=1), names(tasks))
+    for item in itertools.islice(items, 40):
+        schema = item.prefix.partition("only these tables:\n")[2].partition("<|im_end|>")[0]
+        connection = sqlite3.connect(":memory:")
+        connection.executescript(schema.replace("\n", ";\n"))
+        replies = [reply for dialogue in item.dialogues for reply, learned in dialogue if learned]
+        for sql in re.findall(r"```sql\n(.*?)\n```", "\n".join(replies), re.DOTALL):
+            connection.execute(sql)
+        connection.close()
+        (first,) = re.findall(r"CREATE TABLE (\w+)", schema)[:1]
+        written.add((first.isupper(), first.islower(), "_" in first))
+    assert len(written) >= 4

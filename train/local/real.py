@@ -31,6 +31,7 @@ from rewards.execution_match import execution_match
 from tools.schema import RESERVED, table_info
 from tools.sql import DatabaseError, QueryError, render, run_query
 from train.local.corpus import Dialogues, Segment, Stage, prompt
+from train.local.plain import TABLE, plain_question
 from train.local.tokenizer import IM_END
 
 __all__ = [
@@ -49,6 +50,8 @@ RESULT_CHARS = 256
 _TURNS = (*("write",) * 5, "check", "rewrite", "rewrite")
 _OTHERS, _RIGHT = 0.3, 0.4
 """Of the queries that are shown: the share that belongs to another question; and of those checked, that is right."""
+_PLAIN = 0.4
+"""Share of the first queries that answer :func:`train.local.plain.plain_question` instead of a task."""
 _RENAMED = 0.8
 """Share of the dialogues with other names."""
 _PLURAL_TABLES, _SPELLINGS = 0.4, (4, 3, 2, 1)
@@ -59,8 +62,6 @@ _MADE_UP = 0.25
 """Share of the other names that are no words: what the vocabulary lacks has to be copied piece by piece."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*|\d+(?:\.\d+)?|[<>!=]+|\S""")
-_TABLE = re.compile(r"CREATE TABLE (\w+) \( ([^\"]*) \)")
-"""A table of :func:`tools.schema.table_info` whose names need no quotes."""
 _FUNCTIONS = frozenset(["avg", "count", "max", "min", "sum"])
 _KEYWORDS = frozenset(
     [
@@ -184,7 +185,10 @@ def _about(
     system, found = new.sql(schema), list[list[Segment]]()
     prefix = ""
     for turn, task, other in zip(turns, chosen, others, strict=False):
-        question, gold = new.prose(str(task["question"])), str(task["query"])
+        asked, gold = str(task["question"]), str(task["query"])
+        if turn == "write" and rng.random() < _PLAIN and (made := plain_question(rng, schema)):
+            asked, gold = made
+        question = new.prose(asked)
         user, reply = prompts.write_message(question), prompts.fence(new.sql(gold))
         if turn != "write":
             shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, schema)
@@ -196,8 +200,8 @@ def _about(
                 reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
             elif shown != gold:
                 user = prompts.rewrite_message(question, query, result, prompts.INCORRECT)
-        prefix, asked = prompt(system, user)
-        found.append([(asked, False), (reply + IM_END, True)])
+        prefix, context = prompt(system, user)
+        found.append([(context, False), (reply + IM_END, True)])
     return Dialogues(prefix, found)
 
 
@@ -308,7 +312,7 @@ def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[s
     """Tables and columns in another order, some that no query reads left out, and a table of ``other`` among them."""
     read = {word.lower() for query in queries for word in re.findall(r"\w+", query)}
     share = 1.0 if any("*" in query.replace("(*)", "") for query in queries) else rng.choice((1.0, 0.8, 0.5))
-    tables = [found.groups() for line in schema.split("\n") if (found := _TABLE.fullmatch(line))]
+    tables = [found.groups() for line in schema.split("\n") if (found := TABLE.fullmatch(line))]
     if len(tables) <= schema.count("\n"):
         return schema  # with names that need quotes
     lines = []
@@ -320,9 +324,7 @@ def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[s
         some = [column for column in columns if column.split()[0].lower() in read or rng.random() < share]
         lines.append(f"CREATE TABLE {name} ( {' , '.join(some or columns)} )")
     known = read | {name.lower() for name, _ in tables}
-    strange = [
-        line for line in other.split("\n") if (found := _TABLE.fullmatch(line)) and found[1].lower() not in known
-    ]
+    strange = [line for line in other.split("\n") if (found := TABLE.fullmatch(line)) and found[1].lower() not in known]
     lines += rng.sample(strange, min(len(strange), rng.choice((0, 0, 1, 2))))
     rng.shuffle(lines)
     return "\n".join(lines)
