@@ -73,7 +73,25 @@ _KEYWORDS = frozenset(
 _KEPT = RESERVED | _KEYWORDS | _FUNCTIONS
 _KEPT |= {"blob", "column", "error", "int", "more", "no", "of", "real", "row", "such", "syntax", "text"}
 _KEPT |= {"id", "name", "t"}
-"""Words that keep their meaning: those of SQL, of its errors, and what stands in every schema or numbers an alias."""
+_KEPT |= {"above", "all", "average", "below", "different", "each", "equal", "ever", "fewest", "find", "give", "highest"}
+_KEPT |= {"how", "largest", "least", "less", "list", "lowest", "maximum", "mean", "minimum", "most", "number", "return"}
+_KEPT |= {
+    "show",
+    "smallest",
+    "sorted",
+    "than",
+    "that",
+    "the",
+    "their",
+    "there",
+    "total",
+    "what",
+    "which",
+    "whose",
+    "with",
+}
+"""Words that keep their meaning: those of SQL and its errors, what stands in every schema or numbers an alias, and those
+that say in a question what is asked."""
 
 
 def in_pretraining(task: Task) -> bool:
