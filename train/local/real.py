@@ -70,28 +70,19 @@ _KEYWORDS = frozenset(
         *("or", "order", "outer", "select", "then", "union", "when", "where"),
     ]
 )
-_KEPT = RESERVED | _KEYWORDS | _FUNCTIONS
+_ASKING = frozenset(
+    [
+        *("above", "all", "average", "below", "different", "each", "equal", "ever", "fewest", "find", "give"),
+        *("highest", "how", "largest", "least", "less", "list", "lowest", "maximum", "mean", "minimum", "most"),
+        *("number", "return", "show", "smallest", "sorted", "than", "that", "the", "their", "there", "total"),
+        *("what", "which", "whose", "with"),
+    ]
+)
+_KEPT = RESERVED | _KEYWORDS | _FUNCTIONS | _ASKING
 _KEPT |= {"blob", "column", "error", "int", "more", "no", "of", "real", "row", "such", "syntax", "text"}
 _KEPT |= {"id", "name", "t"}
-_KEPT |= {"above", "all", "average", "below", "different", "each", "equal", "ever", "fewest", "find", "give", "highest"}
-_KEPT |= {"how", "largest", "least", "less", "list", "lowest", "maximum", "mean", "minimum", "most", "number", "return"}
-_KEPT |= {
-    "show",
-    "smallest",
-    "sorted",
-    "than",
-    "that",
-    "the",
-    "their",
-    "there",
-    "total",
-    "what",
-    "which",
-    "whose",
-    "with",
-}
-"""Words that keep their meaning: those of SQL and its errors, what stands in every schema or numbers an alias, and those
-that say in a question what is asked."""
+"""Words that keep their meaning: those of SQL and its errors, those that say what is asked, and what stands in every
+schema or numbers an alias."""
 
 
 def in_pretraining(task: Task) -> bool:
