@@ -47,11 +47,15 @@ __all__ = [
 _TABLE_CHARS = 4000
 RESULT_CHARS = 256
 """Characters of a result that the dialogues show: enough for the names that an error lists (``execution_truncate``)."""
-_TURNS = (*("write",) * 5, "check", "rewrite", "rewrite")
-_OTHERS, _RIGHT = 0.3, 0.4
+_TURNS = (*("write",) * 4, "check", *("rewrite",) * 4)
+_OTHERS, _RIGHT = 0.2, 0.4
 """Of the queries that are shown: the share that belongs to another question; and of those checked, that is right."""
+_ONCE = 0.7
+"""Of the queries nearly right: the share with one wrong name."""
+_UNASKED = 0.3
+"""Of the rewrites after an error: the share whose question is another one, so that only the error says what to mend."""
 _PLAIN = 0.4
-"""Share of the first queries that answer :func:`train.local.plain.plain_question` instead of a task."""
+"""Share of the turns about :func:`train.local.plain.plain_question` instead of a task."""
 _RENAMED = 0.8
 """Share of the dialogues with other names."""
 _PLURAL_TABLES, _SPELLINGS = 0.4, (4, 3, 2, 1)
@@ -189,33 +193,35 @@ def _about(
     path = str(tasks[0]["db_path"])
     chosen = rng.sample(tasks, min(len(turns), len(tasks)))
     others = [str(rng.choice(tasks)["query"]) for _ in chosen]
-    schema = _rearranged(rng, _schema(path), strange, [*(str(task["query"]) for task in chosen), *others])
+    own, schema = _rearranged(rng, _schema(path), strange, [*(str(task["query"]) for task in chosen), *others])
     new = _Names(rng, schema, pool, _meant(chosen)) if rng.random() < _RENAMED else _Names(rng, "", (), set())
     system, found = new.sql(schema), list[list[Segment]]()
     prefix = ""
     for turn, task, other in zip(turns, chosen, others, strict=False):
         asked, gold = str(task["question"]), str(task["query"])
-        if turn == "write" and rng.random() < _PLAIN and (made := plain_question(rng, schema)):
+        if rng.random() < _PLAIN and (made := plain_question(rng, schema if turn == "write" else own)):
             asked, gold = made
-        question = new.prose(asked)
-        user, reply = prompts.write_message(question), prompts.fence(new.sql(gold))
-        if turn != "write":
-            shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, schema)
-            if turn == "check" and rng.random() < _RIGHT:
-                shown = gold
-            query, result = new.sql(shown), new.sql(_result(path, shown))[:RESULT_CHARS]
-            if turn == "check":
-                user = prompts.check_message(question, query, result)
-                reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
-            elif shown != gold:
-                user = prompts.rewrite_message(question, query, result, prompts.INCORRECT)
+        shown = gold
+        if turn == "rewrite" or (turn == "check" and rng.random() >= _RIGHT):
+            shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, own)
+        query, result = new.sql(shown), new.sql(_result(path, shown))[:RESULT_CHARS] if turn != "write" else ""
+        if turn == "rewrite" and shown != other and result.startswith("Error") and rng.random() < _UNASKED:
+            asked = str(rng.choice(tasks)["question"])
+        question, reply = new.prose(asked), prompts.fence(new.sql(gold))
+        if turn == "check":
+            user = prompts.check_message(question, query, result)
+            reply = prompts.CORRECT if shown == gold else prompts.INCORRECT
+        elif shown != gold:
+            user = prompts.rewrite_message(question, query, result, prompts.INCORRECT)
+        else:
+            user = prompts.write_message(question)
         prefix, context = prompt(system, user)
         found.append([(context, False), (reply + IM_END, True)])
     return Dialogues(prefix, found)
 
 
 def _spoiled(rng: random.Random, sql: str, schema: str) -> str:
-    """The query with one of its names nearly right, as a policy writes it: an s too many, a word too few or twice."""
+    """The query with one or two of its names nearly right, as a policy writes them: a letter or a word more or less."""
     known = sorted({name for name in re.findall(r"\w+", schema) if name.lower() not in _KEPT})
     used = [name for name in known if re.search(rf"\b{name}\b", sql)]
     if not used:
@@ -228,10 +234,12 @@ def _spoiled(rng: random.Random, sql: str, schema: str) -> str:
         name[:-1] if name.endswith("s") else f"{name}s",
         joint.join(words[:place] + words[place + 1 :]),
         joint.join([*words[: place + 1], *words[place:]]),
+        joint.join([rng.choice(_WORD.findall(rng.choice(known)) or words), *words]),
         name[: rng.randint(2, max(2, len(name) - 1))],
         rng.choice(known),
     )
-    return re.sub(rf"\b{name}\b", rng.choice(near) or name[0], sql, count=rng.choice((0, 1)))
+    wrong = re.sub(rf"\b{name}\b", rng.choice(near) or name[0], sql, count=rng.choice((0, 1)))
+    return wrong if rng.random() < _ONCE else _spoiled(rng, wrong, schema)
 
 
 def _schema(path: str) -> str:
@@ -317,13 +325,13 @@ def _made_up(rng: random.Random) -> str:
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3))))
 
 
-def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[str]) -> str:
-    """Tables and columns in another order, some that no query reads left out, and a table of ``other`` among them."""
+def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[str]) -> tuple[str, str]:
+    """Tables and columns in another order, some that no query reads left out: alone, and with tables of ``other``."""
     read = {word.lower() for query in queries for word in re.findall(r"\w+", query)}
     share = 1.0 if any("*" in query.replace("(*)", "") for query in queries) else rng.choice((1.0, 0.8, 0.5))
     tables = [found.groups() for line in schema.split("\n") if (found := TABLE.fullmatch(line))]
     if len(tables) <= schema.count("\n"):
-        return schema  # with names that need quotes
+        return schema, schema  # with names that need quotes
     lines = []
     for name, listed in tables:
         if name.lower() not in read and rng.random() > share:
@@ -334,9 +342,9 @@ def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[s
         lines.append(f"CREATE TABLE {name} ( {' , '.join(some or columns)} )")
     known = read | {name.lower() for name, _ in tables}
     strange = [line for line in other.split("\n") if (found := TABLE.fullmatch(line)) and found[1].lower() not in known]
-    lines += rng.sample(strange, min(len(strange), rng.choice((0, 0, 1, 2))))
-    rng.shuffle(lines)
-    return "\n".join(lines)
+    every = [*lines, *rng.sample(strange, min(len(strange), rng.choice((0, 0, 1, 2))))]
+    rng.shuffle(every)
+    return "\n".join(lines), "\n".join(every)
 
 
 def _result(path: str, sql: str) -> str:
