@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -32,7 +32,7 @@ from typing import Any
 
 import domains
 from benchmarks._gpu_suite import ROOT, Suite, environment, figures, last_line, read_json, steps_of
-from domains import TaskData
+from domains import Task, TaskData
 from train.evaluation.folder import final_rows
 from train.evaluation.measure import scores_by_question
 from train.rundir import RunDir
@@ -173,14 +173,19 @@ def _learnable(suite: Suite) -> str:
     scores: dict[str, list[float]] = {}
     for folder in folders:
         scores |= scores_by_question(final_rows(RunDir(folder))) if folder is not None else {}
-    chosen = [task for task in some if 0 < sum(scores.get(task["id"], [])) < len(scores.get(task["id"], []))]
+    chosen = answered_sometimes(some, scores)
     folder = Path(_folder(suite, "learnable", chosen or some, _spider(suite).validation))
     said = {"questions": len(scores), "accuracy": round(mean(map(mean, scores.values())), 4), "chosen": len(chosen)}
     (folder / "asked.json").write_text(json.dumps(said))
     return str(folder)
 
 
-def _unseen(suite: Suite) -> list[Any]:
+def answered_sometimes(tasks: Sequence[Task], scores: Mapping[str, Sequence[float]]) -> list[Task]:
+    """The tasks whose samples, by the task's id, did not all get the same score."""
+    return [task for task in tasks if len(set(scores.get(task["id"], ()))) > 1]
+
+
+def _unseen(suite: Suite) -> list[Task]:
     """The training questions about other databases than the pretraining's, which is known by heart."""
     from train.local.real import in_pretraining
 
@@ -191,7 +196,7 @@ def _spider(suite: Suite) -> TaskData:
     return domains.get("spider").load(suite.options.spider)
 
 
-def _folder(suite: Suite, name: str, train: Sequence[Any], validation: Sequence[Any]) -> str:
+def _folder(suite: Suite, name: str, train: Sequence[Task], validation: Sequence[Task]) -> str:
     """A folder of Spider's layout with these questions."""
     folder = suite.out / "data" / name
     folder.mkdir(parents=True, exist_ok=True)
