@@ -187,7 +187,7 @@ def answered_sometimes(tasks: Sequence[Task], scores: Mapping[str, Sequence[floa
 
 def _unseen(suite: Suite) -> list[Task]:
     """The training questions about other databases than the pretraining's, which is known by heart."""
-    from train.local.real import in_pretraining
+    from train.local.golds import in_pretraining
 
     return [task for task in _spider(suite).train if not in_pretraining(task)]
 

@@ -15,9 +15,11 @@ from rewards.execution_match import execution_match
 from tools.schema import table_info
 from train.local import larger
 from train.local.corpus import Stage
+from train.local.golds import for_pretraining, in_pretraining, tidied
 from train.local.larger import SIZES, pretrain_larger
 from train.local.plain import plain_question
-from train.local.real import for_pretraining, in_pretraining, made_up_dialogues, names, real_dialogues, tidied
+from train.local.real import made_up_dialogues, real_dialogues
+from train.local.renaming import names
 from train.local.tokenizer import train_tokenizer
 
 SCHEMA = "CREATE TABLE Singer ( Singer_ID int , Song_Name text , count int )\nCREATE TABLE stadium ( Id int )"

@@ -225,8 +225,9 @@ if __name__ == "__main__":
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 
     def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int, keep: str) -> None:
+        from train.local.golds import for_pretraining
         from train.local.larger import SIZES, Step, pretrain_larger
-        from train.local.real import for_pretraining, names
+        from train.local.renaming import names
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
