@@ -83,6 +83,8 @@ def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
     figures = measure([rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")])
     assert (figures["accuracy"], figures["judged"], figures["rollouts"]) == (0.5, 2, 3)
     assert figures["failures"] == {"endpoint": 1, "agent": 1}
+    assert "timed out" not in details(figures)
+    assert "run fewer at once" in details(measure([rollout("a", 1.0), rollout("b", None, status="timeout")]))
 
 
 def test_accuracy_by_turn_is_what_the_answer_would_have_been_after_so_many_queries() -> None:

@@ -65,6 +65,10 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
         lines.append(f"by turn: {turns} (what the answer would have been after that many queries)")
     failed = ", ".join(f"{count} {kind}" for kind, count in sorted(figures["failures"].items()))
     lines.append(f"failures: {failed or 'none'} of {figures['rollouts']} rollouts")
+    if "timeout" in figures["failures"]:  # long rollouts are seldom the right ones
+        lines.append(
+            "the accuracy is without those that timed out, so it may be too high: run fewer at once (--n-runners)"
+        )
     if figures["lengths_from"] in _SOURCES:
         lines.append(_SOURCES[figures["lengths_from"]])
     return "\n".join(f"- {line}" for line in lines) if form == "markdown" else "\n".join(lines)
