@@ -87,6 +87,14 @@ class Suite:
         result = self.run(name, command, self.options.limit)
         return {**result, "steps_in_metrics": steps_of(folder)}
 
+    def evaluate(self, name: str, asked: Sequence[str]) -> Path | None:
+        """All validation questions, with the embedded server; the evaluation's folder."""
+        folder = self.out / "evaluations" / name
+        command = [sys.executable, "-m", "train.evaluate", "--device", "cuda", *asked, "--output-dir", str(folder)]
+        self.run(name, command, self.options.limit)
+        made = sorted(folder.glob("2*/evaluation.json"))
+        return made[-1].parent if made else None
+
     def write(self) -> None:
         """Everything so far, as JSON and to be read."""
         self.file.write_text(json.dumps(self.results, indent=2) + "\n")

@@ -24,58 +24,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
-import domains
+from benchmarks._gpu_spider import learnable
 from benchmarks._gpu_suite import ROOT, Suite, environment, figures, last_line, read_json, steps_of
-from domains import Task, TaskData
-from train.evaluation.folder import final_rows
-from train.evaluation.measure import scores_by_question
-from train.rundir import RunDir
 
 _VERL = ("--trainer", "verl", "--config", "starter")
 _TEMPERATURES = {"0": "1", "1": "4"}
 """At which models are measured, and how often each question is asked there."""
-_TOKENS = "128"
-"""Of a reply about real Spider, whose golds are longer than the bundled data's."""
-_ASKED, _PARTS = 2400, 6
-"""About how many training questions are asked before a run on real Spider, and by how many processes."""
 
 
 def part_model(suite: Suite) -> dict[str, Any]:
-    """Make the model; of the copies kept on the way, the one whose samples differ most: it has the most to learn."""
-    options, made = suite.options, suite.out / "pretrained"
-    command = [sys.executable, "-m", "train.local.pretrain", "--out", str(made), "--keep", options.keep]
+    """Make the model."""
+    options = suite.options
+    command = [sys.executable, "-m", "train.local.pretrain", "--out", str(suite.out / "model")]
     command += ["--size", options.size, "--minutes", str(options.minutes)]
     command += ["--data-dir", options.spider] if options.spider else []
     result = suite.run("model", command, 60 * options.minutes + 300)
-    result |= {"size": options.size, "said": last_line(suite.out / "logs" / "model.log")}
-    if result["exit"]:
-        return result
-    copies = [*made.glob("after-*"), made]
-    asked = ["-n", "8", "--temperature", "1", "--tasks", "64"]
-    if options.spider:  # questions to train on: dev is for measuring what came of it
-        unseen = _unseen(suite)
-        asked += ["--max-tokens", _TOKENS, *_real(_folder(suite, "unseen", unseen, unseen))]
-    with ThreadPoolExecutor() as threads:
-        folders = list(threads.map(lambda copy: _evaluated(suite, copy.name, [*asked, "--model", str(copy)]), copies))
-    found = {
-        copy.name: json.loads((folder / "evaluation.json").read_text())
-        for copy, folder in zip(copies, folders, strict=True)
-        if folder is not None and (folder / "evaluation.json").exists()
-    }
-    wanted = ("accuracy", "differing", "best")
-    result["copies"] = {name: {key: figures[key] for key in wanted} for name, figures in found.items()}
-    chosen = max(copies, key=lambda copy: found.get(copy.name, {}).get("differing", -1.0))
-    result["chosen"] = chosen.name
-    link = suite.out / "model"
-    link.unlink(missing_ok=True)
-    link.symlink_to(chosen)
-    return result
+    return {**result, "size": options.size, "said": last_line(suite.out / "logs" / "model.log")}
 
 
 def part_agree(suite: Suite) -> dict[str, Any]:
@@ -105,14 +74,12 @@ def part_ci(suite: Suite) -> dict[str, Any]:
 def part_spider(suite: Suite) -> dict[str, Any]:
     """The curve on dev; with real Spider, trained on questions that the model answers now and then."""
     options = suite.options
-    data = _real(_learnable(suite)) if options.spider else []
-    asked = json.loads((Path(data[1]) / "asked.json").read_text()) if data else {}
-    tokens = _TOKENS if options.spider else "64"
+    data, tokens, found = learnable(suite) if options.spider else ([], "64", {})
     arguments = [*_VERL, "--model", suite.model, *data, f"data.max_response_length={tokens}"]
     arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
     result, folder = suite.train(options.name, arguments, options.limit)
-    result |= {"asked": asked}
-    if folder is None:
+    result |= {"asked": found}
+    if folder is None or not (folder / "metrics.jsonl").exists():
         return result
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
@@ -124,8 +91,7 @@ def part_spider(suite: Suite) -> dict[str, Any]:
         with ThreadPoolExecutor() as threads:  # the GPU has room for all of them
             runs = {
                 (when, temperature): threads.submit(
-                    _evaluated,
-                    suite,
+                    suite.evaluate,
                     f"{options.name}-{when}-{temperature}",
                     [*asked, "--model", models[when], "--temperature", temperature, "-n", samples],
                 )
@@ -138,72 +104,6 @@ def part_spider(suite: Suite) -> dict[str, Any]:
             suite.run(name, [sys.executable, "-m", "train.evaluate", "--compare", *pair, "--format", "json"], 120)
             result[f"before and after, temperature {temperature}"] = read_json(suite.out / "logs" / f"{name}.log")
     return result
-
-
-def _evaluated(suite: Suite, name: str, asked: Sequence[str]) -> Path | None:
-    """All validation questions once more, with the embedded server; the evaluation's folder."""
-    folder = suite.out / "evaluations" / name
-    command = [sys.executable, "-m", "train.evaluate", "--device", "cuda", *asked, "--output-dir", str(folder)]
-    suite.run(name, command, 300)
-    made = sorted(folder.glob("2*"))
-    return made[-1] if made else None
-
-
-def _real(folder: str) -> list[str]:
-    """Real Spider, with results as long as the model's pretraining showed them."""
-    from train.local.real import RESULT_CHARS
-
-    return ["--data-dir", folder, "--execution-truncate", str(RESULT_CHARS)]
-
-
-def _learnable(suite: Suite) -> str:
-    """Spider with those training questions alone that some of four samples answer, and not all of them do.
-
-    A group whose rollouts all get the same reward has no advantage (DAPO, arXiv 2503.14476, section 3.2, samples until
-    there are others); with a model this small it is nine groups in ten, so they are sorted out before.
-    """
-    unseen = _unseen(suite)
-    some = unseen[:: max(1, len(unseen) // _ASKED)]
-    parts = [_folder(suite, f"part-{number}", part, part) for number in range(_PARTS) if (part := some[number::_PARTS])]
-    asked = ["-n", "4", "--temperature", "1", "--max-tokens", _TOKENS, "--model", suite.model]
-    with ThreadPoolExecutor() as threads:
-        folders = list(
-            threads.map(lambda part: _evaluated(suite, f"asked-{Path(part).name}", [*asked, *_real(part)]), parts)
-        )
-    scores: dict[str, list[float]] = {}
-    for folder in folders:
-        scores |= scores_by_question(final_rows(RunDir(folder))) if folder is not None else {}
-    chosen = answered_sometimes(some, scores)
-    folder = Path(_folder(suite, "learnable", chosen or some, _spider(suite).validation))
-    said = {"questions": len(scores), "accuracy": round(mean(map(mean, scores.values())), 4), "chosen": len(chosen)}
-    (folder / "asked.json").write_text(json.dumps(said))
-    return str(folder)
-
-
-def answered_sometimes(tasks: Sequence[Task], scores: Mapping[str, Sequence[float]]) -> list[Task]:
-    """The tasks whose samples, by the task's id, did not all get the same score."""
-    return [task for task in tasks if len(set(scores.get(task["id"], ()))) > 1]
-
-
-def _unseen(suite: Suite) -> list[Task]:
-    """The training questions about other databases than the pretraining's, which is known by heart."""
-    from train.local.golds import in_pretraining
-
-    return [task for task in _spider(suite).train if not in_pretraining(task)]
-
-
-def _spider(suite: Suite) -> TaskData:
-    return domains.get("spider").load(suite.options.spider)
-
-
-def _folder(suite: Suite, name: str, train: Sequence[Task], validation: Sequence[Task]) -> str:
-    """A folder of Spider's layout with these questions."""
-    folder = suite.out / "data" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "train_spider.json").write_text(json.dumps(list(train)))
-    (folder / "dev.json").write_text(json.dumps(list(validation)))
-    (folder / "gold_zero_rows.json").write_text("{}")  # they are sorted out already
-    return str(folder)
 
 
 _SAME = (
@@ -390,7 +290,6 @@ def main() -> int:
     parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
     parser.add_argument("--size", default="30m", help="of the model that is made")
     parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
-    parser.add_argument("--keep", default="35,50,65,80", help="percentages of that at which copies are kept")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
     parser.add_argument("--full-ci", action="store_true", help="of the part ci: --ci (20 steps) instead of --ci-fast")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")

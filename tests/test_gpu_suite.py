@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+from benchmarks._gpu_spider import answered_sometimes
 from benchmarks._gpu_suite import Suite
-from benchmarks.gpu import answered_sometimes
 
 _WITHOUT_SIGINT = """
 import signal, sys, time

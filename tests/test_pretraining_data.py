@@ -124,7 +124,7 @@ def test_a_larger_starter_is_trained(tasks, monkeypatch) -> None:
         batch=4,
         workers=1,
         device="cpu",
-        on_step=lambda step, *_: losses.append(step.loss),
+        on_step=lambda step: losses.append(step.loss),
     )
     assert len(losses) == 29  # the clock is read once more, when it starts
     assert model.config.vocab_size == len(tokenizer)

@@ -41,7 +41,7 @@ def spoken(name: str) -> str:
 def plural(name: str) -> str:
     """The plural of a name, as it is said."""
     word = spoken(name)
-    if word.endswith("y") and word[-2] not in "aeiou":
+    if word.endswith("y") and word[-2:-1] not in "aeiou":
         return word[:-1] + "ies"
     if word.endswith("s") and not word.endswith("ss"):
         return word

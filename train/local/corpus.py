@@ -23,11 +23,11 @@ from adapters import prompts
 from domains.spider.databases import Database, fill, make_database, schema_text
 from domains.spider.lexicon import FAMILIAR_SUBJECTS
 from domains.spider.questions import MIX, write_question
-from tools.sql import QueryError, render, run_query
+from tools.sql import DatabaseError, QueryError, render, run_query
 from train.local.packing import Branch
 from train.local.tokenizer import IM_END, IM_START
 
-__all__ = ["Dialogues", "Stage", "dialogues", "encode", "prompt"]
+__all__ = ["Dialogues", "Segment", "Stage", "dialogues", "encode", "prompt", "shown_result"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +130,14 @@ def _about(rng: random.Random, stage: Stage, database: Database, path: str) -> D
         # More wrong than right: a policy that cannot tell yet rejects, and has the rewrite to learn from.
         shown = sql if rng.random() < 0.3 else spoil(rng, database, sql)
         verdict = prompts.CORRECT if shown == sql else prompts.INCORRECT
-        message = prompts.check_message(question, shown, _result(path, shown, stage.result_chars))
+        message = prompts.check_message(question, shown, shown_result(path, shown, stage.result_chars))
         turns.append((message, verdict))
     for _ in range(stage.rewrites):
         question, sql = ask()
         shown = spoil(rng, database, sql)
-        message = prompts.rewrite_message(question, shown, _result(path, shown, stage.result_chars), prompts.INCORRECT)
+        message = prompts.rewrite_message(
+            question, shown, shown_result(path, shown, stage.result_chars), prompts.INCORRECT
+        )
         turns.append((message, prompts.fence(sql)))
     prefix = _prefix(prompts.system_message(schema_text(database)))
     return Dialogues(prefix, [[(_asked(user), False), (reply + IM_END, True)] for user, reply in turns])
@@ -147,7 +149,7 @@ def _with_tools(rng: random.Random, stage: Stage, database: Database, path: str)
     system += 'Call a tool as <tool_call>\n{"name": name, "arguments": {}}\n</tool_call>'
 
     def told(sql: str) -> Segment:
-        return _told(_result(path, sql, stage.result_chars)), False
+        return _told(shown_result(path, sql, stage.result_chars)), False
 
     found = []
     for number in range(stage.writes + stage.checks + stage.rewrites):
@@ -174,11 +176,11 @@ def _told(result: str) -> str:
     return "\n" + _asked(f"<tool_response>\n{result}\n</tool_response>")
 
 
-def _result(path: str, sql: str, max_chars: int) -> str:
+def shown_result(path: str, sql: str, max_chars: int) -> str:
     """What the agent's execute node would answer."""
     try:
         return render(run_query(path, sql, max_rows=100), max_chars=max_chars)
-    except QueryError as error:
+    except (QueryError, DatabaseError) as error:
         return f"Error: {error}"[:max_chars]
 
 

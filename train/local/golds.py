@@ -13,11 +13,10 @@ from pathlib import Path
 from domains import Task
 from rewards import RewardError
 from rewards.execution_match import execution_match
-from tools.schema import table_info
+from train.local.schemas import schema_of
 
-__all__ = ["FUNCTIONS", "KEYWORDS", "for_pretraining", "in_pretraining", "schema_of", "tidied"]
+__all__ = ["FUNCTIONS", "KEYWORDS", "for_pretraining", "in_pretraining", "tidied"]
 
-_TABLE_CHARS = 4000
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[A-Za-z_]\w*|\d+(?:\.\d+)?|[<>!=]+|\S""")
 FUNCTIONS = frozenset(["avg", "count", "max", "min", "sum"])
 KEYWORDS = frozenset(
@@ -60,11 +59,6 @@ def tidied(sql: str, schema: str) -> str:
         out += written if not out or written in ",.)" or last in ("(", ".") or called else f" {written}"
         last = written
     return out
-
-
-def schema_of(path: str) -> str:
-    """The schema of a SQLite file as the agents show it: names and types alone."""
-    return table_info(path, max_chars=_TABLE_CHARS, sample_values=0, keys=False).text
 
 
 def _checked(task: Task) -> str:

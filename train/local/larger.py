@@ -91,14 +91,13 @@ def pretrain_larger(
     learning_rate: float = 3e-3,
     device: str = "cuda",
     seed: int = 0,
-    on_step: Callable[[Step, LlamaForCausalLM, PreTrainedTokenizerFast], None] = lambda *_: None,
+    on_step: Callable[[Step], None] = lambda _: None,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Train a model of ``size`` for ``minutes``; ``tasks`` are real training questions to mix in.
 
     ``names`` are words of real schemas, put for one another in those dialogues and each an id of the vocabulary.
     ``workers`` processes make dialogues, by default one for each CPU but two. Where they are slower than the GPU, a
     step takes one of the last batches once more.
-    ``on_step`` gets every step with the model and the tokenizer.
     """
     pool = sorted({*words(), *names})
     workers = workers or max(1, (os.cpu_count() or 1) - 2)
@@ -122,9 +121,9 @@ def pretrain_larger(
     model = new_policy(tokenizer, seed=seed, **SIZES[size]).to(device).train()
     optimizers = _optimizers(model, learning_rate)
     try:
-        recent = deque(
-            [made.get(timeout=300)], maxlen=_RECENT
-        )  # the clock starts when there is something to learn from
+        recent = deque[Any](maxlen=_RECENT)
+        while len(recent) < _RECENT // 4:  # the clock starts when there is enough to learn from
+            recent.append(made.get(timeout=300))
         chance, started, step, again = random.Random(seed), time.monotonic(), 0, 0
         while (gone := (time.monotonic() - started) / (60 * minutes)) < 1:
             stage.value = sum(gone >= end for end in _UNTIL)
@@ -132,6 +131,8 @@ def pretrain_larger(
                 recent.append(made.get_nowait())
                 arrays = recent[-1]
             except queue.Empty:
+                if not all(maker.is_alive() for maker in makers):
+                    raise RuntimeError("a process that makes dialogues has ended; its own error stands above") from None
                 arrays, again = chance.choice(recent), again + 1
             rows = Rows(*(torch.from_numpy(each).to(device, non_blocking=True) for each in arrays))
             packed = Packed(rows.ids, rows.positions, tree_mask(rows.segment), rows.index, rows.targets, rows.branch)
@@ -146,7 +147,7 @@ def pretrain_larger(
                 optimizer.step()
                 optimizer.zero_grad()
             step += 1
-            on_step(Step(step, loss.item(), gone, again / step), model, tokenizer)
+            on_step(Step(step, loss.item(), gone, again / step))
     finally:
         stopped.set()
         for maker in makers:

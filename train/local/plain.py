@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["TABLE", "plain_question"]
+from domains.spider.writer import plural
+from train.local.schemas import tables_of
 
-TABLE = re.compile(r"CREATE TABLE (\w+) \( ([^\"]*) \)")
-"""A table of :func:`tools.schema.table_info` whose names need no quotes."""
+__all__ = ["plain_question"]
 
 _LEADS = ("Show", "List", "Find", "Give me", "Return", "What are", "Tell me")
 _AGGREGATES = (
@@ -47,7 +47,7 @@ class _Table:
     def things(self) -> str:
         """What its rows are, in the plural."""
         said = _said(self.name)
-        return said if said.endswith("s") else said[:-1] + "ies" if said.endswith("y") else said + "s"
+        return said if said.endswith("s") else plural(said)
 
     def number(self, rng: random.Random) -> _Column:
         """One of its numbers, or of its columns where there is none."""
@@ -59,11 +59,11 @@ Pair = tuple[str, str]
 
 def plain_question(rng: random.Random, schema: str) -> Pair | None:
     """A question about one table of ``schema`` and its query; None where no table's names do without quotes."""
-    tables = [found.groups() for line in schema.split("\n") if (found := TABLE.fullmatch(line))]
+    tables = tables_of(schema)
     if not tables:
         return None
-    name, listed = rng.choice(tables)
-    columns = [_Column(column, kind != "text") for column, kind in (each.split()[:2] for each in listed.split(" , "))]
+    name, listed = rng.choice(list(tables.items()))
+    columns = [_Column(column, kind != "text") for column, kind in (each.split()[:2] for each in listed)]
     question, sql = rng.choices(_FORMS, _WEIGHTS)[0](rng, _Table(name, columns))
     return question + ("?" if question.startswith(("What", "How", "Which")) else "."), sql
 

@@ -200,14 +200,11 @@ if __name__ == "__main__":
         size: Annotated[str | None, typer.Option(help="On a GPU, a larger one instead: 30m, 100m, 300m")] = None,
         minutes: Annotated[float, typer.Option(help="With --size: how long")] = 5.0,
         data_dir: Annotated[str | None, typer.Option(help="With --size: real Spider, its training questions")] = None,
-        keep: Annotated[
-            str, typer.Option(help="With --size: percentages of the time after which a copy goes into OUT/after-N")
-        ] = "",
         version: Version = False,
     ) -> None:
         """Make the starter policy from random weights."""
         if size is not None:
-            larger(out, size, minutes, data_dir, seed, keep)
+            larger(out, size, minutes, data_dir, seed)
             return
         torch.set_num_threads(threads)
         with progress("Pretraining", RECIPE.steps) as on_end:
@@ -224,29 +221,21 @@ if __name__ == "__main__":
             line = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
 
-    def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int, keep: str) -> None:
+    def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int) -> None:
         from train.local.golds import for_pretraining
         from train.local.larger import SIZES, Step, pretrain_larger
         from train.local.renaming import names
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
-        shares = [each.strip() for each in keep.split(",") if each.strip()]
-        if not all(each.isdecimal() and 0 < int(each) < 100 for each in shares):
-            raise typer.BadParameter(f"--keep is {keep!r}; it is whole numbers from 1 to 99, like 40,60,80")
-        kept = sorted(map(int, shares))
         every = get("spider").load(data_dir).train if data_dir else []
 
-        def on_step(step: Step, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+        def on_step(step: Step) -> None:
             if step.number % 100 == 0:
                 typer.echo(
                     f"step {step.number}  loss {step.loss:.3f}  {step.gone:.0%} of {minutes:g} minutes"
                     f"  {step.again:.0%} read again"
                 )
-            if kept and 100 * step.gone >= kept[0]:
-                folder = out / f"after-{kept.pop(0)}"
-                save_policy(model, tokenizer, folder)
-                typer.echo(f"step {step.number}  loss {step.loss:.3f}  {folder}")
 
         model, tokenizer = pretrain_larger(
             size, minutes=minutes, tasks=for_pretraining(every), names=names(every), seed=seed, on_step=on_step

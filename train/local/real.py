@@ -23,11 +23,11 @@ from domains import Task
 from domains.spider.databases import Database, Link, fill, make_database
 from domains.spider.lexicon import FAMILIAR_SUBJECTS
 from domains.spider.questions import write_question
-from tools.sql import DatabaseError, QueryError, render, run_query
-from train.local.corpus import Dialogues, Segment, Stage, prompt
-from train.local.golds import schema_of
-from train.local.plain import TABLE, plain_question
+from domains.spider.writer import plural
+from train.local.corpus import Dialogues, Segment, Stage, prompt, shown_result
+from train.local.plain import plain_question
 from train.local.renaming import KEPT, WORD, Renaming
+from train.local.schemas import create_table, schema_of, tables_of
 from train.local.tokenizer import IM_END
 
 __all__ = ["RESULT_CHARS", "made_up_dialogues", "real_dialogues"]
@@ -95,13 +95,13 @@ def _spelled(rng: random.Random, database: Database) -> Callable[[str], str]:
     """Writes the database's names in SQL as another author would: tables in the plural, words joined otherwise."""
     columns = {column.name for table in database.tables for column in table.columns}
     tables = {table.name for table in database.tables} - columns
-    plural = rng.random() < _PLURAL_TABLES
+    many = rng.random() < _PLURAL_TABLES
     join = rng.choices((str, str.title, lambda name: name.title().replace("_", ""), str.upper), _SPELLINGS)[0]
 
     def put(found: re.Match[str]) -> str:
         name = found[0]
-        if name in tables and plural:
-            name = name[:-1] + "ies" if name.endswith("y") else name + "s"
+        if name in tables and many:
+            name = plural(name).replace(" ", "_")
         return join(name) if found[0] in tables | columns else name
 
     return lambda sql: re.sub(r"'[^']*'|\w+", put, sql)
@@ -125,7 +125,9 @@ def _about(
         shown = gold
         if turn == "rewrite" or (turn == "check" and rng.random() >= _RIGHT):
             shown = other if rng.random() < _OTHERS else _spoiled(rng, gold, own)
-        query, result = new.sql(shown), new.sql(_result(path, shown))[:RESULT_CHARS] if turn != "write" else ""
+        query, result = new.sql(shown), ""
+        if turn != "write":
+            result = new.sql(shown_result(path, shown, RESULT_CHARS))[:RESULT_CHARS]
         if turn == "rewrite" and shown != other and result.startswith("Error") and rng.random() < _UNASKED:
             asked = str(rng.choice(tasks)["question"])
         question, reply = new.prose(asked), prompts.fence(new.sql(gold))
@@ -167,26 +169,18 @@ def _rearranged(rng: random.Random, schema: str, other: str, queries: Sequence[s
     """Tables and columns in another order, some that no query reads left out: alone, and with tables of ``other``."""
     read = {word.lower() for query in queries for word in re.findall(r"\w+", query)}
     share = 1.0 if any("*" in query.replace("(*)", "") for query in queries) else rng.choice((1.0, 0.8, 0.5))
-    tables = [found.groups() for line in schema.split("\n") if (found := TABLE.fullmatch(line))]
+    tables = tables_of(schema)
     if len(tables) <= schema.count("\n"):
         return schema, schema  # with names that need quotes
     lines = []
-    for name, listed in tables:
+    for name, columns in tables.items():
         if name.lower() not in read and rng.random() > share:
             continue
-        columns = listed.split(" , ")
         rng.shuffle(columns)
         some = [column for column in columns if column.split()[0].lower() in read or rng.random() < share]
-        lines.append(f"CREATE TABLE {name} ( {' , '.join(some or columns)} )")
-    known = read | {name.lower() for name, _ in tables}
-    strange = [line for line in other.split("\n") if (found := TABLE.fullmatch(line)) and found[1].lower() not in known]
+        lines.append(create_table(name, some or columns))
+    known = read | {name.lower() for name in tables}
+    strange = [create_table(*table) for table in tables_of(other).items() if table[0].lower() not in known]
     every = [*lines, *rng.sample(strange, min(len(strange), rng.choice((0, 0, 1, 2))))]
     rng.shuffle(every)
     return "\n".join(lines), "\n".join(every)
-
-
-def _result(path: str, sql: str) -> str:
-    try:
-        return render(run_query(path, sql, max_rows=100), max_chars=RESULT_CHARS)
-    except (QueryError, DatabaseError) as error:
-        return f"Error: {error}"[:RESULT_CHARS]

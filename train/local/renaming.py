@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 from domains import Task
 from domains.spider.lexicon import SYLLABLES
+from domains.spider.writer import plural
 from tools.schema import RESERVED
-from train.local.golds import FUNCTIONS, KEYWORDS, schema_of
+from train.local.golds import FUNCTIONS, KEYWORDS
+from train.local.schemas import schema_of
 
 __all__ = ["KEPT", "WORD", "Renaming", "names"]
 
@@ -79,8 +81,7 @@ class Renaming:
         if words is None:
             return word
         if word.lower() != _stem(word):
-            last = words[-1]
-            words = [*words[:-1], last[:-1] + "ies" if last.endswith("y") else last + "s"]
+            words = [*words[:-1], plural(words[-1])]
         if word.isupper() and len(word) > 1:
             words = [each.upper() for each in words]
         elif word[0].isupper():
