@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from adapters.prompts import extract_sql, write_message
-from domains import Task, get
+from domains import DataError, Task, get
 from domains.spider.lexicon import words
 from rewards.execution_match import execution_match
 from tools.schema import table_info
@@ -228,7 +228,12 @@ if __name__ == "__main__":
 
         if size not in SIZES:
             raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
-        every = get("spider").load(data_dir).train if data_dir else []
+        if not torch.cuda.is_available():
+            raise typer.BadParameter("--size makes models that need a GPU, and torch finds none; leave it out")
+        try:
+            every = get("spider").load(data_dir).train if data_dir else []
+        except DataError as error:
+            raise typer.BadParameter(str(error)) from error
 
         def on_step(step: Step) -> None:
             if step.number % 100 == 0:
