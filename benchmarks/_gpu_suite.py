@@ -14,9 +14,21 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-__all__ = ["ROOT", "Suite", "environment", "figures", "last_line", "read_json", "steps_of"]
+__all__ = [
+    "MARK",
+    "ROOT",
+    "Suite",
+    "environment",
+    "figures",
+    "last_line",
+    "marked_processes",
+    "read_json",
+    "steps_of",
+]
 
 ROOT = Path(__file__).parents[1]
+MARK = "LIGHTNING_ROD_SUITE"
+"""A variable that all processes of a program inherit, Ray's and vLLM's too, whoever their parent becomes."""
 _WARM_UP = 2  # steps that compile and fill caches; they are left out of every figure
 
 
@@ -149,6 +161,19 @@ def environment() -> dict[str, str]:
     """That of every program: this checkout first, and no model hub."""
     path = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def marked_processes(value: str) -> list[str]:
+    """Running processes, by id and name, in whose environment :data:`MARK` is ``value``."""
+    wanted, found = f"{MARK}={value}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                name = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.append(f"{process.name} {name[:60]}")
+        except OSError:  # it has ended, or is another user's
+            continue
+    return sorted(found)
 
 
 def last_line(log: Path) -> str:

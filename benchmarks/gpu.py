@@ -13,7 +13,8 @@ ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and 
     stop    SIGTERM in the middle: what is kept, what is left running, and whether --resume goes on
     local   the embedded trainer on the GPU
 
-For two GPUs against one, run ``--parts speed --only-ours --batch 128 --reply 512`` on both and compare ``step_s``.
+For two GPUs against one, run ``--parts speed --only-ours --speed-size 1b --batch 128`` on one and on both, and compare
+``step_s``: a small model's step waits for the replies' tokens, one after the other, on any number of GPUs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._gpu_spider import learnable
-from benchmarks._gpu_suite import ROOT, Suite, environment, figures, last_line, read_json, steps_of
+from benchmarks._gpu_suite import (
+    MARK,
+    ROOT,
+    Suite,
+    environment,
+    figures,
+    last_line,
+    marked_processes,
+    read_json,
+    steps_of,
+)
 
 _VERL = ("--trainer", "verl", "--config", "starter")
 _TEMPERATURES = {"0": "1", "1": "4"}
@@ -116,10 +127,10 @@ _SAME = (
 
 
 def part_speed(suite: Suite) -> dict[str, Any]:
-    """Every reply has the same tokens, every rollout one call, on both sides; 300 million random weights."""
+    """Every reply has the same tokens, every rollout one call, on both sides; weights are random."""
     options, limit = suite.options, suite.options.limit
-    gpus, model = _gpus(), _random_model(suite, "300m")
-    result: dict[str, Any] = {"gpus": gpus, "batch": options.batch, "reply": options.reply}
+    gpus, model = _gpus(), _random_model(suite, options.speed_size)
+    result: dict[str, Any] = {"gpus": gpus, "size": options.speed_size, "batch": options.batch, "reply": options.reply}
     same = [*_SAME, f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
     same += options.overrides
     steps = str(options.speed_steps)
@@ -159,7 +170,8 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     model = _random_model(suite, "100m")
     for mode in suite.options.modes.split(","):
         arguments = [*_VERL, "--model", model, "--backend", "custom"]
-        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", "10", "--n-runners", "1024", *_SAME]
+        arguments += ["--agent", "benchmarks._gpu_agents:uneven", "--steps", str(suite.options.speed_steps)]
+        arguments += ["--n-runners", "1024", *_SAME]
         arguments += ["data.train_batch_size=64", "data.max_response_length=64", f"trainer.v1.trainer_mode={mode}"]
         # Without flash-attn rows are padded to the longest of their micro-batch: of one call and of eight, to 140 GB.
         arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *suite.options.overrides]
@@ -210,9 +222,10 @@ def part_stop(suite: Suite) -> dict[str, Any]:
     runs = suite.out / "runs" / "stop"
     command = [sys.executable, "-m", "train.run", "--output-dir", str(runs), *_VERL]
     command += ["--model", suite.model, "--steps", "100", "--val-tasks", "32", "trainer.save_freq=1"]
-    before = _ray_processes()
+    command += suite.options.overrides
     with open(suite.out / "logs" / "stop.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=environment())
+        marked = {**environment(), MARK: str(runs)}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=marked)
         started, folder = time.monotonic(), None
         while process.poll() is None and time.monotonic() - started < suite.options.limit:
             folder = next(iter(sorted(runs.glob("2*"))), None)
@@ -230,18 +243,11 @@ def part_stop(suite: Suite) -> dict[str, Any]:
         result["seconds_to_stop"] = round(time.monotonic() - stopped, 1)
     result["said"] = last_line(suite.out / "logs" / "stop.log")
     time.sleep(5)
-    result["processes_left"] = sorted(_ray_processes() - before)
+    result["processes_left"] = marked_processes(str(runs))
     if folder is not None:
         result["kept"] = sorted(path.name for path in folder.iterdir())
         result["resume"] = suite.resume("stop-resume", folder)
     return result
-
-
-def _ray_processes() -> set[str]:
-    """Ray's processes on this machine, by id and name."""
-    listed = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    found = (line.split(None, 1) for line in listed.splitlines())
-    return {f"{pid} {name[:60]}" for pid, name in found if "ray::" in name or "raylet" in name or "gcs_server" in name}
 
 
 def part_local(suite: Suite) -> dict[str, Any]:
@@ -295,14 +301,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")
     parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider; 0 is all")
     parser.add_argument("--name", default="spider", help="of the part spider's run, where there are several")
+    parser.add_argument("--speed-size", default="300m", help="speed: of the model with random weights")
     parser.add_argument("--batch", type=int, default=64, help="speed: prompts a step, eight rollouts each")
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply")
-    parser.add_argument("--speed-steps", type=int, default=8, help="speed: steps, of which two warm up")
+    parser.add_argument("--speed-steps", type=int, default=8, help="speed, uneven: steps, of which two warm up")
     parser.add_argument("--modes", default="sync,colocate_async", help="of the part uneven")
     parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
     parser.add_argument(
-        "overrides", nargs="*", help="verl settings of the parts ci, spider, speed and uneven, KEY=VALUE"
+        "overrides", nargs="*", help="verl settings of the parts ci, spider, speed, uneven and stop, KEY=VALUE"
     )
     options = parser.parse_args()
     if unknown := [name for name in options.parts.split(",") if name not in PARTS]:

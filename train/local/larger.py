@@ -36,6 +36,7 @@ SIZES: dict[str, dict[str, int]] = {
     "30m": {"width": 512, "layers": 9, "heads": 8, "intermediate": 1408},
     "100m": {"width": 768, "layers": 14, "heads": 12, "intermediate": 2048},
     "300m": {"width": 1024, "layers": 24, "heads": 16, "intermediate": 2816},
+    "1b": {"width": 2048, "layers": 20, "heads": 16, "intermediate": 5632},
 }
 """Layers of the larger models, by the millions of parameters that they come to."""
 
