@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import psutil
+
 __all__ = [
     "MARK",
     "ROOT",
@@ -165,15 +167,9 @@ def environment() -> dict[str, str]:
 
 def marked_processes(value: str) -> list[str]:
     """Running processes, by id and name, in whose environment :data:`MARK` is ``value``."""
-    wanted, found = f"{MARK}={value}".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
-                name = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append(f"{process.name} {name[:60]}")
-        except OSError:  # it has ended, or is another user's
-            continue
-    return sorted(found)
+    found = psutil.process_iter(["pid", "environ", "cmdline"])  # None for what it may not read
+    marked = [each.info for each in found if (each.info["environ"] or {}).get(MARK) == value]
+    return sorted(f"{info['pid']} {' '.join(info['cmdline'] or ())[:60]}" for info in marked)
 
 
 def last_line(log: Path) -> str:

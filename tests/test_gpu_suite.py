@@ -69,7 +69,6 @@ def test_databases_that_have_too_few_plain_questions_are_an_error(tmp_path: Path
         plain_tasks([task], 50, seed=0)
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc")
 def test_processes_are_found_by_their_mark_even_without_their_parent(tmp_path: Path) -> None:
     orphaning = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     mark = str(tmp_path)
