@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -74,7 +75,9 @@ def plain_tasks(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
         path = rng.choice(paths)
         pair = plain_question(rng, schema_of(path))
         if pair and (path, pair[1]) not in found and _returns_something(path, pair[1]):
-            found[path, pair[1]] = {"id": f"{_ID}{number}", "question": pair[0], "query": pair[1], "db_path": path}
+            question, query = pair
+            names = {"id": f"{_ID}{number}", "db_id": Path(path).stem, "db_path": path}
+            found[path, query] = {**names, "question": question, "query": query}
         if len(found) == count:
             return list(found.values())
     raise RuntimeError(f"{len(paths)} databases have but {len(found)} of {count} plain questions with a result")

@@ -25,8 +25,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ from benchmarks._gpu_suite import (
 )
 
 _VERL = ("--trainer", "verl", "--config", "starter")
-_TEMPERATURES = {"0": "1", "1": "4"}
+_BESIDE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=20000000000"
+"""Where a GPU is shared: vLLM's start fails if another program gives memory back while it measures what is free."""
+_TEMPERATURES = {"0": "1", "1": "2"}
 """At which models are measured, and how often each question is asked there."""
 
 
@@ -87,34 +90,36 @@ def part_spider(suite: Suite) -> dict[str, Any]:
     options = suite.options
     data, tokens, found = learnable(suite) if options.spider else ([], "64", {})
     arguments = [*_VERL, "--model", suite.model, *data, f"data.max_response_length={tokens}"]
-    arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), *options.overrides]
-    result, folder = suite.train(options.name, arguments, options.limit)
-    result |= {"asked": found}
-    if folder is None or not (folder / "metrics.jsonl").exists():
-        return result
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
-    result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
-    result["run"] = str(folder)
-    if (folder / "model").exists():
-        models = {"before": suite.model, "after": str(folder / "model")}
-        asked = ["--max-tokens", tokens, *data]
-        with ThreadPoolExecutor() as threads:  # the GPU has room for all of them
-            runs = {
-                (when, temperature): threads.submit(
-                    suite.evaluate,
-                    f"{options.name}-{when}-{temperature}",
-                    [*asked, "--model", models[when], "--temperature", temperature, "-n", samples],
-                )
-                for when in models
-                for temperature, samples in _TEMPERATURES.items()
-            }
-        for temperature in _TEMPERATURES:
-            pair = [str(runs[when, temperature].result()) for when in models]
-            name = f"{options.name}-compare-{temperature}"
-            suite.run(name, [sys.executable, "-m", "train.evaluate", "--compare", *pair, "--format", "json"], 120)
-            result[f"before and after, temperature {temperature}"] = read_json(suite.out / "logs" / f"{name}.log")
+    arguments += ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), _BESIDE, *options.overrides]
+    with ThreadPoolExecutor() as threads:  # the GPU has room, and verl takes two minutes to start
+        measured = partial(_measured, suite, threads, ["--max-tokens", tokens, *data])
+        before = measured("before", suite.model)
+        result, folder = suite.train(options.name, arguments, options.limit)
+        result |= {"asked": found}
+        if folder is None or not (folder / "metrics.jsonl").exists():
+            return result
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
+        result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
+        result["run"] = str(folder)
+        after = measured("after", str(folder / "model")) if (folder / "model").exists() else {}
+    for temperature in after:
+        pair = [str(each[temperature].result()) for each in (before, after)]
+        name = f"{options.name}-compare-{temperature}"
+        suite.run(name, [sys.executable, "-m", "train.evaluate", "--compare", *pair, "--format", "json"], 120)
+        result[f"before and after, temperature {temperature}"] = read_json(suite.out / "logs" / f"{name}.log")
     return result
+
+
+def _measured(
+    suite: Suite, threads: ThreadPoolExecutor, asked: Sequence[str], when: str, model: str
+) -> dict[str, Future[Path | None]]:
+    """Evaluations of a model, by temperature, as they run beside everything else."""
+    runs = {}
+    for temperature, samples in _TEMPERATURES.items():
+        arguments = [*asked, "--model", model, "--temperature", temperature, "-n", samples]
+        runs[temperature] = threads.submit(suite.evaluate, f"{suite.options.name}-{when}-{temperature}", arguments)
+    return runs
 
 
 _SAME = (
