@@ -8,6 +8,7 @@ newest checkpoint in Hugging Face's format, and ``error.txt`` the traceback wher
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import threading
@@ -56,6 +57,9 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     composed = compose(resolved(config, data, str(run.path.resolve())))
     if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):
         raise ConfigError(": ".join(problem))
+    backend = composed.actor_rollout_ref.rollout.checkpoint_engine.backend
+    if backend == "nccl" and importlib.util.find_spec("cupy") is None:
+        raise ConfigError("checkpoint_engine.backend is nccl, which verl uses through cupy: pip install cupy-cuda13x")
     try:
         import ray
         from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
