@@ -19,6 +19,7 @@ from no_data import NoData
 from adapters import AgentError, Answer, Endpoint, Question
 from train.clock import StepClock
 from train.config import RunConfig, resolve
+from train.local.sampling import Sampling
 from train.local.stack import LocalStack
 from train.rundir import RunDir
 from train.verl.credit import Row
@@ -57,11 +58,13 @@ class _Servers:
     """verl's client: answers "right" or "wrong" in turn, with weights that change under every reply."""
 
     requests: list[tuple[str, list[int]]] = field(default_factory=list)
+    params: list[dict[str, Any]] = field(default_factory=list)
     version: int = 3
     answers: Iterator[str] = field(default_factory=lambda: itertools.cycle(["right", "wrong"]))
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> _Output:
         self.requests.append((request_id, prompt_ids))
+        self.params.append(sampling_params)
         ids = [ord(letter) for letter in next(self.answers)] + [END]
         versions = {"min_global_steps": self.version, "max_global_steps": self.version + 1}
         return _Output(ids, [-0.5] * len(ids), versions)
@@ -167,6 +170,19 @@ def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_pat
             "min_global_steps": 3,
             "max_global_steps": 4,
         }
+
+
+@pytest.mark.parametrize(
+    ("server", "stop", "told"), [("vllm", (), False), ("vllm", ("END",), True), ("sglang", (), None)]
+)
+def test_vllm_makes_text_only_to_look_for_stop_strings_in_it(server: str, stop: tuple[str, ...], told: object) -> None:
+    async def ask() -> str:
+        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, clock=StepClock(), server=server)
+        return (await asyncio.wrap_future(engine.submit([1, 2], Sampling(stop=stop)))).text
+
+    servers = _Servers()
+    assert asyncio.run(ask()) == "right"
+    assert servers.params[0].get("detokenize") is told
 
 
 def test_submitting_does_not_wait_for_the_rollouts(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class RolloutManager:
             tokenizer.chat_template = model.custom_chat_template
         self.clock, self._updating = StepClock(), False
         engine: Any = VerlEngine(  # it answers like the embedded one, as far as the servers ask
-            llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock
+            llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock, server=rollout.name
         )
         domain = domains.get(self.config.domain)
         stack = LocalStack(

@@ -27,12 +27,17 @@ class TokenClient(Protocol):
 
 
 class VerlEngine:
-    """Answers :class:`PolicyServer`'s requests with verl's servers; ``clock`` is told while any of them is at work."""
+    """Answers :class:`PolicyServer`'s requests with verl's servers; ``clock`` is told while any of them is at work.
 
-    def __init__(self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock) -> None:
+    ``server`` is verl's ``rollout.name``: only vLLM can be told to leave the text to us.
+    """
+
+    def __init__(
+        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock, server: str = "vllm"
+    ) -> None:
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self.generated_tokens = 0
-        self._client, self._clock = client, clock
+        self._client, self._clock, self._server = client, clock, server
         self._running = set[Future[Completion]]()
         self._closed = False
 
@@ -72,6 +77,9 @@ class VerlEngine:
             "top_k": -1,
             "max_tokens": limit,
             "logprobs": True,
+            # Text that nobody reads is more than half of vLLM's own work for a token outside the GPU; only stop strings
+            # have to be looked for in it.
+            **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **({"seed": sampling.seed} if sampling.seed is not None else {}),
         }
