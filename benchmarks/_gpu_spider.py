@@ -80,7 +80,7 @@ def plain_tasks(tasks: Sequence[Task], count: int, *, seed: int) -> list[Task]:
             found[path, query] = {**names, "question": question, "query": query}
         if len(found) == count:
             return list(found.values())
-    raise RuntimeError(f"{len(paths)} databases have but {len(found)} of {count} plain questions with a result")
+    raise RuntimeError(f"plain questions with a result: {len(found)} of {count}, about {len(paths)} databases")
 
 
 def answered_sometimes(tasks: Sequence[Task], scores: Mapping[str, Sequence[float]]) -> list[Task]:

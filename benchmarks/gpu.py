@@ -43,6 +43,7 @@ from benchmarks._gpu_suite import (
     read_json,
     steps_of,
 )
+from train.local.larger import SIZES
 
 _VERL = ("--trainer", "verl", "--config", "starter")
 _BESIDE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=20000000000"
@@ -161,7 +162,6 @@ def _random_model(suite: Suite, size: str) -> str:
     """A model whose weights nobody trained: what a step costs does not depend on them."""
     folder = suite.out / f"random-{size}"
     if not (folder / "config.json").exists():
-        from train.local.larger import SIZES
         from train.local.model import load_policy, new_policy, save_policy
 
         _, tokenizer = load_policy(ROOT / "train" / "local" / "starter")
@@ -299,14 +299,14 @@ def main() -> int:
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
     parser.add_argument("--model", help="a checkpoint instead of OUT/model")
     parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
-    parser.add_argument("--size", default="30m", help="of the model that is made")
+    parser.add_argument("--size", default="30m", choices=SIZES, help="of the model that is made")
     parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
     parser.add_argument("--full-ci", action="store_true", help="of the part ci: --ci (20 steps) instead of --ci-fast")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")
     parser.add_argument("--val-tasks", type=int, default=200, help="of the part spider; 0 is all")
     parser.add_argument("--name", default="spider", help="of the part spider's run, where there are several")
-    parser.add_argument("--speed-size", default="300m", help="speed: of the model with random weights")
+    parser.add_argument("--speed-size", default="300m", choices=SIZES, help="speed: of the model with random weights")
     parser.add_argument("--batch", type=int, default=64, help="speed: prompts a step, eight rollouts each")
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply")
     parser.add_argument("--speed-steps", type=int, default=8, help="speed, uneven: steps, of which two warm up")

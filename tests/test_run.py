@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -128,6 +129,21 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert "--resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert json.loads((run / "summary.json").read_text())["steps"] >= 1
+
+
+def test_an_interrupted_run_ends_with_130_even_where_ray_would_abort_behind_it() -> None:
+    """Ray aborts while the interpreter is torn down, for which an exit handler stands here."""
+    code = """
+import atexit, os, sys, types
+sys.modules["ray"] = types.ModuleType("ray")
+atexit.register(os.abort)
+from train.run import _one_sentence
+with _one_sentence(debug=False):
+    sys.stdout.write("buffered")
+    raise KeyboardInterrupt
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "buffered", "stopped\n")
 
 
 def test_dev_prints_every_call_and_triplet_and_leaves_nothing_behind(tmp_path: Path) -> None:

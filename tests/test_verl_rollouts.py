@@ -135,7 +135,7 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
         "starter", trainer="verl", **{"n_runners": 16, "runner_processes": 0, "retries": 0, **settings}
     )
     queue, servers, clock = _Queue(), _Servers(), StepClock()
-    engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock)
+    engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock, server="vllm")
     run = RunDir(tmp_path)
     stack = LocalStack(
         engine=engine, backend=backend, domain=NoData(), reward=_right, clock=clock, config=config, run=run

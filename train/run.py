@@ -382,6 +382,7 @@ def _one_sentence(debug: bool) -> Iterator[None]:
         return
     typer.echo(f"error: {message}" if code != 130 else message, err=True)
     if code == 130 and "ray" in sys.modules:
+        sys.stdout.flush()
         os._exit(code)  # Ray aborts now and then while an interrupted interpreter is torn down: SIGABRT instead of 130
     sys.exit(code)
 

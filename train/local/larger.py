@@ -38,7 +38,7 @@ SIZES: dict[str, dict[str, int]] = {
     "300m": {"width": 1024, "layers": 24, "heads": 16, "intermediate": 2816},
     "1b": {"width": 2048, "layers": 20, "heads": 16, "intermediate": 5632},
 }
-"""Layers of the larger models, by the millions of parameters that they come to."""
+"""Layers of the larger models, by the parameters that they come to."""
 
 _STAGES = (
     Stage(n_tables=(1, 1, 2), n_attributes=(2, 2, 3), mix={"easy": 0.8, "medium": 0.2}, writes=8),

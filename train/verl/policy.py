@@ -33,7 +33,7 @@ class VerlEngine:
     """
 
     def __init__(
-        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock, server: str = "vllm"
+        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock, server: str
     ) -> None:
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self.generated_tokens = 0
