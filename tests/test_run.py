@@ -174,6 +174,10 @@ def _port_in_use() -> socket.socket:
         (("--max-turns", "0"), "max_turns is 0"),
         (("--agent-match", "("), "is not a regular expression"),
         (("--agent-match", "nobody"), "matches none of its agents"),
+        (
+            ("--trainer", "verl", "--config", "starter", "data.train_batch_size=5000"),
+            "1800 training tasks, but tasks_per_step is 5000",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:

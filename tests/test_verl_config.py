@@ -115,7 +115,11 @@ def test_print_config_shows_the_resolved_settings_and_starts_nothing() -> None:
 
 
 @pytest.mark.skipif(HAS_VERL, reason="verl is installed here")
-def test_without_verl_its_trainer_says_what_to_install() -> None:
-    result = CliRunner().invoke(app, ["--trainer", "verl", "--config", "starter", "--print-config"])
+@pytest.mark.parametrize("printed", [True, False])
+def test_without_verl_its_trainer_says_what_to_install_and_writes_nothing(printed: bool, tmp_path: Path) -> None:
+    arguments = ["--trainer", "verl", "--config", "starter", "--output-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, *["--print-config"] * printed])
     assert result.exit_code == 2
+    assert "verl is not installed" in result.output
     assert "lightning-rod[verl]" in result.output
+    assert not list(tmp_path.iterdir())

@@ -229,6 +229,11 @@ def _run(
     if dev:
         _dev(settings, data, domain, shown)
         return
+    if settings.trainer == "verl":
+        from train.verl import launch
+
+        with busy("starting"):
+            launch.check(settings, data)  # before the run's folder: runs/latest stays what it was
     if run is None:
         run = RunDir.create(
             settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()

@@ -183,6 +183,7 @@ def compose(chosen: Mapping[str, Any]) -> Any:
     Keys without a dot choose one of Hydra's groups (``model_engine=megatron``). Raises :class:`ConfigError` for a key
     that verl does not have.
     """
+    folder = schema_folder()
     try:
         from hydra import compose as hydra_compose
         from hydra import initialize_config_dir
@@ -191,7 +192,7 @@ def compose(chosen: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{error.name} is not installed: pip install 'lightning-rod[verl]'") from error
 
     groups = [f"{key}={value}" for key, value in chosen.items() if "." not in key and not key.startswith("+")]
-    with initialize_config_dir(str(schema_folder()), version_base=None):
+    with initialize_config_dir(str(folder), version_base=None):
         config = hydra_compose("ppo_trainer", overrides=groups)
     known = None
     for key, value in chosen.items():

@@ -25,7 +25,7 @@ from train.validation import choose_tasks
 from train.verl.config import compose, values
 from train.verl.lora import merge_adapters, peft_problem
 
-__all__ = ["STARTER", "TrainingError", "collect", "export", "following", "resolved", "train"]
+__all__ = ["STARTER", "TrainingError", "check", "collect", "export", "following", "resolved", "train"]
 
 STARTER = Path(__file__).parents[1] / "local" / "starter"
 
@@ -45,24 +45,19 @@ def resolved(config: RunConfig, data: TaskData, run_dir: str) -> dict[str, Any]:
     )
 
 
-def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
-    """Train until verl ends. Raises :class:`TrainingError`, :class:`ConfigError`, ``KeyboardInterrupt``."""
+def check(config: RunConfig, data: TaskData) -> None:
+    """Refuse what cannot be trained before anything of the run is written. Raises :class:`ConfigError`."""
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
-    folder = run.path / "tasks"
-    folder.mkdir(exist_ok=True)
-    _write_tasks(folder / "train.parquet", data.train, config.domain)
-    _write_tasks(folder / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain)
-    _keep_metrics(run)
-    composed = compose(resolved(config, data, str(run.path.resolve())))
+    composed = compose(resolved(config, data, "RUN_DIR"))
     if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):
         raise ConfigError(": ".join(problem))
     backend = composed.actor_rollout_ref.rollout.checkpoint_engine.backend
     if backend == "nccl" and importlib.util.find_spec("cupy") is None:
         raise ConfigError("checkpoint_engine.backend is nccl, which verl uses through cupy: pip install cupy-cuda13x")
     try:
-        import ray
-        from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+        import ray  # noqa: F401 (train() starts it)
+        from verl.trainer.main_ppo import run_ppo  # noqa: F401 (as above)
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
         from verl.utils.config import validate_config
         from verl.utils.device import auto_set_device
@@ -75,6 +70,21 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
         )
     except (AssertionError, ValueError) as error:
         raise ConfigError(f"verl refuses this configuration: {error}") from error
+
+
+def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
+    """Train until verl ends, what :func:`check` passed. Raises :class:`TrainingError`, ``KeyboardInterrupt``."""
+    import ray
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.utils.device import auto_set_device
+
+    folder = run.path / "tasks"
+    folder.mkdir(exist_ok=True)
+    _write_tasks(folder / "train.parquet", data.train, config.domain)
+    _write_tasks(folder / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain)
+    _keep_metrics(run)
+    composed = compose(resolved(config, data, str(run.path.resolve())))
+    auto_set_device(composed)
     try:
         with following(run):
             run_ppo(composed, task_runner_class=TaskRunnerV1)
