@@ -139,9 +139,10 @@ def figures(folder: Path) -> dict[str, Any]:
         "rollout_s_mean": "rollouts/seconds_mean",
         "rollout_s_max": "rollouts/seconds_max",
         "dropped": "rollouts/dropped",
+        "peak_gpu_gb": "actor/perf/max_memory_allocated_gb",
     }
     result = {name: round(mean(step[key] for step in steps), 4) for name, key in wanted.items() if key in steps[0]}
-    return {"steps": len(steps), **result, "peak_gpu_gb": steps[-1].get("perf/max_memory_allocated_gb")}
+    return {"steps": len(steps), **result}
 
 
 def steps_of(folder: Path) -> list[int]:

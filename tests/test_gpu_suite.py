@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sqlite3
@@ -14,7 +15,7 @@ import pytest
 
 import domains
 from benchmarks._gpu_spider import answered_sometimes, plain_tasks
-from benchmarks._gpu_suite import MARK, Suite, marked_processes
+from benchmarks._gpu_suite import MARK, Suite, figures, marked_processes
 from tools.sql import run_query
 
 _WITHOUT_SIGINT = """
@@ -42,6 +43,14 @@ def test_a_program_that_ends_in_time_is_left_alone(tmp_path: Path) -> None:
     suite = Suite(argparse.Namespace(out=str(tmp_path), model=None))
     result = suite.run("short", [sys.executable, "-c", "raise SystemExit(3)"], 60.0)
     assert (result["exit"], result["timed_out"]) == (3, False)
+
+
+def test_figures_leave_out_the_validation_before_and_the_steps_that_warm_up(tmp_path: Path) -> None:
+    assert figures(tmp_path) == {}
+    steps = [{"timing_s/step": 10.0 - step, "actor/perf/max_memory_allocated_gb": 2.0 * step} for step in range(5)]
+    lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(steps)]
+    (tmp_path / "verl.jsonl").write_text("\n".join(lines))
+    assert figures(tmp_path) == {"steps": 2, "step_s": 6.5, "peak_gpu_gb": 7.0}
 
 
 def test_questions_whose_samples_agree_are_left_out() -> None:
