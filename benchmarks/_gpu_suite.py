@@ -138,7 +138,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "gpu_waits_share": "rollouts/gpu_waits_share",
         "rollout_s_mean": "rollouts/seconds_mean",
         "rollout_s_max": "rollouts/seconds_max",
-        "dropped": "rollouts/dropped",
+        "dropped": "rollouts/dropped_total",
         "peak_gpu_gb": "actor/perf/max_memory_allocated_gb",
     }
     result = {name: round(mean(step[key] for step in steps), 4) for name, key in wanted.items() if key in steps[0]}

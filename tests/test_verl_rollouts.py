@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pyarrow.parquet as pq
 import pytest
 from no_data import NoData
 
@@ -218,8 +220,8 @@ def test_what_fails_is_left_out_and_the_others_train(tmp_path: Path) -> None:
     assert made.queue.statuses["u"][-1] == "finished"
     assert len(made.queue.rows) == 3
     figures = made.service.take("train", 4, {"sampling": 1.0})
-    assert figures["rollouts/ended"] == 4
-    assert figures["rollouts/dropped"] == figures["rollouts/dropped_agent"] == 1
+    assert figures["rollouts/ended_total"] == 4
+    assert figures["rollouts/dropped_total"] == figures["rollouts/dropped_agent_total"] == 1
 
 
 def test_groups_that_teach_something_are_counted(tmp_path: Path) -> None:
@@ -229,8 +231,24 @@ def test_groups_that_teach_something_are_counted(tmp_path: Path) -> None:
             made.service.submit([_prompt(uid)])
             made.until_done(number)
     figures = made.service.take("train", 4, {})
-    assert (figures["rollouts/groups"], figures["rollouts/groups_used"]) == (2, 1)
-    assert "rollouts/groups" not in made.service.take("train", 5, {})
+    assert (figures["rollouts/groups_total"], figures["rollouts/groups_used_total"]) == (2, 1)
+    assert "rollouts/groups_total" not in made.service.take("train", 5, {})
+
+
+def test_a_step_that_is_sampled_in_parts_is_added_up(tmp_path: Path) -> None:
+    took = []
+    with _service(tmp_path, _Backend()) as made:
+        for number, uid in enumerate(("u", "v"), 1):
+            made.service.submit([_prompt(uid, rollouts=2 * number)])
+            made.until_done(number)
+            took.append(made.service.take("train", 4, {"sampling": 1.0, "waiting": 0.5}))
+    assert [figures["rollouts/ended_total"] for figures in took] == [2, 4]
+    assert [figures["rollouts/groups_total"] for figures in took] == [1, 1]
+    line = json.loads((tmp_path / "rollouts.jsonl").read_text().splitlines()[-1])
+    assert (line["ended"], line["groups"], line["groups_skipped"]) == (6, 2, 0)
+    assert line["seconds"] == {"sampling": 2.0, "waiting": 1.0}
+    [written] = (tmp_path / "rollouts").iterdir()
+    assert len(pq.read_table(written)) == 6
 
 
 def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
@@ -244,7 +262,7 @@ def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
         made.service.submit([_prompt()])
         made.until_done()
     assert len(made.queue.rows) == 4
-    assert made.service.take("train", 4, {})["rollouts/retried"] == 1
+    assert made.service.take("train", 4, {})["rollouts/retried_total"] == 1
 
 
 def test_a_group_of_one_is_taken_out_again_and_replaced(tmp_path: Path) -> None:
@@ -259,7 +277,7 @@ def test_a_group_of_one_is_taken_out_again_and_replaced(tmp_path: Path) -> None:
         made.until_done()
     assert made.queue.statuses["u"][-1] == "failure"
     assert not made.queue.rows
-    assert made.service.take("train", 4, {})["rollouts/groups_skipped"] == 1
+    assert made.service.take("train", 4, {})["rollouts/groups_skipped_total"] == 1
 
 
 def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
@@ -272,7 +290,7 @@ def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend(act=act), step_deadline_s=1.0) as made:
         made.service.submit([_prompt()])
         made.until_done()
-        assert made.service.take("train", 4, {})["rollouts/dropped_timeout"] == 1
+        assert made.service.take("train", 4, {})["rollouts/dropped_timeout_total"] == 1
     assert len(made.queue.rows) == 3
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from domains import Task
@@ -61,6 +62,7 @@ class RolloutService:
         self._ended: dict[str, list[Outcome]] = {"train": [], "val": []}
         self._skipped: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
+        self._tallies: dict[str, _Tally] = {}
         self._barren, self._why = 0, ""
         self._error: BaseException | None = None
 
@@ -86,26 +88,31 @@ class RolloutService:
             )
 
     def take(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """What ended since the last call: its rows go into the run's folder, its figures are returned.
+        """What ended since the last call: the run's folder has all of the step so far, the figures are of this part.
 
-        ``seconds`` is where the time since then went, by :data:`train.clock.PARTS`.
+        verl samples several times for one step where it updates several times (``separate_async``) and adds up what has
+        ``total`` in its name. ``seconds`` is where the time since the last call went, by :data:`train.clock.PARTS`.
         """
         with self._lock:
             outcomes, self._ended[partition] = self._ended[partition], []
             skipped, self._skipped[partition] = self._skipped[partition], 0
-            groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else ({}, self._groups)
-        if outcomes:
+            groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else (Counter(), self._groups)
+        part = _Tally(step, outcomes, Counter(groups_skipped=skipped, **groups), Counter(seconds))
+        whole = self._tallies.get(partition)
+        whole = self._tallies[partition] = part if whole is None or whole.step != step else whole + part
+        if whole.outcomes:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, [row(step, outcome) for outcome in outcomes], kind=kind)
-        metrics = {**figures(outcomes, skipped), **{name: float(count) for name, count in groups.items()}}
-        line: dict[str, Any] = {"step": step, "partition": partition, **metrics}
-        line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
+            self._run.write_rollouts(step, [row(step, outcome) for outcome in whole.outcomes], kind=kind)
+        line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts(), **whole.means()}
+        line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
         if partition == "val":
-            line["validation"] = accuracy(outcomes)
+            line["validation"] = accuracy(whole.outcomes)
         self._run.append_rollout_figures(line)
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
-        metrics["gpu_waits_share"] = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
-        return {f"rollouts/{name}": value for name, value in metrics.items()}
+        waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
+        totals = {f"{name}_total": float(count) for name, count in part.counts().items()}
+        told = {**totals, **part.means(), "gpu_waits_share": waits}
+        return {f"rollouts/{name}": value for name, value in told.items()}
 
     def _note(self, done: Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None:
@@ -185,23 +192,41 @@ class RolloutService:
         )
 
 
-def figures(outcomes: Sequence[Outcome], skipped: int) -> dict[str, float]:
-    """What became of rollouts, as numbers that verl's tracking takes."""
-    scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
-    count = len(outcomes)
-    failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
-    result: dict[str, float] = {
-        "ended": count,
-        "dropped": count - len(scored),
-        "groups_skipped": skipped,
-        "retried": sum(outcome.attempts > 1 for outcome in outcomes),
-        "calls": sum(len(outcome.calls) for outcome in outcomes),
-        "tokens_sampled": sum(len(call.response_ids) for outcome in outcomes for call in outcome.calls),
-        **{f"dropped_{kind}": number for kind, number in failed.items()},
-    }
-    if count:
-        result["seconds_mean"] = round(sum(outcome.seconds for outcome in outcomes) / count, 3)
-        result["seconds_max"] = round(max(outcome.seconds for outcome in outcomes), 3)
-    if scored:
-        result["reward_mean"] = sum(scored) / len(scored)
-    return result
+@dataclass(frozen=True)
+class _Tally:
+    """What became of the rollouts of a step, or of a part of one."""
+
+    step: int
+    outcomes: list[Outcome]
+    groups: Counter[str]
+    seconds: Counter[str]
+
+    def __add__(self, more: _Tally) -> _Tally:
+        # Counter's own sum would leave out what is 0.
+        groups, seconds = Counter(self.groups), Counter(self.seconds)
+        groups.update(more.groups)
+        seconds.update(more.seconds)
+        return _Tally(self.step, self.outcomes + more.outcomes, groups, seconds)
+
+    def counts(self) -> dict[str, int]:
+        """What may be added up over the parts of a step."""
+        outcomes = self.outcomes
+        failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
+        return {
+            "ended": len(outcomes),
+            "dropped": failed.total(),
+            "retried": sum(outcome.attempts > 1 for outcome in outcomes),
+            "calls": sum(len(outcome.calls) for outcome in outcomes),
+            "tokens_sampled": sum(len(call.response_ids) for outcome in outcomes for call in outcome.calls),
+            **{f"dropped_{kind}": number for kind, number in failed.items()},
+            **self.groups,
+        }
+
+    def means(self) -> dict[str, float]:
+        """What may not; of no rollouts there are none."""
+        result: dict[str, float] = {}
+        if took := [outcome.seconds for outcome in self.outcomes]:
+            result |= {"seconds_mean": round(mean(took), 3), "seconds_max": round(max(took), 3)}
+        if scored := [outcome.reward for outcome in self.outcomes if outcome.reward is not None]:
+            result["reward_mean"] = mean(scored)
+        return result
