@@ -2,7 +2,8 @@
 
 The rollout and attempt are in the URL, so an agent in any language is traced by giving it a base URL. Replies are
 passed on byte for byte, streams chunk by chunk, errors with their status; reading a reply and storing it happen
-afterwards (:mod:`adapters.tracing.writer`), so tracing costs an agent one more local hop and nothing else.
+afterwards (:mod:`adapters.tracing.writer`), so tracing costs an agent one more local hop and nothing else; where the
+policy is in this process, not even that.
 
 One process, one event loop: start it where the store lives. A request for more than one choice (``n``) is refused,
 because a conversation can only go on from one of them and the others would be samples that nobody judged.
@@ -19,8 +20,9 @@ import errno
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import aiohttp
@@ -40,7 +42,7 @@ from adapters.tracing.wire import (
 )
 from adapters.tracing.writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
 
-__all__ = ["LLMProxy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
+__all__ = ["LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 64 << 20
@@ -60,20 +62,43 @@ class PortInUseError(ProxyError):
     """Something else listens on the port."""
 
 
+class LocalPolicy(Protocol):
+    """A policy in this process. It answers on the agent's own connection: a second one, with every id and logprob as
+    JSON, is half of what a call costs.
+    """
+
+    model_name: str
+
+    async def chat(
+        self, request: web.Request, body: dict[str, Any], *, session: str, told: Callable[[Mapping[str, Any]], None]
+    ) -> web.StreamResponse:
+        """Answer ``body`` on ``request``.
+
+        ``told`` gets the fields of the :class:`~adapters.tracing.calls.Call` (or its ``error``) before the agent can
+        know that the reply is complete. A refusal is a response with its status, and nothing is told.
+        """
+        ...
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        """OpenAI's list of models."""
+        ...
+
+
 class LLMProxy:
     """Trace every chat completion of every rollout into a Lightning store.
 
     ``upstreams`` are OpenAI base URLs ending in ``/v1``; the list may be replaced while calls are running. A rollout
-    keeps to one of them, so its growing prompt stays in that server's prefix cache. ``model``, where given, replaces
-    the name that the agent asks for. ``timeout_s`` is how long a server may stay silent. For a server that is somebody
-    else's: ``api_key``, where given, replaces the agent's, so that no agent has to know it; without ``ids`` it is not
-    asked for token ids, which some refuse.
+    keeps to one of them, so its growing prompt stays in that server's prefix cache. In their place, ``policy`` is one
+    in this process. ``model``, where given, replaces the name that the agent asks for. ``timeout_s`` is how long a
+    server may stay silent. For a server that is somebody else's: ``api_key``, where given, replaces the agent's, so
+    that no agent has to know it; without ``ids`` it is not asked for token ids, which some refuse.
     """
 
     def __init__(
         self,
         *,
-        upstreams: Sequence[str],
+        upstreams: Sequence[str] = (),
+        policy: LocalPolicy | None = None,
         store: SpanStore,
         model: str | None = None,
         host: str = "127.0.0.1",
@@ -88,7 +113,7 @@ class LLMProxy:
         self.upstreams: Sequence[str] = list(upstreams)
         self.model = model
         self.host, self.port = host, port
-        self._store, self._ids = store, ids
+        self._policy, self._store, self._ids = policy, store, ids
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._timeout_s, self._drain_timeout_s = timeout_s, drain_timeout_s
         self._runner: web.AppRunner | None = None
@@ -172,6 +197,10 @@ class LLMProxy:
         )
         ticket = self._writer.admit(exchange.rollout_id, exchange.attempt_id)
         try:
+            exchange.request = payload = read_request(await request.read())
+            check_one_sample(payload)
+            if self._policy is not None:
+                return await self._ask(self._policy, request, exchange, ticket)
             return await self._forward(request, exchange, ticket)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
@@ -187,16 +216,28 @@ class LLMProxy:
         finally:
             self._finish(exchange, ticket)
 
+    async def _ask(
+        self, policy: LocalPolicy, request: web.Request, exchange: Exchange, ticket: Ticket
+    ) -> web.StreamResponse:
+        def told(sampled: Mapping[str, Any]) -> None:
+            exchange.sampled = sampled
+            self._finish(exchange, ticket)
+
+        body = {**exchange.request, "model": policy.model_name}
+        response = await policy.chat(request, body, session=_session(exchange), told=told)
+        if not exchange.ended:  # a refusal
+            assert isinstance(response, web.Response)
+            exchange.status, exchange.body = response.status, (response.text or "").encode()
+        return response
+
     async def _forward(self, request: web.Request, exchange: Exchange, ticket: Ticket) -> web.StreamResponse:
-        exchange.request = payload = read_request(await request.read())
-        check_one_sample(payload)
         url = self._upstream(exchange.rollout_id)
-        sent = json.dumps(traced_request(payload, model=self.model, ids=self._ids)).encode()
+        sent = json.dumps(traced_request(exchange.request, model=self.model, ids=self._ids)).encode()
         try:
             headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
             if self._authorization is not None:
                 headers["Authorization"] = self._authorization
-            headers[SESSION_HEADER] = quote(exchange.rollout_id, safe="")
+            headers[SESSION_HEADER] = _session(exchange)
             async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
                 exchange.status = reply.status
                 if reply.content_type == "text/event-stream":
@@ -245,6 +286,8 @@ class LLMProxy:
         return response
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
+        if self._policy is not None:
+            return await self._policy.models(request)
         url = self._upstream(request.match_info.get("rollout_id", ""))
         try:
             async with self._session.get(f"{url}/models") as reply:
@@ -261,6 +304,10 @@ class LLMProxy:
         if not exchange.ended:
             exchange.ended = time.time()
             self._writer.finish(ticket, exchange)
+
+
+def _session(exchange: Exchange) -> str:
+    return quote(exchange.rollout_id, safe="")
 
 
 def _response(refused: RefusedError) -> web.Response:

@@ -66,6 +66,8 @@ class Exchange:
     status: int = _STATUS_OK
     body: bytes = b""
     streamed: bool = False
+    sampled: Mapping[str, Any] | None = None
+    """Fields of the call, where the policy is in this process and says itself what it sampled."""
     error: str = ""
 
 
@@ -127,7 +129,9 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
     error = exchange.error
     if not error and exchange.status != _STATUS_OK:
         error = _error_message(exchange.body)
-    if not error:
+    if not error and exchange.sampled is not None:
+        reply = dict(exchange.sampled)
+    elif not error:
         try:
             reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:

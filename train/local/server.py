@@ -20,6 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
+from adapters.tracing.calls import to_json
 from adapters.tracing.wire import SESSION_HEADER
 from train.local.chat import ChatRequest, RequestError, parse_request
 from train.local.engine import Engine
@@ -77,7 +78,7 @@ class PolicyServer:
         """Listen."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self._chat)
         # A client that goes away cancels the handler, and with it the request in the engine.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -99,7 +100,8 @@ class PolicyServer:
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
-    async def _models(self, _: web.Request) -> web.Response:
+    async def models(self, _: web.Request) -> web.Response:
+        """OpenAI's list of models: the one."""
         model = {
             "id": self.model_name, "object": "model", "created": self._started, "owned_by": "lightning-rod",
             "max_model_len": self._engine.max_model_len,
@@ -108,21 +110,35 @@ class PolicyServer:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            try:
-                body = await request.json()
-            except ValueError as error:
-                raise RequestError(f"the body is not JSON: {error}") from None
-            chat = parse_request(body, served=self.model_name, session=request.headers.get(SESSION_HEADER, ""))
-            prompt = self._encode(chat)
-            if chat.stream:
-                return await self._stream(request, chat, prompt)
-            return await self._answer(chat, prompt)
+            body = await request.json()
         except web.HTTPRequestEntityTooLarge:
             return _error(
                 413, f"the body is larger than {MAX_BODY} bytes", "invalid_request_error", "request_too_large"
             )
+        except ValueError as error:
+            return _refused(RequestError(f"the body is not JSON: {error}"))
+        return await self.chat(request, body, session=request.headers.get(SESSION_HEADER, ""))
+
+    async def chat(
+        self,
+        request: web.Request,
+        body: Any,
+        *,
+        session: str = "",
+        told: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> web.StreamResponse:
+        """Answer ``body`` on ``request``, which may be another server's of this loop: the proxy's.
+
+        ``told`` gets what was sampled, as :class:`adapters.tracing.proxy.LocalPolicy` says.
+        """
+        try:
+            chat = parse_request(body, served=self.model_name, session=session)
+            prompt = self._encode(chat)
+            if chat.stream:
+                return await self._stream(request, chat, prompt, told)
+            return await self._answer(chat, prompt, told)
         except RequestError as error:
-            return _error(error.status, str(error), "invalid_request_error", error.code, error.param)
+            return _refused(error)
         except PromptTooLongError as error:
             return _error(400, str(error), "invalid_request_error", "context_length_exceeded", "messages")
         except EngineError as error:
@@ -148,38 +164,41 @@ class PolicyServer:
             self._ids.move_to_end(text)
         return ids
 
-    async def _answer(self, chat: ChatRequest, prompt: tuple[int, ...]) -> web.Response:
+    async def _answer(
+        self, chat: ChatRequest, prompt: tuple[int, ...], told: Callable[[Mapping[str, Any]], None]
+    ) -> web.Response:
         futures = [self._engine.submit(prompt, sampling) for sampling in chat.samplings]
         try:
             replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
             for future in futures:
                 future.cancel()  # a no-op for those that are done
-        choices = []
+        choices: list[dict[str, Any]] = []
         for index, reply in enumerate(replies):
-            calls: list[dict[str, Any]] = []
-            content: str | None = reply.text
-            if chat.tool_names:
-                content, calls = self._tool_format.parse(reply.text, chat.tool_names)
-            message: dict[str, Any] = {"role": "assistant", "content": content}
-            if calls:
-                message["tool_calls"] = calls
+            message, finish = self._message(chat, reply)
             choice = {
                 "index": index,
                 "message": message,
                 "logprobs": self._logprobs(reply.token_ids, reply.logprobs) if chat.logprobs else None,
-                "finish_reason": "tool_calls" if calls else reply.finish_reason,
+                "finish_reason": finish,
             }
             if chat.return_token_ids:
                 choice["token_ids"] = reply.token_ids
             choices.append(choice)
+        told(_sampled(replies[0], choices[0]["message"], choices[0]["finish_reason"]))
         body = {**self._head("chat.completion"), "choices": choices, "usage": _usage(prompt, replies)}
         body |= _versions(replies[0])
         if chat.return_token_ids:
             body["prompt_token_ids"] = prompt
         return web.json_response(body)
 
-    async def _stream(self, request: web.Request, chat: ChatRequest, prompt: tuple[int, ...]) -> web.StreamResponse:
+    async def _stream(
+        self,
+        request: web.Request,
+        chat: ChatRequest,
+        prompt: tuple[int, ...],
+        told: Callable[[Mapping[str, Any]], None],
+    ) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
         futures = []
@@ -199,7 +218,7 @@ class PolicyServer:
             # From here on the status is sent, so only what fails later is told inside the stream.
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
             await response.prepare(request)
-            async for event in self._events(chat, prompt, queue):
+            async for event in self._events(chat, prompt, queue, told):
                 await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
             await response.write_eof()
@@ -209,7 +228,11 @@ class PolicyServer:
                 future.cancel()
 
     async def _events(
-        self, chat: ChatRequest, prompt: tuple[int, ...], queue: asyncio.Queue[tuple[int, Any]]
+        self,
+        chat: ChatRequest,
+        prompt: tuple[int, ...],
+        queue: asyncio.Queue[tuple[int, Any]],
+        told: Callable[[Mapping[str, Any]], None],
     ) -> AsyncIterator[dict[str, Any]]:
         head = self._head("chat.completion.chunk")
         choices = [_StreamedChoice(i, chat, self._engine, self._tool_format) for i in range(len(chat.samplings))]
@@ -231,14 +254,24 @@ class PolicyServer:
             try:
                 reply = item[0].result()
             except EngineError as error:
+                told({"error": str(error)})
                 yield {"error": {"message": str(error), "type": "server_error", "code": None}}
                 return
             replies.append(reply)
-            delta, finish = choice.end(reply)
-            chunk = choice.chunk(delta, finish=finish, token_ids=[])
+            message, finish = self._message(chat, reply)
+            told(_sampled(reply, message, finish))
+            chunk = choice.chunk(choice.end(message), finish=finish, token_ids=[])
             yield {**head, "choices": [chunk], **_versions(reply)}
         if chat.include_usage:
             yield {**head, "choices": [], "usage": _usage(prompt, replies)}
+
+    def _message(self, chat: ChatRequest, reply: Completion) -> tuple[dict[str, Any], str]:
+        """The assistant's message, and why it ended."""
+        if not chat.tool_names:
+            return {"role": "assistant", "content": reply.text}, reply.finish_reason
+        content, calls = self._tool_format.parse(reply.text, chat.tool_names)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        return ({**message, "tool_calls": calls}, "tool_calls") if calls else (message, reply.finish_reason)
 
     def _head(self, kind: str) -> dict[str, Any]:
         made = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time())}
@@ -293,17 +326,25 @@ class _StreamedChoice:
         self._said += more
         return {"content": more} if more else {}
 
-    def end(self, reply: Completion) -> tuple[dict[str, Any], str]:
-        """The last delta, and why the reply ended."""
-        if not self._chat.tool_names:
-            more = reply.text[len(self._said) :]
-            return ({"content": more} if more else {}), reply.finish_reason
-        content, calls = self._tools.parse(reply.text, self._chat.tool_names)
-        more = (content or "")[len(self._said) :]
+    def end(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The last delta of ``message``, which the reply has become."""
+        more = (message["content"] or "")[len(self._said) :]
         delta: dict[str, Any] = {"content": more} if more else {}
-        if calls:
+        if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        return delta, "tool_calls" if calls else reply.finish_reason
+        return delta
+
+
+def _sampled(reply: Completion, message: Mapping[str, Any], finish: str) -> dict[str, Any]:
+    """Fields of the traced call."""
+    return {
+        "prompt_ids": list(reply.prompt_ids),
+        "response_ids": reply.token_ids,
+        "logprobs": reply.logprobs,
+        "finish_reason": finish,
+        "reply_json": to_json(message),
+        **_versions(reply),
+    }
 
 
 def _versions(reply: Completion) -> dict[str, int]:
@@ -319,6 +360,10 @@ def _usage(prompt: tuple[int, ...], replies: list[Completion]) -> dict[str, Any]
         "total_tokens": len(prompt) + generated,
         "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
     }
+
+
+def _refused(error: RequestError) -> web.Response:
+    return _error(error.status, str(error), "invalid_request_error", error.code, error.param)
 
 
 def _error(status: int, message: str, kind: str, code: str | None, param: str | None = None) -> web.Response:

@@ -145,17 +145,10 @@ class LocalStack:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)
         listens: dict[str, Any] = {"host": config.proxy_host, "port": config.proxy_port}
-        upstream = self._engine if isinstance(self._engine, Upstream) else await self._serve(self._engine, listens)
-        proxy = None
-        if config.proxied:
-            proxy = LLMProxy(
-                upstreams=[upstream.base_url],
-                store=store,
-                model=upstream.model,
-                api_key=upstream.api_key,
-                ids=upstream.ids,
-                **listens,
-            )
+        proxy, policy_url = self._proxy(store, listens), ""
+        if proxy is None:
+            policy_url = await self._serve(listens)
+        else:
             await self._run(proxy)
         if isinstance(self.agent.backend, adapters.Stoppable):
             self._running.append(self.agent.backend)
@@ -173,7 +166,7 @@ class LocalStack:
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
-            policy_url="" if proxy else upstream.base_url,
+            policy_url=policy_url,
             model=MODEL_NAME,
             retries=config.retries,
             rollout_timeout_s=config.rollout_timeout_s,
@@ -183,19 +176,30 @@ class LocalStack:
             unresponsive_s=config.unresponsive_s if elsewhere else None,
         )
 
-    async def _serve(self, engine: Engine, listens: Mapping[str, Any]) -> Upstream:
-        """Serve the engine here; without a proxy it is what ``listens`` where runners were told."""
-        config = self._config
-        server = PolicyServer(
-            engine, model_name=MODEL_NAME, **self._server_options, **({} if config.proxied else listens)
-        )
+    def _proxy(self, store: LightningStore, listens: Mapping[str, Any]) -> LLMProxy | None:
+        """What traces the calls, where it is not the runners themselves."""
+        engine = self._engine
+        if isinstance(engine, Upstream):
+            served: dict[str, Any] = {"upstreams": [engine.base_url], "model": engine.model}
+            served |= {"api_key": engine.api_key, "ids": engine.ids}
+        elif self._config.proxied:
+            served = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
+        else:
+            return None
+        return LLMProxy(store=store, **served, **listens)
+
+    async def _serve(self, listens: Mapping[str, Any]) -> str:
+        """Serve the engine where runners were told; returns its OpenAI base URL."""
+        assert not isinstance(self._engine, Upstream)
+        server = PolicyServer(self._engine, model_name=MODEL_NAME, **self._server_options, **listens)
         try:
             await self._run(server)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise ConfigError(f"port {config.proxy_port} on {config.proxy_host} is in use: give another one") from error
-        return Upstream(base_url=f"{server.url}/v1", model=MODEL_NAME)
+            address = f"port {listens['port']} on {listens['host']}"
+            raise ConfigError(f"{address} is in use: give another one") from error
+        return f"{server.url}/v1"
 
     def _nudge(self, rollout_id: str) -> None:
         self._collector.nudge(rollout_id)

@@ -1,0 +1,192 @@
+"""A policy in the proxy's own process: what the agent gets and what is traced are those of one behind HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+
+from adapters.tracing import Call, all_calls_from_spans
+from adapters.tracing.proxy import LLMProxy
+from train.local.sampling import Completion, EngineError, PromptTooLongError, Sampling
+from train.local.server import PolicyServer
+
+HELLO = [{"role": "user", "content": "the age of a singer"}]
+CALL = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "query", "parameters": {"type": "object"}}}]
+
+
+class _Engine:
+    """Says ``text``, unless it is told to fail, to refuse or to take its time."""
+
+    max_model_len, weights_version = 400, 3
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.text = tokenizer, "select age"
+        self.error: Exception | None = None
+        self.slow = False
+        self.samplings = list[Sampling]()
+        self.waiting = list[Future[Completion]]()
+
+    def detokenize(self, ids: Any) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def submit(self, prompt: tuple[int, ...], sampling: Sampling, *, on_token: Any = None) -> Future[Completion]:
+        self.samplings.append(sampling)
+        if isinstance(self.error, PromptTooLongError):
+            raise self.error
+        ids = [*self.tokenizer(self.text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+        future: Future[Completion] = Future()
+        for token in ids if on_token else ():
+            on_token(token, -0.5)
+        if self.error is not None:
+            future.set_exception(self.error)
+        elif self.slow:
+            self.waiting.append(future)
+        else:
+            logprobs = [-0.5] * len(ids)
+            future.set_result(Completion(prompt, ids, logprobs, self.detokenize(ids), "stop", 3, 0, 2))
+        return future
+
+
+class _Agent:
+    """A rollout's agent, and what was traced of it."""
+
+    def __init__(self, engine: _Engine, proxy: LLMProxy, store: Any, rollout: Any) -> None:
+        self.engine, self.rollout_id, self._proxy, self._store = engine, rollout.rollout_id, proxy, store
+        url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        self.client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+
+    async def ask(self, **options: Any) -> Any:
+        asked = {"model": "any", "messages": HELLO, **options}
+        answer = await self.client.chat.completions.create(**asked)
+        return [chunk async for chunk in answer] if options.get("stream") else answer
+
+    async def call(self) -> Call:
+        deadline = asyncio.get_running_loop().time() + 10
+        while True:
+            await self._proxy.flush(self.rollout_id)
+            calls = all_calls_from_spans(await self._store.query_spans(self.rollout_id))
+            if calls:
+                return replace(calls[0], rollout_id="", attempt_id="", started=0.0, ended=0.0)
+            assert asyncio.get_running_loop().time() < deadline, "no call was traced"
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def agents(tiny_policy: Any) -> AsyncIterator[list[_Agent]]:
+    """One of a proxy with the policy in its process, one of a proxy before a policy that is served."""
+    made, closing = [], list[Any]()
+    for here in (True, False):
+        engine: Any = _Engine(tiny_policy[1])
+        server, store = PolicyServer(engine), InMemoryLightningStore()
+        await server.start()
+        model: dict[str, Any] = {"policy": server}
+        if not here:
+            model = {"upstreams": [f"{server.url}/v1"], "model": server.model_name}
+        proxy = LLMProxy(**model, store=store)
+        await proxy.start()
+        made.append(_Agent(engine, proxy, store, await store.start_rollout(input={})))
+        closing += [made[-1].client.close, proxy.stop, server.stop]
+    yield made
+    for close in closing:
+        await close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_same_reply_and_the_same_call(agents: list[_Agent], stream: bool) -> None:
+    said, calls = [], []
+    for agent in agents:
+        answer = await agent.ask(stream=stream, temperature=0.5)
+        said.append([(each.choices[0].to_dict(), each.model) for each in (answer if stream else [answer])])
+        calls.append(await agent.call())
+        [sampling] = agent.engine.samplings
+        assert (sampling.temperature, sampling.session) == (0.5, agent.rollout_id)
+    here, served = calls
+    assert here == served
+    assert agents[0].engine.detokenize(here.response_ids) == "select age"
+    assert (set(here.logprobs), here.finish_reason, here.problem) == ({-0.5}, "stop", "")
+    assert (here.weights_version, here.first_weights_version) == (3, 2)
+    assert here.reply == {"role": "assistant", "content": "select age"}
+    # Behind HTTP the agent gets the ids and logprobs, too, that the proxy asks for.
+    asked_for = [[{**choice, "logprobs": None} for choice, _ in each] for each in said]
+    for choice in asked_for[1]:
+        choice.pop("token_ids", None)
+    assert asked_for[0] == asked_for[1]
+    assert {name for each in said for _, name in each} == {"policy"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_traced_tool_call_is_the_one_that_the_agent_got(agents: list[_Agent], stream: bool) -> None:
+    for agent in agents:
+        agent.engine.text = f"look: {CALL}"
+        answer = await agent.ask(stream=stream, tools=TOOLS)
+        last = [each.choices[0] for each in answer][-1].delta if stream else answer.choices[0].message
+        call = await agent.call()
+        assert call.finish_reason == "tool_calls"
+        [traced] = call.reply["tool_calls"]
+        assert traced["id"] == last.tool_calls[0].id
+        assert traced["function"] == {"name": "query", "arguments": '{"sql": "SELECT 1"}'}
+
+
+async def test_ids_and_logprobs_are_there_for_an_agent_that_asks(agents: list[_Agent]) -> None:
+    answer = await agents[0].ask(logprobs=True, extra_body={"return_token_ids": True})
+    call = await agents[0].call()
+    assert answer.prompt_token_ids == call.prompt_ids
+    assert answer.choices[0].token_ids == call.response_ids
+    assert [token.logprob for token in answer.choices[0].logprobs.content] == call.logprobs
+
+
+@pytest.mark.parametrize(
+    ("error", "options", "status", "said"),
+    [
+        (PromptTooLongError(500, 400), {}, 400, "the prompt has 500 tokens"),
+        (EngineError("out of cards"), {}, 500, "out of cards"),
+        (None, {"temperature": -1}, 400, "0 or more, not -1"),
+    ],
+)
+async def test_what_is_refused_is_recorded_with_its_reason(
+    agents: list[_Agent], error: Exception | None, options: Any, status: int, said: str
+) -> None:
+    calls = []
+    for agent in agents:
+        agent.engine.error = error
+        with pytest.raises(openai.APIStatusError, match=said) as caught:
+            await agent.ask(**options)
+        assert caught.value.status_code == status
+        calls.append(await agent.call())
+        assert f"failed with status {status}" in calls[-1].problem
+        assert said in calls[-1].problem
+    assert calls[0] == calls[1]
+
+
+async def test_a_failure_within_a_stream_is_told_and_recorded(agents: list[_Agent]) -> None:
+    for agent in agents:
+        agent.engine.error = EngineError("out of cards")
+        with pytest.raises(openai.APIError, match="out of cards"):
+            await agent.ask(stream=True)
+        assert "out of cards" in (await agent.call()).problem
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_agent_that_leaves_takes_its_request_along(agents: list[_Agent], stream: bool) -> None:
+    for agent in agents:
+        agent.engine.slow = True
+        asking = asyncio.create_task(agent.ask(stream=stream))
+        while not agent.engine.waiting:  # noqa: ASYNC110 (another task's list)
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert (await agent.call()).status == 499
+        assert agent.engine.waiting[0].cancelled()
+
+
+async def test_models_are_the_policys(agents: list[_Agent]) -> None:
+    for agent in agents:
+        assert [model.id async for model in agent.client.models.list()] == ["policy"]
