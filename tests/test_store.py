@@ -55,8 +55,10 @@ async def _taken(store: LightningStore, worker: str = "w") -> AttemptedRollout:
 
 
 @asynccontextmanager
-async def _served(store: LightningStore) -> AsyncIterator[str]:
-    runner = web.AppRunner(application(store))
+async def _served(store: LightningStore, *middlewares: Any) -> AsyncIterator[str]:
+    app = application(store)
+    app.middlewares.extend(middlewares)
+    runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -252,6 +254,7 @@ def test_a_file_that_cannot_be_a_store_is_said(tmp_path: Path) -> None:
         ("/v1/agl/rollouts/search", {"limit": 0}, 400, "limit is 0"),
         ("/v1/agl/rollouts/ro-1", {"status": None}, 400, "status is null"),
         ("/v1/traces", {}, 400, "application/x-protobuf"),
+        ("/v1/agl/batch", [["POST", "/rollouts"]], 422, "does not fit agentlightning 0.3: 0.2: Field required"),
     ],
 )
 async def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status: int, said: str) -> None:
@@ -262,6 +265,46 @@ async def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status:
     ):
         assert reply.status == status
         assert said in (await reply.json())["detail"]
+
+
+async def test_what_is_asked_at_one_moment_goes_together_and_is_answered_each_for_itself() -> None:
+    paths: list[str] = []
+
+    @web.middleware
+    async def noting(request: web.Request, handler: Any) -> Any:
+        paths.append(request.path)
+        return await handler(request)
+
+    store = SqliteLightningStore(MEMORY)
+    async with _served(store, noting) as url:
+        client = StoreClient(url)
+        await client.start()
+        rollouts = await asyncio.gather(*(client.enqueue_rollout({"n": n}) for n in range(40)))
+        taken = await asyncio.gather(*(client.dequeue_rollout(f"w{n}") for n in range(41)))
+        there = [attempted for attempted in taken if attempted is not None]
+        ids = [(each.rollout_id, each.attempt.attempt_id) for each in there]
+        assert sorted(rollout_id for rollout_id, _ in ids) == sorted(rollout.rollout_id for rollout in rollouts)
+        assert len({each.attempt.worker_id for each in there}) == len(there) == 40
+        ids.insert(7, ("ro-nowhere", "at-nowhere"))
+        ends = [client.update_attempt(*pair, status="succeeded") for pair in ids]
+        ended = await asyncio.gather(*ends, return_exceptions=True)
+        refused = [place for place, each in enumerate(ended) if isinstance(each, ValueError)]
+        assert (refused, sum(not isinstance(each, Exception) for each in ended)) == ([7], 40)
+        assert await asyncio.gather(*(client.get_rollout_by_id(name) for name in ("ro-a", "ro-b"))) == [None, None]
+        await client.stop()
+    assert len(paths) < 20, f"{len(paths)} requests for 123"
+
+
+async def test_a_batch_with_an_unknown_path_says_so() -> None:
+    asked = [["POST", "/nowhere", ""], ["GET", "/statistics", ""]]
+    async with (
+        _served(SqliteLightningStore(MEMORY)) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/agl/batch", json=asked) as reply,
+    ):
+        (status, said), (fine, _) = await reply.json()
+    assert (status, fine) == (404, 200)
+    assert "no POST /nowhere here" in said
 
 
 async def test_opentelemetrys_spans_are_taken() -> None:

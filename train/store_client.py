@@ -2,8 +2,9 @@
 
 Agent Lightning's own gives up after eight seconds, or at once and in silence where it takes from the queue. This one
 goes on asking until the store is back, for ``patience_s`` at most, says once that it waits, and tells a store that is
-away (:class:`StoreGoneError`) from one that refuses (``ValueError``, which nobody should try again). Spans and their
-numbers go in batches where the store takes them, as ours does.
+away (:class:`StoreGoneError`) from one that refuses (``ValueError``, which nobody should try again). Where the store
+takes batches, as ours does, spans and their numbers go in batches, and so does whatever is asked while the store is
+still busy with what was asked before: the runners of a process do the same things at the same moments.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -28,6 +30,7 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
 _FAILURES = 4
 _REQUEST_S = 60.0
+_MOST_TOGETHER = 256
 
 
 class StoreGoneError(Exception):
@@ -36,6 +39,16 @@ class StoreGoneError(Exception):
 
 class StoreFailedError(Exception):
     """The store answers, but cannot do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that waits for the one before it."""
+
+    method: str
+    path: str
+    body: bytes
+    answer: asyncio.Future[tuple[int, bytes]]
 
 
 class StoreClient(LightningStoreClient):
@@ -50,6 +63,8 @@ class StoreClient(LightningStoreClient):
         self._patience_s = patience_s
         self._batches = False
         self._away_since: float | None = None
+        self._asked = list[_Asked]()
+        self._sender: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """See what answers there. Raises :class:`train.store_address.StoreAddressError`."""
@@ -61,15 +76,15 @@ class StoreClient(LightningStoreClient):
         await self.close()
 
     async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
-        session = await self._get_session()
-        url = f"{self.server_address}{path}"
-        body = None if json is None else pydantic_core.to_json(json)
-        headers = {"Content-Type": "application/json"}
+        body = b"" if json is None else pydantic_core.to_json(json)
+        together = self._batches and params is None and not path.startswith("/waits/")
         delay, failures = _FIRST_DELAY_S, 0
         while True:
             try:
-                async with session.request(method, url, data=body, params=params, headers=headers) as reply:
-                    status, data = reply.status, await reply.read()
+                if together:
+                    status, data = await self._together(method, path, body)
+                else:
+                    status, data = await self._send(method, path, body, params)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
                 self._away(error)
             else:
@@ -84,6 +99,43 @@ class StoreClient(LightningStoreClient):
                 self._away(f"status {status}: {_said(data)}")
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)
+
+    async def _send(self, method: str, path: str, body: bytes, params: Any = None) -> tuple[int, bytes]:
+        session, url = await self._get_session(), f"{self.server_address}{path}"
+        headers = {"Content-Type": "application/json"}
+        async with session.request(method, url, data=body or None, params=params, headers=headers) as reply:
+            return reply.status, await reply.read()
+
+    async def _together(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """One of the requests that are sent when the store has answered those before."""
+        asked = _Asked(method, path, body, asyncio.get_running_loop().create_future())
+        self._asked.append(asked)
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_all())
+        return await asked.answer
+
+    async def _send_all(self) -> None:
+        while self._asked:
+            now, self._asked = self._asked[:_MOST_TOGETHER], self._asked[_MOST_TOGETHER:]
+            try:
+                answers = await self._answers(now)
+            except Exception as error:
+                for asked in now:
+                    if not asked.answer.done():
+                        asked.answer.set_exception(error)
+            else:
+                for asked, answer in zip(now, answers, strict=True):
+                    if not asked.answer.done():
+                        asked.answer.set_result(answer)
+
+    async def _answers(self, now: Sequence[_Asked]) -> Sequence[tuple[int, bytes]]:
+        if len(now) == 1:
+            return [await self._send(now[0].method, now[0].path, now[0].body)]
+        batch = [(asked.method.upper(), asked.path, asked.body.decode()) for asked in now]
+        status, data = await self._send("post", "/batch", pydantic_core.to_json(batch))
+        if status >= _CLIENT_ERROR:
+            return [(status, data)] * len(now)
+        return [(status, answer.encode()) for status, answer in pydantic_core.from_json(data)]
 
     def _back(self) -> None:
         if self._away_since is not None:

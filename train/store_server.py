@@ -3,13 +3,16 @@
 Agent Lightning's own server spends most of a request in layers: two middlewares that start tasks, a validation of the
 answer, an HTTP parser in Python. Here a route is a line in a table: the request's model, the store's method, the
 answer as JSON. ``LightningStoreClient`` and the OTLP exporter find what they know; two routes more carry spans and
-their numbers in batches. What cannot succeed when it is tried again is a 4xx, so that clients do not try.
+their numbers in batches, and one any requests at all, which a hundred runners of one process make at the same moment.
+What cannot succeed when it is tried again is a 4xx, so that clients do not try.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
+import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -44,6 +47,7 @@ _SEARCHED = {
 _LISTS = ("status_in", "rollout_id_in")
 
 Call = Callable[[LightningStore, Mapping[str, str], Any], Awaitable[Any]]
+_Answer = Callable[[Mapping[str, str], Any, bytes], Awaitable[tuple[int, bytes]]]
 
 
 class _Refused(Exception):
@@ -55,9 +59,12 @@ def application(store: LightningStore) -> web.Application:
     app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
     app.router.add_get(f"{API}/health", _health)
     app.router.add_post("/v1/traces", _traces(store))
+    answers: dict[str, _Answer] = {}
     for line, (status, model, call) in _ROUTES.items():
         method, path = line.split()
-        app.router.add_route(method, API + path, _handler(store, status, model, call))
+        answers[line] = _answering(store, status, model, call)
+        app.router.add_route(method, API + path, _handler(answers[line]))
+    app.router.add_post(f"{API}/batch", _batch(answers))
     app.router.add_route("*", "/{path:.*}", _unknown)
     return app
 
@@ -157,30 +164,63 @@ _ROUTES: dict[str, tuple[int, Any, Call]] = {
 }
 
 
-def _handler(store: LightningStore, status: int, model: Any, call: Call) -> Any:
+def _answering(store: LightningStore, status: int, model: Any, call: Call) -> _Answer:
+    """What a route does, whichever way the request came: its status and its JSON."""
     adapter = None if model is None else pydantic.TypeAdapter(model)
 
-    async def handle(request: web.Request) -> web.Response:
+    async def answer(path: Mapping[str, str], query: Any, body: bytes) -> tuple[int, bytes]:
         try:
-            body = None if adapter is None else _parse(adapter, request, await request.read())
-            result = await call(store, request.match_info, body)
-            return web.Response(status=status, body=pydantic_core.to_json(result), content_type="application/json")
+            asked = None if adapter is None else _parse(adapter, query, body)
+            return status, pydantic_core.to_json(await call(store, path, asked))
         except pydantic.ValidationError as error:
-            return _error(422, _in_words(error))
+            return 422, _detail(_in_words(error))
         except _Refused as error:
-            return _error(400, str(error))
+            return 400, _detail(str(error))
         except ValueError as error:  # the store's word for "there is no such thing"
-            return _error(404, str(error))
+            return 404, _detail(str(error))
         except sqlite3.Error as error:  # a full disk, say: the client may try again
-            _log.error("%s %s: %s", request.method, request.path, error)
-            return _error(503, f"the store's file: {error}")
+            _log.error("%s: %s", call, error)
+            return 503, _detail(f"the store's file: {error}")
+
+    return answer
+
+
+def _handler(answer: _Answer) -> Any:
+    async def handle(request: web.Request) -> web.Response:
+        query = request.query if request.method == "GET" else None
+        status, body = await answer(request.match_info, query, await request.read())
+        return web.Response(status=status, body=body, content_type="application/json")
 
     return handle
 
 
-def _parse(adapter: pydantic.TypeAdapter[Any], request: web.Request, body: bytes) -> Any:
-    if request.method == "GET":
-        query = request.query
+def _batch(answers: Mapping[str, _Answer]) -> Any:
+    """Requests as ``[method, path, body]``, answered with ``[status, body]``; bodies are JSON text."""
+    adapter = pydantic.TypeAdapter(list[tuple[str, str, str]])
+    routes = [
+        (re.compile(line.replace("{", "(?P<").replace("}", ">[^/]+)")), answer) for line, answer in answers.items()
+    ]
+
+    async def one(method: str, path: str, body: str) -> tuple[int, bytes]:
+        for pattern, answer in routes:
+            if found := pattern.fullmatch(f"{method} {path}"):
+                return await answer(found.groupdict(), {} if method == "GET" else None, body.encode())
+        return 404, _detail(f"no {method} {path} here")
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            asked = adapter.validate_json(await request.read())
+        except pydantic.ValidationError as error:
+            return _error(422, _in_words(error))
+        answered = await asyncio.gather(*(one(*each) for each in asked))
+        body = pydantic_core.to_json([(status, data.decode()) for status, data in answered])
+        return web.Response(body=body, content_type="application/json")
+
+    return handle
+
+
+def _parse(adapter: pydantic.TypeAdapter[Any], query: Any, body: bytes) -> Any:
+    if query is not None:
         return adapter.validate_python({n: query.getall(n) if n in _LISTS else query[n] for n in query})
     return adapter.validate_json(body) if body and body != b"null" else None
 
@@ -191,8 +231,12 @@ def _in_words(error: pydantic.ValidationError) -> str:
     return f"the request does not fit agentlightning 0.3: {where}: {first['msg']}"
 
 
+def _detail(said: str) -> bytes:
+    return pydantic_core.to_json({"detail": said})
+
+
 def _error(status: int, detail: str) -> web.Response:
-    return web.json_response({"detail": detail}, status=status)
+    return web.Response(status=status, body=_detail(detail), content_type="application/json")
 
 
 async def _health(request: web.Request) -> web.Response:
