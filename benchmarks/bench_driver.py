@@ -1,0 +1,124 @@
+"""What a rollout of one call costs the process of verl's trainer: store, proxy, prompt, reply, spans and rows.
+
+Agents run in processes of their own, and a policy in verl's place answers all of them at one moment with 256 tokens, as
+replies of one length do. What that process does before and after is time in which no GPU has anything to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks._results import record
+
+ROLLOUTS = (128, 512)
+GROUP, REPLY = 8, 256
+STEPS, WARM_UP = 5, 1
+STARTER = Path(__file__).parents[1] / "train" / "local" / "starter"
+
+
+@dataclass(frozen=True)
+class _Output:
+    token_ids: list[int] = field(default_factory=lambda: [100 + each for each in range(REPLY)])
+    log_probs: list[float] = field(default_factory=lambda: [-0.5] * REPLY)
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class _Client:
+    """verl's client: nobody gets a reply before everybody has asked."""
+
+    def __init__(self, rollouts: int) -> None:
+        self._rollouts, self._asked, self._all = rollouts, 0, asyncio.Event()
+        self.answered_cpu_s = 0.0
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> _Output:
+        self._asked += 1
+        everybody = self._all
+        if self._asked % self._rollouts:
+            await everybody.wait()
+        else:
+            self.answered_cpu_s, self._all = time.process_time(), asyncio.Event()
+            everybody.set()
+        return _Output()
+
+
+class _Queue:
+    """TransferQueue, with nobody behind it."""
+
+    def __init__(self, groups: int) -> None:
+        self._groups, self._ended, self.done = groups, 0, threading.Event()
+
+    async def mark(self, uid: str, partition: str, status: str) -> None:
+        assert status != "failure", f"group {uid} has no rewards"
+        if status == "finished":
+            self._ended += 1
+            if self._ended % self._groups == 0:
+                self.done.set()
+
+    async def put(self, rows: Sequence[Any], partition: str) -> None:
+        """Take them."""
+
+    async def clear(self, keys: Sequence[str], partition: str) -> None:
+        """There are none."""
+
+
+def main() -> None:
+    """Print CPU milliseconds a rollout, before the replies and after them."""
+    print(f"{'rollouts':>10}{'before':>10}{'after':>10}   CPU ms a rollout")
+    for rollouts in ROLLOUTS:
+        before, after = _cost(rollouts)
+        print(f"{rollouts:10}{before:10.2f}{after:10.2f}", flush=True)
+        record(f"verl's process, a rollout of one call, {rollouts} at once", before + after, unit="CPU ms")
+
+
+def _cost(rollouts: int) -> tuple[float, float]:
+    import domains
+    from train.backends import make_backend, make_reward
+    from train.clock import StepClock
+    from train.config import RunConfig
+    from train.local.model import load_policy
+    from train.local.stack import LocalStack
+    from train.rundir import RunDir
+    from train.verl.policy import VerlEngine
+    from train.verl.service import Prompt, RolloutService
+
+    config = RunConfig(
+        backend="custom", agent="benchmarks._gpu_agents:once", n_runners=rollouts, runner_processes=2, max_tokens=REPLY
+    )
+    domain, clock, groups = domains.get("spider"), StepClock(), rollouts // GROUP
+    tasks = domain.load().train[:groups]
+    client, queue = _Client(rollouts), _Queue(groups)
+    engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, clock=clock, server="vllm")
+    costs = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDir.create(folder, backend="custom", domain="spider", config={})
+        stack = LocalStack(
+            engine=engine, backend=make_backend(config), domain=domain, reward=make_reward(config, domain),
+            clock=clock, config=config, run=run,
+        )  # fmt: skip
+        with stack:
+            service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=0)
+            for step in range(STEPS):
+                queue.done.clear()
+                begun = time.process_time()
+                service.submit(
+                    [
+                        Prompt(uid=f"{step}-{place}", task=task, rollouts=GROUP, step=step, partition="train")
+                        for place, task in enumerate(tasks)
+                    ]
+                )
+                assert queue.done.wait(120), "the rollouts did not end"
+                costs.append((client.answered_cpu_s - begun, time.process_time() - client.answered_cpu_s))
+                service.take("train", step, clock.lap())
+    return tuple(1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
+
+
+if __name__ == "__main__":
+    main()
