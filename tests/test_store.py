@@ -295,6 +295,25 @@ async def test_what_is_asked_at_one_moment_goes_together_and_is_answered_each_fo
     assert len(paths) < 20, f"{len(paths)} requests for 123"
 
 
+async def test_large_requests_do_not_add_up_to_one_that_the_store_refuses() -> None:
+    sizes: list[int] = []
+
+    @web.middleware
+    async def noting(request: web.Request, handler: Any) -> Any:
+        sizes.append(request.content_length or 0)
+        return await handler(request)
+
+    async with _served(SqliteLightningStore(MEMORY), noting) as url:
+        client = StoreClient(url)
+        await client.start()
+        attempted = await client.start_rollout({})
+        spans = [_span(attempted, number, payload="x" * (1 << 20)) for number in range(1, 21)]
+        assert len(await asyncio.gather(*(client.add_many_spans([span]) for span in spans))) == 20
+        assert len(await client.query_spans(attempted.rollout_id)) == 20
+        await client.stop()
+    assert 4 << 20 > max(sizes) > 2 << 20
+
+
 async def test_a_batch_with_an_unknown_path_says_so() -> None:
     asked = [["POST", "/nowhere", ""], ["GET", "/statistics", ""]]
     async with (

@@ -30,7 +30,7 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
 _FAILURES = 4
 _REQUEST_S = 60.0
-_MOST_TOGETHER = 256
+_MOST_TOGETHER, _MOST_BYTES = 256, 4 << 20
 
 
 class StoreGoneError(Exception):
@@ -116,7 +116,8 @@ class StoreClient(LightningStoreClient):
 
     async def _send_all(self) -> None:
         while self._asked:
-            now, self._asked = self._asked[:_MOST_TOGETHER], self._asked[_MOST_TOGETHER:]
+            now = _first(self._asked)
+            self._asked = self._asked[len(now) :]
             try:
                 answers = await self._answers(now)
             except Exception as error:
@@ -169,6 +170,16 @@ class StoreClient(LightningStoreClient):
             return await super().add_many_spans(spans)
         new = set(await self._request_json("post", "/spans/batch", json=list(spans)))
         return [span for span in spans if span.span_id in new]
+
+
+def _first(asked: Sequence[_Asked]) -> Sequence[_Asked]:
+    """As many as go together: a store does not take any amount at once, and what is too much it refuses for good."""
+    size = 0
+    for count, each in enumerate(asked[:_MOST_TOGETHER]):
+        size += len(each.body)
+        if count and size > _MOST_BYTES:
+            return asked[:count]
+    return asked[:_MOST_TOGETHER]
 
 
 def _refusal(status: int, body: bytes) -> str | None:
