@@ -31,6 +31,7 @@ class _Engine:
         self.tokenizer, self.text = tokenizer, "select age"
         self.error: Exception | None = None
         self.slow = False
+        self.logprob: Any = -0.5
         self.samplings = list[Sampling]()
         self.waiting = list[Future[Completion]]()
 
@@ -50,7 +51,7 @@ class _Engine:
         elif self.slow:
             self.waiting.append(future)
         else:
-            logprobs = [-0.5] * len(ids)
+            logprobs = [self.logprob] * len(ids)
             future.set_result(Completion(prompt, ids, logprobs, self.detokenize(ids), "stop", 3, 0, 2))
         return future
 
@@ -185,6 +186,19 @@ async def test_an_agent_that_leaves_takes_its_request_along(agents: list[_Agent]
         await asyncio.gather(asking, return_exceptions=True)
         assert (await agent.call()).status == 499
         assert agent.engine.waiting[0].cancelled()
+
+
+async def test_what_no_policy_may_say_is_a_failed_call_and_holds_up_no_other(agents: list[_Agent]) -> None:
+    for agent in agents:
+        agent.engine.logprob = None
+        await agent.ask()
+        assert "cannot be read" in (await agent.call()).problem
+
+
+async def test_a_policy_here_and_upstreams_exclude_each_other(tiny_policy: Any) -> None:
+    engine: Any = _Engine(tiny_policy[1])
+    with pytest.raises(TypeError, match="not both"):
+        LLMProxy(policy=PolicyServer(engine), upstreams=["http://a/v1"], store=InMemoryLightningStore())
 
 
 async def test_models_are_the_policys(agents: list[_Agent]) -> None:

@@ -105,15 +105,20 @@ class RunDir:
 
     # -- rollouts
 
-    def write_rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], *, kind: str = "train") -> None:
-        """Write the rollouts of one step (``kind``: train or val)."""
+    def write_rollouts(
+        self, step: int, rows: Sequence[Mapping[str, Any]], *, kind: str = "train", more: bool = False
+    ) -> None:
+        """Write the rollouts of one step (``kind``: train or val), or add ``more`` to those that are written."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        folder = self.path / "rollouts"
-        folder.mkdir(exist_ok=True)
-        with self.whole(folder / f"step-{step:05d}-{kind}.parquet") as part:
-            pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), part, compression="zstd")
+        path = self.path / "rollouts" / f"step-{step:05d}-{kind}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        table = pa.Table.from_pylist([dict(row) for row in rows])
+        if more and path.exists():
+            table = pa.concat_tables([pq.read_table(path), table], promote_options="permissive")
+        with self.whole(path) as part:
+            pq.write_table(table, part, compression="zstd")
 
     def merge_rollouts(self) -> None:
         """Put the steps' rollouts into the one file ``rollouts.parquet``, a step at a time."""

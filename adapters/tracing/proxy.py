@@ -88,10 +88,10 @@ class LLMProxy:
     """Trace every chat completion of every rollout into a Lightning store.
 
     ``upstreams`` are OpenAI base URLs ending in ``/v1``; the list may be replaced while calls are running. A rollout
-    keeps to one of them, so its growing prompt stays in that server's prefix cache. In their place, ``policy`` is one
-    in this process. ``model``, where given, replaces the name that the agent asks for. ``timeout_s`` is how long a
-    server may stay silent. For a server that is somebody else's: ``api_key``, where given, replaces the agent's, so
-    that no agent has to know it; without ``ids`` it is not asked for token ids, which some refuse.
+    keeps to one of them, so its growing prompt stays in that server's prefix cache. ``model``, where given, replaces
+    the name that the agent asks for. ``timeout_s`` is how long a server may stay silent. For a server that is somebody
+    else's: ``api_key``, where given, replaces the agent's, so that no agent has to know it; without ``ids`` it is not
+    asked for token ids, which some refuse. In the place of all these, ``policy`` is one in this process.
     """
 
     def __init__(
@@ -108,6 +108,8 @@ class LLMProxy:
         api_key: str | None = None,
         ids: bool = True,
     ) -> None:
+        if policy is not None and upstreams:
+            raise TypeError("give either the upstreams or a policy in this process, not both")
         if isinstance(upstreams, str):
             raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
         self.upstreams: Sequence[str] = list(upstreams)

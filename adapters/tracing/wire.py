@@ -129,11 +129,12 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
     error = exchange.error
     if not error and exchange.status != _STATUS_OK:
         error = _error_message(exchange.body)
-    if not error and exchange.sampled is not None:
-        reply = dict(exchange.sampled)
-    elif not error:
+    if not error:
         try:
-            reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
+            if exchange.sampled is not None:
+                reply = _read_sampled(exchange.sampled)
+            else:
+                reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
     said = {name: reply.pop(name, None) for name in _VERSIONS}
@@ -153,6 +154,18 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
         **versions,
         **reply,
     )
+
+
+def _read_sampled(told: Mapping[str, Any]) -> dict[str, Any]:
+    if "error" in told:
+        return {"error": str(told["error"])}
+    logprobs = [float(logprob) for logprob in told["logprobs"]]
+    return {
+        **told,
+        "prompt_ids": _ids(told["prompt_ids"]),
+        "response_ids": _ids(told["response_ids"]),
+        "logprobs": logprobs,
+    }
 
 
 def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:

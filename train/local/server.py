@@ -1,7 +1,7 @@
 """The policy behind the OpenAI API, on this machine only, inside the process that trains it.
 
 The reply is what vLLM 0.24 gives: with ``return_token_ids``, ``prompt_token_ids`` beside the choices and ``token_ids``
-in each, the sampled end token included. So nothing above this file knows which of the two it talks to. One field is
+in each, the sampled end token included. So no agent knows which of the two it talks to. One field is
 ours: ``weights_version``, the training step whose weights wrote the reply. Two differences are on purpose: ``logprobs``
 are those of the sampled tokens *at the sampling temperature* (``top_logprobs`` stays empty), because that is what
 training recomputes; and a ``max_tokens`` beyond the context ends at the context instead of being refused.

@@ -13,10 +13,11 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
+from adapters.tracing import Call
 from domains import Task
 from train.config import RunConfig
 from train.local.stack import LocalStack
@@ -97,20 +98,21 @@ class RolloutService:
             outcomes, self._ended[partition] = self._ended[partition], []
             skipped, self._skipped[partition] = self._skipped[partition], 0
             groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else (Counter(), self._groups)
-        part = _Tally(step, outcomes, Counter(groups_skipped=skipped, **groups), Counter(seconds))
-        whole = self._tallies.get(partition)
-        whole = self._tallies[partition] = part if whole is None or whole.step != step else whole + part
-        if whole.outcomes:
+        part = _tally(step, outcomes, Counter(groups_skipped=skipped, **groups), seconds)
+        before = self._tallies.get(partition)
+        more = before is not None and before.step == step
+        whole = self._tallies[partition] = before + part if before is not None and more else part
+        if outcomes:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, [row(step, outcome) for outcome in whole.outcomes], kind=kind)
-        line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts(), **whole.means()}
+            self._run.write_rollouts(step, [row(step, outcome) for outcome in outcomes], kind=kind, more=more)
+        line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts, **whole.means()}
         line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
         if partition == "val":
             line["validation"] = accuracy(whole.outcomes)
         self._run.append_rollout_figures(line)
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
-        totals = {f"{name}_total": float(count) for name, count in part.counts().items()}
+        totals = {f"{name}_total": float(count) for name, count in part.counts.items()}
         told = {**totals, **part.means(), "gpu_waits_share": waits}
         return {f"rollouts/{name}": value for name, value in told.items()}
 
@@ -198,35 +200,44 @@ class _Tally:
 
     step: int
     outcomes: list[Outcome]
-    groups: Counter[str]
+    """Without their tokens, which are most of them."""
+    counts: Counter[str]
+    """What may be added up over the parts of a step."""
     seconds: Counter[str]
 
     def __add__(self, more: _Tally) -> _Tally:
         # Counter's own sum would leave out what is 0.
-        groups, seconds = Counter(self.groups), Counter(self.seconds)
-        groups.update(more.groups)
+        counts, seconds = Counter(self.counts), Counter(self.seconds)
+        counts.update(more.counts)
         seconds.update(more.seconds)
-        return _Tally(self.step, self.outcomes + more.outcomes, groups, seconds)
-
-    def counts(self) -> dict[str, int]:
-        """What may be added up over the parts of a step."""
-        outcomes = self.outcomes
-        failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
-        return {
-            "ended": len(outcomes),
-            "dropped": failed.total(),
-            "retried": sum(outcome.attempts > 1 for outcome in outcomes),
-            "calls": sum(len(outcome.calls) for outcome in outcomes),
-            "tokens_sampled": sum(len(call.response_ids) for outcome in outcomes for call in outcome.calls),
-            **{f"dropped_{kind}": number for kind, number in failed.items()},
-            **self.groups,
-        }
+        return _Tally(self.step, self.outcomes + more.outcomes, counts, seconds)
 
     def means(self) -> dict[str, float]:
-        """What may not; of no rollouts there are none."""
+        """What may not be added up; of no rollouts there is nothing."""
         result: dict[str, float] = {}
         if took := [outcome.seconds for outcome in self.outcomes]:
             result |= {"seconds_mean": round(mean(took), 3), "seconds_max": round(max(took), 3)}
         if scored := [outcome.reward for outcome in self.outcomes if outcome.reward is not None]:
             result["reward_mean"] = mean(scored)
         return result
+
+
+def _tally(step: int, outcomes: Sequence[Outcome], groups: Counter[str], seconds: Mapping[str, float]) -> _Tally:
+    failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
+    counts = Counter(
+        ended=len(outcomes),
+        dropped=failed.total(),
+        retried=sum(outcome.attempts > 1 for outcome in outcomes),
+        calls=sum(len(outcome.calls) for outcome in outcomes),
+        tokens_sampled=sum(len(call.response_ids) for outcome in outcomes for call in outcome.calls),
+        **{f"dropped_{kind}": number for kind, number in failed.items()},
+        **groups,
+    )
+    return _Tally(step, [_light(outcome) for outcome in outcomes], counts, Counter(seconds))
+
+
+def _light(outcome: Outcome) -> Outcome:
+    calls = [
+        Call(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence) for call in outcome.calls
+    ]
+    return replace(outcome, calls=calls, untrainable=(), trace=())
