@@ -3,8 +3,7 @@
 Agent Lightning's own gives up after eight seconds, or at once and in silence where it takes from the queue. This one
 goes on asking until the store is back, for ``patience_s`` at most, says once that it waits, and tells a store that is
 away (:class:`StoreGoneError`) from one that refuses (``ValueError``, which nobody should try again). Where the store
-takes batches, as ours does, spans and their numbers go in batches, and so does whatever is asked while the store is
-still busy with what was asked before: the runners of a process do the same things at the same moments.
+takes batches, as ours does, spans and their numbers go in batches, and so do requests (:mod:`train.store_batches`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -22,6 +20,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Span
 
 from train.store_address import check_store
+from train.store_batches import Answer, Together, may_go_together
 
 __all__ = ["StoreClient", "StoreFailedError", "StoreGoneError"]
 
@@ -30,7 +29,6 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
 _FAILURES = 4
 _REQUEST_S = 60.0
-_MOST_TOGETHER, _MOST_BYTES = 256, 4 << 20
 
 
 class StoreGoneError(Exception):
@@ -39,16 +37,6 @@ class StoreGoneError(Exception):
 
 class StoreFailedError(Exception):
     """The store answers, but cannot do what it should."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A request that waits for the one before it."""
-
-    method: str
-    path: str
-    body: bytes
-    answer: asyncio.Future[tuple[int, bytes]]
 
 
 class StoreClient(LightningStoreClient):
@@ -61,15 +49,15 @@ class StoreClient(LightningStoreClient):
     def __init__(self, address: str, *, patience_s: float = float("inf")) -> None:
         super().__init__(address, request_timeout=_REQUEST_S, retry_delays=(), health_retry_delays=())
         self._patience_s = patience_s
-        self._batches = False
+        self._together: Together | None = None
         self._away_since: float | None = None
-        self._asked = list[_Asked]()
-        self._sender: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def start(self) -> None:
         """See what answers there. Raises :class:`train.store_address.StoreAddressError`."""
         health = await asyncio.to_thread(check_store, self.server_address_root)
-        self._batches = bool(health.get("batches"))
+        if health.get("batches"):
+            self._together = Together(self._send)
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -77,12 +65,14 @@ class StoreClient(LightningStoreClient):
 
     async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
         body = b"" if json is None else pydantic_core.to_json(json)
-        together = self._batches and params is None and not path.startswith("/waits/")
+        together = self._together if params is None and may_go_together(path) else None
+        if together is not None and together.loop is not asyncio.get_running_loop():
+            together = None
         delay, failures = _FIRST_DELAY_S, 0
         while True:
             try:
-                if together:
-                    status, data = await self._together(method, path, body)
+                if together is not None:
+                    status, data = await together.ask(method, path, body)
                 else:
                     status, data = await self._send(method, path, body, params)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
@@ -100,43 +90,18 @@ class StoreClient(LightningStoreClient):
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)
 
-    async def _send(self, method: str, path: str, body: bytes, params: Any = None) -> tuple[int, bytes]:
+    async def _send(self, method: str, path: str, body: bytes, params: Any = None) -> Answer:
+        if self._closed:
+            raise RuntimeError(f"the client of the store at {self.server_address_root} is closed")
         session, url = await self._get_session(), f"{self.server_address}{path}"
         headers = {"Content-Type": "application/json"}
         async with session.request(method, url, data=body or None, params=params, headers=headers) as reply:
             return reply.status, await reply.read()
 
-    async def _together(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """One of the requests that are sent when the store has answered those before."""
-        asked = _Asked(method, path, body, asyncio.get_running_loop().create_future())
-        self._asked.append(asked)
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all())
-        return await asked.answer
-
-    async def _send_all(self) -> None:
-        while self._asked:
-            now = _first(self._asked)
-            self._asked = self._asked[len(now) :]
-            try:
-                answers = await self._answers(now)
-            except Exception as error:
-                for asked in now:
-                    if not asked.answer.done():
-                        asked.answer.set_exception(error)
-            else:
-                for asked, answer in zip(now, answers, strict=True):
-                    if not asked.answer.done():
-                        asked.answer.set_result(answer)
-
-    async def _answers(self, now: Sequence[_Asked]) -> Sequence[tuple[int, bytes]]:
-        if len(now) == 1:
-            return [await self._send(now[0].method, now[0].path, now[0].body)]
-        batch = [(asked.method.upper(), asked.path, asked.body.decode()) for asked in now]
-        status, data = await self._send("post", "/batch", pydantic_core.to_json(batch))
-        if status >= _CLIENT_ERROR:
-            return [(status, data)] * len(now)
-        return [(status, answer.encode()) for status, answer in pydantic_core.from_json(data)]
+    async def close(self) -> None:
+        """Close the connections; what is asked from now on is refused."""
+        self._closed = True
+        await super().close()
 
     def _back(self) -> None:
         if self._away_since is not None:
@@ -160,26 +125,16 @@ class StoreClient(LightningStoreClient):
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each pair, rising within a rollout."""
-        if not self._batches:
+        if self._together is None:
             return await super().get_many_span_sequence_ids(rollout_attempt_ids)
         return await self._request_json("post", "/spans/next/batch", json=rollout_attempt_ids)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         """Persist spans; returns those that were new."""
-        if not self._batches:
+        if self._together is None:
             return await super().add_many_spans(spans)
         new = set(await self._request_json("post", "/spans/batch", json=list(spans)))
         return [span for span in spans if span.span_id in new]
-
-
-def _first(asked: Sequence[_Asked]) -> Sequence[_Asked]:
-    """As many as go together: a store does not take any amount at once, and what is too much it refuses for good."""
-    size = 0
-    for count, each in enumerate(asked[:_MOST_TOGETHER]):
-        size += len(each.body)
-        if count and size > _MOST_BYTES:
-            return asked[:count]
-    return asked[:_MOST_TOGETHER]
 
 
 def _refusal(status: int, body: bytes) -> str | None:

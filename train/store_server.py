@@ -204,7 +204,11 @@ def _batch(answers: Mapping[str, _Answer]) -> Any:
     async def one(method: str, path: str, body: str) -> tuple[int, bytes]:
         for pattern, answer in routes:
             if found := pattern.fullmatch(f"{method} {path}"):
-                return await answer(found.groupdict(), {} if method == "GET" else None, body.encode())
+                try:
+                    return await answer(found.groupdict(), {} if method == "GET" else None, body.encode())
+                except Exception as error:  # the others are answered all the same
+                    _log.exception("%s %s", method, path)
+                    return 500, _detail(f"the store failed: {error!r}")
         return 404, _detail(f"no {method} {path} here")
 
     async def handle(request: web.Request) -> web.Response:

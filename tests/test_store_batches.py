@@ -1,0 +1,108 @@
+"""Requests go together without waiting for company, and each is answered for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from train.store_batches import Together, may_go_together
+
+
+class _Store:
+    """Answers with the path; ``fails`` is what it says to a batch, ``free`` lets it answer."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.fails: int | Exception | None = None
+        self.free = asyncio.Event()
+
+    async def send(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        batch = json.loads(body) if path == "/batch" else None
+        self.sent.append([each[1] for each in batch] if batch else path)
+        await self.free.wait()
+        if batch is None:
+            return 200, path.encode()
+        if isinstance(self.fails, Exception):
+            raise self.fails
+        if self.fails is not None:
+            return self.fails, b"no"
+        return 200, json.dumps([(200, each[1]) for each in batch]).encode()
+
+
+async def _ask(together: Together, *paths: str, body: bytes = b"{}") -> list[asyncio.Task[tuple[int, bytes]]]:
+    asking = [asyncio.create_task(together.ask("post", path, body)) for path in paths]
+    await asyncio.sleep(0.01)
+    return asking
+
+
+async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together() -> None:
+    store = _Store()
+    together = Together(store.send)
+    asking = [*await _ask(together, "/0"), *await _ask(together, "/1"), *await _ask(together, "/2", "/3", "/4")]
+    assert store.sent == ["/0", "/1"]
+    store.free.set()
+    assert [answer for _, answer in await asyncio.gather(*asking)] == [f"/{number}".encode() for number in range(5)]
+    assert store.sent == ["/0", "/1", ["/2", "/3", "/4"]]
+
+
+async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
+    store = _Store()
+    together = Together(store.send)
+    first = [*await _ask(together, "/a"), *await _ask(together, "/b")]
+    gone, wanted = await _ask(together, "/gone", "/wanted")
+    gone.cancel()
+    store.free.set()
+    await asyncio.gather(*first, wanted)
+    assert store.sent == ["/a", "/b", "/wanted"]
+
+
+@pytest.mark.parametrize(("said", "alone"), [(404, True), (413, True), (408, False), (503, False)])
+async def test_a_refused_batch_says_nothing_about_a_request_in_it(said: int, alone: bool) -> None:
+    store = _Store()
+    store.fails = said
+    store.free.set()
+    answers = await asyncio.gather(*await _ask(Together(store.send), "/a", "/b"))
+    assert answers == ([(200, b"/a"), (200, b"/b")] if alone else [(said, b"no")] * 2)
+
+
+async def test_a_store_that_goes_away_is_told_to_all_of_a_batch() -> None:
+    store = _Store()
+    store.fails = ConnectionResetError("gone")
+    store.free.set()
+    answers = await asyncio.gather(*await _ask(Together(store.send), "/a", "/b"), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ConnectionResetError] * 2
+
+
+async def test_large_requests_go_by_themselves() -> None:
+    store = _Store()
+    store.free.set()
+    await asyncio.gather(*await _ask(Together(store.send), "/a", "/b", "/c", body=b'"' + b"x" * (3 << 20) + b'"'))
+    assert sorted(store.sent) == ["/a", "/b", "/c"]
+
+
+def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
+    asking: list[asyncio.Task[Any]] = []
+
+    async def leave() -> None:
+        asking.extend(await _ask(Together(_Store().send), "/a", "/b", "/c"))
+
+    asyncio.run(asyncio.wait_for(leave(), 5))
+    assert all(task.cancelled() for task in asking)
+
+
+@pytest.mark.parametrize(
+    ("path", "may"),
+    [
+        ("/queues/rollouts/dequeue", True),
+        ("/rollouts/ro-1/attempts/at-1", True),
+        ("/waits/rollouts", False),
+        ("/spans/search", False),
+        ("/resources/50%25", False),
+        ("/resources/ä", False),
+    ],
+)
+def test_what_takes_long_or_is_spelt_otherwise_goes_alone(path: str, may: bool) -> None:
+    assert may_go_together(path) is may
