@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,7 +20,6 @@ from benchmarks._results import record
 ROLLOUTS = (128, 512)
 GROUP, REPLY = 8, 256
 STEPS, WARM_UP = 5, 1
-STARTER = Path(__file__).parents[1] / "train" / "local" / "starter"
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,7 @@ def _cost(rollouts: int) -> tuple[float, float]:
     from train.local.model import load_policy
     from train.local.stack import LocalStack
     from train.rundir import RunDir
+    from train.verl.launch import STARTER
     from train.verl.policy import VerlEngine
     from train.verl.service import Prompt, RolloutService
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.store_batches import Together, may_go_together
+from train.store_batches import Together
 
 
 class _Store:
@@ -104,5 +104,11 @@ def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
         ("/resources/ä", False),
     ],
 )
-def test_what_takes_long_or_is_spelt_otherwise_goes_alone(path: str, may: bool) -> None:
-    assert may_go_together(path) is may
+async def test_what_takes_long_or_is_spelt_otherwise_goes_alone(path: str, may: bool) -> None:
+    together = Together(_Store().send)
+    assert together.takes(path) is may
+
+    async def elsewhere() -> bool:
+        return together.takes(path)
+
+    assert not await asyncio.to_thread(asyncio.run, elsewhere())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pydantic_core
 
-__all__ = ["Answer", "Together", "may_go_together"]
+__all__ = ["Answer", "Together"]
 
 Answer = tuple[int, bytes]
 """A reply's status and body."""
@@ -33,23 +33,22 @@ class _Asked:
     answer: asyncio.Future[Answer]
 
 
-def may_go_together(path: str) -> bool:
-    """Whether the path means the same within a batch, and its answer holds up no other for long."""
-    return bool(_PLAIN.fullmatch(path)) and not _SLOW.fullmatch(path)
-
-
 class Together:
     """The requests of one event loop; ``send(method, path, body)`` sends one."""
 
     def __init__(self, send: Callable[[str, str, bytes], Awaitable[Answer]]) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._send = send
+        self._loop, self._send = asyncio.get_running_loop(), send
         self._asked = list[_Asked]()
         self._under_way = set[asyncio.Task[None]]()
 
+    def takes(self, path: str) -> bool:
+        """Whether it is asked on this loop, means the same within a batch, and holds up no other for long."""
+        here = asyncio.get_running_loop() is self._loop
+        return here and bool(_PLAIN.fullmatch(path)) and not _SLOW.fullmatch(path)
+
     async def ask(self, method: str, path: str, body: bytes) -> Answer:
         """Send it, alone or with others. Raises what ``send`` raises."""
-        asked = _Asked(method, path, body, self.loop.create_future())
+        asked = _Asked(method, path, body, self._loop.create_future())
         self._asked.append(asked)
         if len(self._under_way) < _UNDER_WAY:
             task = asyncio.create_task(self._work())

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Span
 
 from train.store_address import check_store
-from train.store_batches import Answer, Together, may_go_together
+from train.store_batches import Answer, Together
 
 __all__ = ["StoreClient", "StoreFailedError", "StoreGoneError"]
 
@@ -42,8 +43,9 @@ class StoreFailedError(Exception):
 class StoreClient(LightningStoreClient):
     """A client of the store at ``address``, of whatever make.
 
-    :meth:`start` before use. Where a reply was lost, a request is sent twice: an enqueued rollout may then run once for
-    nobody, and one taken from the queue waits for its heartbeat to be missed. Neither is lost.
+    :meth:`start` before use. Where a reply was lost, what it answered is asked twice, one request or a batch: enqueued
+    rollouts may then run once for nobody, and those taken from the queue wait for their heartbeat to be missed. None is
+    lost.
     """
 
     def __init__(self, address: str, *, patience_s: float = float("inf")) -> None:
@@ -65,16 +67,13 @@ class StoreClient(LightningStoreClient):
 
     async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
         body = b"" if json is None else pydantic_core.to_json(json)
-        together = self._together if params is None and may_go_together(path) else None
-        if together is not None and together.loop is not asyncio.get_running_loop():
-            together = None
+        ask: Callable[[str, str, bytes], Awaitable[Answer]] = partial(self._send, params=params)
+        if self._together is not None and params is None and self._together.takes(path):
+            ask = self._together.ask
         delay, failures = _FIRST_DELAY_S, 0
         while True:
             try:
-                if together is not None:
-                    status, data = await together.ask(method, path, body)
-                else:
-                    status, data = await self._send(method, path, body, params)
+                status, data = await ask(method, path, body)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
                 self._away(error)
             else:

@@ -60,9 +60,9 @@ def application(store: LightningStore) -> web.Application:
     app.router.add_get(f"{API}/health", _health)
     app.router.add_post("/v1/traces", _traces(store))
     answers: dict[str, _Answer] = {}
-    for line, (status, model, call) in _ROUTES.items():
+    for line in _ROUTES:
         method, path = line.split()
-        answers[line] = _answering(store, status, model, call)
+        answers[line] = _answering(store, line)
         app.router.add_route(method, API + path, _handler(answers[line]))
     app.router.add_post(f"{API}/batch", _batch(answers))
     app.router.add_route("*", "/{path:.*}", _unknown)
@@ -164,8 +164,9 @@ _ROUTES: dict[str, tuple[int, Any, Call]] = {
 }
 
 
-def _answering(store: LightningStore, status: int, model: Any, call: Call) -> _Answer:
+def _answering(store: LightningStore, line: str) -> _Answer:
     """What a route does, whichever way the request came: its status and its JSON."""
+    status, model, call = _ROUTES[line]
     adapter = None if model is None else pydantic.TypeAdapter(model)
 
     async def answer(path: Mapping[str, str], query: Any, body: bytes) -> tuple[int, bytes]:
@@ -179,8 +180,11 @@ def _answering(store: LightningStore, status: int, model: Any, call: Call) -> _A
         except ValueError as error:  # the store's word for "there is no such thing"
             return 404, _detail(str(error))
         except sqlite3.Error as error:  # a full disk, say: the client may try again
-            _log.error("%s: %s", call, error)
+            _log.error("%s: %s", line, error)
             return 503, _detail(f"the store's file: {error}")
+        except Exception as error:  # the other requests of a batch are answered all the same
+            _log.exception(line)
+            return 500, _detail(f"the store failed: {error!r}")
 
     return answer
 
@@ -204,12 +208,8 @@ def _batch(answers: Mapping[str, _Answer]) -> Any:
     async def one(method: str, path: str, body: str) -> tuple[int, bytes]:
         for pattern, answer in routes:
             if found := pattern.fullmatch(f"{method} {path}"):
-                try:
-                    return await answer(found.groupdict(), {} if method == "GET" else None, body.encode())
-                except Exception as error:  # the others are answered all the same
-                    _log.exception("%s %s", method, path)
-                    return 500, _detail(f"the store failed: {error!r}")
-        return 404, _detail(f"no {method} {path} here")
+                return await answer(found.groupdict(), {} if method == "GET" else None, body.encode())
+        return 404, _detail(_no_route(method, path))
 
     async def handle(request: web.Request) -> web.Response:
         try:
@@ -248,9 +248,11 @@ async def _health(request: web.Request) -> web.Response:
 
 
 async def _unknown(request: web.Request) -> web.Response:
-    return _error(
-        404, f"no {request.method} {request.path} here: this is a Lightning store with the API of agentlightning 0.3"
-    )
+    return _error(404, _no_route(request.method, request.path))
+
+
+def _no_route(method: str, path: str) -> str:
+    return f"no {method} {path} here: this is a Lightning store with the API of agentlightning 0.3"
 
 
 def _traces(store: LightningStore) -> Any:

@@ -20,7 +20,7 @@ import errno
 import json
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -33,6 +33,7 @@ from adapters.tracing.wire import (
     SESSION_HEADER,
     Exchange,
     RefusedError,
+    Told,
     calling_agent,
     check_one_sample,
     error_body,
@@ -64,18 +65,16 @@ class PortInUseError(ProxyError):
 
 class LocalPolicy(Protocol):
     """A policy in this process. It answers on the agent's own connection: a second one, with every id and logprob as
-    JSON, is half of what a call costs.
+    JSON, was a third of the work of a rollout.
     """
 
     model_name: str
 
-    async def chat(
-        self, request: web.Request, body: dict[str, Any], *, session: str, told: Callable[[Mapping[str, Any]], None]
-    ) -> web.StreamResponse:
+    async def chat(self, request: web.Request, body: dict[str, Any], *, session: str, told: Told) -> web.StreamResponse:
         """Answer ``body`` on ``request``.
 
-        ``told`` gets the fields of the :class:`~adapters.tracing.calls.Call` (or its ``error``) before the agent can
-        know that the reply is complete. A refusal is a response with its status, and nothing is told.
+        ``told`` is called before the agent can know that the reply is complete. A refusal is a response with its
+        status, and nothing is told.
         """
         ...
 
@@ -199,8 +198,8 @@ class LLMProxy:
         )
         ticket = self._writer.admit(exchange.rollout_id, exchange.attempt_id)
         try:
-            exchange.request = payload = read_request(await request.read())
-            check_one_sample(payload)
+            exchange.request = read_request(await request.read())
+            check_one_sample(exchange.request)
             if self._policy is not None:
                 return await self._ask(self._policy, request, exchange, ticket)
             return await self._forward(request, exchange, ticket)

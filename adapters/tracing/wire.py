@@ -8,7 +8,7 @@ nothing here costs the agent time, and nothing here may raise: a reply that cann
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +21,7 @@ __all__ = [
     "SESSION_HEADER",
     "Exchange",
     "RefusedError",
+    "Told",
     "calling_agent",
     "check_one_sample",
     "error_body",
@@ -34,6 +35,8 @@ CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
 SESSION_HEADER = "x-session-id"
 """The header that tells a server, or a router before several, which rollout a request belongs to."""
+Told = Callable[[Mapping[str, Any]], None]
+"""Gets the fields of the :class:`Call` that a policy in this process has sampled, or its ``error`` alone."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
 _MOST_TOKENS = 1 << 31  # a count above is none, and no store takes any number
@@ -67,7 +70,7 @@ class Exchange:
     body: bytes = b""
     streamed: bool = False
     sampled: Mapping[str, Any] | None = None
-    """Fields of the call, where the policy is in this process and says itself what it sampled."""
+    """What a policy in this process told (:data:`Told`)."""
     error: str = ""
 
 

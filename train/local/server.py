@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from adapters.tracing.calls import to_json
-from adapters.tracing.wire import SESSION_HEADER
+from adapters.tracing.wire import SESSION_HEADER, Told
 from train.local.chat import ChatRequest, RequestError, parse_request
 from train.local.engine import Engine
 from train.local.sampling import Completion, EngineClosedError, EngineError, PromptTooLongError
@@ -125,7 +125,7 @@ class PolicyServer:
         body: Any,
         *,
         session: str = "",
-        told: Callable[[Mapping[str, Any]], None] = lambda _: None,
+        told: Told = lambda _: None,
     ) -> web.StreamResponse:
         """Answer ``body`` on ``request``, which may be another server's of this loop: the proxy's.
 
@@ -164,9 +164,7 @@ class PolicyServer:
             self._ids.move_to_end(text)
         return ids
 
-    async def _answer(
-        self, chat: ChatRequest, prompt: tuple[int, ...], told: Callable[[Mapping[str, Any]], None]
-    ) -> web.Response:
+    async def _answer(self, chat: ChatRequest, prompt: tuple[int, ...], told: Told) -> web.Response:
         futures = [self._engine.submit(prompt, sampling) for sampling in chat.samplings]
         try:
             replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
@@ -197,7 +195,7 @@ class PolicyServer:
         request: web.Request,
         chat: ChatRequest,
         prompt: tuple[int, ...],
-        told: Callable[[Mapping[str, Any]], None],
+        told: Told,
     ) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
@@ -232,7 +230,7 @@ class PolicyServer:
         chat: ChatRequest,
         prompt: tuple[int, ...],
         queue: asyncio.Queue[tuple[int, Any]],
-        told: Callable[[Mapping[str, Any]], None],
+        told: Told,
     ) -> AsyncIterator[dict[str, Any]]:
         head = self._head("chat.completion.chunk")
         choices = [_StreamedChoice(i, chat, self._engine, self._tool_format) for i in range(len(chat.samplings))]
@@ -338,7 +336,7 @@ class _StreamedChoice:
 def _sampled(reply: Completion, message: Mapping[str, Any], finish: str) -> dict[str, Any]:
     """Fields of the traced call."""
     return {
-        "prompt_ids": list(reply.prompt_ids),
+        "prompt_ids": reply.prompt_ids,
         "response_ids": reply.token_ids,
         "logprobs": reply.logprobs,
         "finish_reason": finish,

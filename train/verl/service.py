@@ -100,11 +100,14 @@ class RolloutService:
             groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else (Counter(), self._groups)
         part = _tally(step, outcomes, Counter(groups_skipped=skipped, **groups), seconds)
         before = self._tallies.get(partition)
-        more = before is not None and before.step == step
-        whole = self._tallies[partition] = before + part if before is not None and more else part
+        if before is not None and before.step != step:
+            before = None
+        whole = self._tallies[partition] = part if before is None else before + part
         if outcomes:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, [row(step, outcome) for outcome in outcomes], kind=kind, more=more)
+            self._run.write_rollouts(
+                step, [row(step, outcome) for outcome in outcomes], kind=kind, more=before is not None
+            )
         line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts, **whole.means()}
         line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
         if partition == "val":
