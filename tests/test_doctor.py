@@ -34,6 +34,21 @@ def test_asked_for_verl_it_fails_with_what_to_install() -> None:
     result = CliRunner().invoke(app, ["--trainer", "verl"])
     assert result.exit_code == 1
     assert "lightning-rod[verl]" in result.output
+    assert "trainer: verl cannot run here" in result.output
+    assert all(line.what_to_do for line in examine(Options(trainer="verl")) if line.level == "failure")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--trainer", "nope"), "--trainer is 'nope'; it is one of local, verl"),
+        (("--tool-format", "nope"), "--tool-format is 'nope'; it is one of hermes, llama3_json"),
+    ],
+)
+def test_what_there_is_not_is_refused_and_what_there_is_named(arguments: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 def test_a_port_in_use_is_a_failure() -> None:

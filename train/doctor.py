@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from tools.terminal import Version, console
+from train.local.toolcalls import FORMATS
 from train.verl.lora import peft_problem
 
 __all__ = ["KNOWN_GOOD", "Line", "app", "examine"]
@@ -83,6 +84,10 @@ def main(
     version: Version = False,
 ) -> None:
     """Check this machine, line by line."""
+    for name, said, known in (("trainer", trainer, sorted(_DISK_GB)), ("tool-format", tool_format, sorted(FORMATS))):
+        if said is not None and said not in known:
+            typer.echo(f"error: --{name} is {said!r}; it is one of {', '.join(known)}", err=True)
+            raise typer.Exit(2)
     options = Options(
         trainer=trainer,
         model=model,
@@ -175,8 +180,12 @@ def _gpu(wanted: bool) -> Iterator[Line]:
     if _SHARED_MEMORY.exists() and (shared := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:
         hint = "docker run --shm-size=16g, where this is a container"
         yield Line("warning", f"{_SHARED_MEMORY} has {shared:.1f} GB, and Ray keeps objects there", hint)
-    ready = cuda and not missing
-    yield Line("ok" if ready or not wanted else "failure", f"trainer: {'verl' if ready else 'local'}")
+    if cuda and not missing:
+        yield Line("ok", "trainer: verl")
+    elif wanted:
+        yield Line("failure", "trainer: verl cannot run here", "mend the failures above, or train with --trainer local")
+    else:
+        yield Line("ok", "trainer: local")
 
 
 def _cuda() -> tuple[bool, str]:
