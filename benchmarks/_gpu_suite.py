@@ -167,10 +167,15 @@ def environment() -> dict[str, str]:
 
 
 def marked_processes(value: str) -> list[str]:
-    """Running processes, by id and name, in whose environment :data:`MARK` is ``value``."""
+    """Running processes, by id and what they run, in whose environment :data:`MARK` is ``value``."""
     found = psutil.process_iter(["pid", "environ", "cmdline"])  # None for what it may not read
     marked = [each.info for each in found if (each.info["environ"] or {}).get(MARK) == value]
-    return sorted(f"{info['pid']} {' '.join(info['cmdline'] or ())[:60]}" for info in marked)
+    return sorted(f"{info['pid']} {_short(info['cmdline'] or ())}" for info in marked)
+
+
+def _short(command: Sequence[str]) -> str:
+    """A program without its folder, however long that is, and the first of what it was given."""
+    return " ".join([*(Path(program).name for program in command[:1]), *command[1:]])[:60]
 
 
 def last_line(log: Path) -> str:
