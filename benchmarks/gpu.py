@@ -13,7 +13,7 @@ ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and 
     stop    SIGTERM in the middle: what is kept, what is left running, and whether --resume goes on
     local   the embedded trainer on the GPU
 
-For two GPUs against one, run ``--parts speed --only-ours --speed-size 1b --batch 128`` on one and on both, and compare
+For two GPUs against one, run ``--parts speed --only-ours --speed-size 3b --batch 128`` on one and on both, and compare
 ``step_s``: a small model's step waits for the replies' tokens, one after the other, on any number of GPUs.
 """
 

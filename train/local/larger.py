@@ -37,6 +37,7 @@ SIZES: dict[str, dict[str, int]] = {
     "100m": {"width": 768, "layers": 14, "heads": 12, "intermediate": 2048},
     "300m": {"width": 1024, "layers": 24, "heads": 16, "intermediate": 2816},
     "1b": {"width": 2048, "layers": 20, "heads": 16, "intermediate": 5632},
+    "3b": {"width": 3072, "layers": 28, "heads": 24, "kv_heads": 8, "intermediate": 8192},
 }
 """Layers of the larger models, by the parameters that they come to."""
 

@@ -41,17 +41,21 @@ def new_policy(
     width: int = 128,
     layers: int = 4,
     heads: int = 4,
+    kv_heads: int | None = None,
     intermediate: int = 352,
     context: int = 2048,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A decoder with random weights for the ids of ``tokenizer``; the defaults make about 1.1 M parameters, float32."""
+    """A decoder with random weights for the ids of ``tokenizer``; the defaults make about 1.1 M parameters, float32.
+
+    Fewer ``kv_heads`` than ``heads`` share keys and values (grouped-query attention, arXiv 2305.13245).
+    """
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=heads,
+        num_key_value_heads=kv_heads or heads,
         intermediate_size=intermediate,
         max_position_embeddings=context,
         initializer_range=0.6 / math.sqrt(width),
