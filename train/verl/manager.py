@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 import domains
 from train.backends import make_backend, make_reward
-from train.clock import StepClock
 from train.config import RunConfig
 from train.local.stack import LocalStack
 from train.rundir import RunDir
+from train.verl.clock import TrainerClock
 from train.verl.policy import VerlEngine
 from train.verl.queue import TransferQueueRows
 from train.verl.service import Prompt, RolloutService
@@ -46,7 +46,7 @@ class RolloutManager:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
         if model.custom_chat_template:
             tokenizer.chat_template = model.custom_chat_template
-        self.clock, self._updating = StepClock(), False
+        self.clock = TrainerClock()
         engine: Any = VerlEngine(  # it answers like the embedded one, as far as the servers ask
             llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock, server=rollout.name
         )
@@ -99,24 +99,9 @@ class RolloutManager:
         """Enqueue the rollouts of ``prompts`` (a TensorDict of verl's data set) and return."""
         self.service.submit(prompts_of(prompts, self._rollouts))
 
-    def sampling_begins(self) -> None:
-        """verl's trainer waits for rollouts from here on."""
-        if self._updating:
-            self.clock.leave("update")
-            self._updating = False
-
-    def sampling_ends(self, partition: str, step: int) -> dict[str, float]:
-        """It has them, and is busy with them until it samples again. Returns the figures of what ended.
-
-        The seconds are those since it last had its rows, so they include the update before: they are a step's, only
-        counted from the middle of one to the middle of the next.
-        """
-        seconds = self.clock.lap()
-        figures = self.service.take(partition, step, seconds)
-        if partition == "train":
-            self.clock.enter("update")
-            self._updating = True
-        return figures
+    def sampled(self, partition: str, step: int) -> dict[str, float]:
+        """verl's trainer has the rollouts that it waited for. Returns the figures of what ended."""
+        return self.service.take(partition, step, self.clock.sampling_ends(training=partition == "train"))
 
 
 def prompts_of(batch: Any, rollouts: dict[str, int]) -> list[Prompt]:

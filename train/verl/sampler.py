@@ -22,9 +22,9 @@ class _Told:
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         manager = RolloutManager.current
-        manager.sampling_begins()
+        manager.clock.sampling_begins()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
-        return batch, {**metrics, **manager.sampling_ends(partition_id, global_steps)}
+        return batch, {**metrics, **manager.sampled(partition_id, global_steps)}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> Any:
         RolloutManager.current.service.check()

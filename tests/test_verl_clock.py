@@ -1,0 +1,48 @@
+"""Whose a second is, where verl's trainer is seen only when it samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from train import clock as clock_module
+from train.verl.clock import TrainerClock
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be put forward."""
+    at = [100.0]
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: at[0])
+    return at
+
+
+def _sample(clock: TrainerClock, now: list[float], *, waits: float, samples: float, training: bool) -> dict[str, float]:
+    clock.sampling_begins()
+    now[0] += waits
+    with clock.busy("sampling"):
+        now[0] += samples
+    seconds = clock.sampling_ends(training=training)
+    return {part: value for part, value in seconds.items() if value}
+
+
+def test_an_update_belongs_to_the_sampling_after_it_whatever_is_validated_between(now: list[float]) -> None:
+    clock = TrainerClock()
+    now[0] += 60.0  # the start is nobody's
+    assert _sample(clock, now, waits=1, samples=9, training=False) == {"waiting": 1, "sampling": 9}
+    now[0] += 0.5
+    assert _sample(clock, now, waits=1, samples=3, training=True) == {"update": 0.5, "waiting": 1, "sampling": 3}
+    now[0] += 6.0
+    assert _sample(clock, now, waits=1, samples=2, training=True) == {"update": 6, "waiting": 1, "sampling": 2}
+    now[0] += 5.0
+    assert _sample(clock, now, waits=2, samples=20, training=False) == {"waiting": 2, "sampling": 20}
+    now[0] += 0.25  # a checkpoint
+    assert _sample(clock, now, waits=1, samples=2, training=True) == {"update": 5.25, "waiting": 1, "sampling": 2}
+
+
+def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[float]) -> None:
+    clock = TrainerClock()
+    _sample(clock, now, waits=0, samples=1, training=True)
+    with clock.busy("sampling"):
+        now[0] += 4.0
+    seconds = _sample(clock, now, waits=0, samples=1, training=True)
+    assert seconds == {"update": 4, "sampling": 1}
