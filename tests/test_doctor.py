@@ -33,7 +33,7 @@ def test_a_machine_without_gpu_packages_is_well_and_told_which_trainer_it_gets()
 def test_asked_for_verl_it_fails_with_what_to_install() -> None:
     result = CliRunner().invoke(app, ["--trainer", "verl"])
     assert result.exit_code == 1
-    assert "lightning-rod[verl]" in result.output
+    assert "uv pip install -e '.[verl]'" in result.output
     assert "trainer: verl cannot run here" in result.output
     assert all(line.what_to_do for line in examine(Options(trainer="verl")) if line.level == "failure")
 

@@ -58,7 +58,7 @@ def test_a_package_that_is_missing_is_one_sentence_before_anything_starts(
     check_trackers([])
     done = CliRunner().invoke(app, ["--track", "wandb", "--trainer", "local", "--output-dir", str(tmp_path)])
     assert done.exit_code == 2
-    assert "pip install 'lightning-rod[track]'" in done.output
+    assert "pip install -e '.[track]' in a clone" in done.output
     assert "data:" not in done.output
     assert not list(tmp_path.iterdir())
 

@@ -121,5 +121,5 @@ def test_without_verl_its_trainer_says_what_to_install_and_writes_nothing(printe
     result = CliRunner().invoke(app, [*arguments, *["--print-config"] * printed])
     assert result.exit_code == 2
     assert "verl is not installed" in result.output
-    assert "lightning-rod[verl]" in result.output
+    assert "uv pip install -e '.[verl]'" in result.output
     assert not list(tmp_path.iterdir())

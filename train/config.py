@@ -209,7 +209,8 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     verl = given.get("trainer") == "verl"
     presets = VERL_PRESETS if verl else PRESETS
     if preset not in presets:
-        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}")
+        other = "" if verl or preset not in VERL_PRESETS else f"; {preset!r} is one of --trainer verl"
+        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}{other}")
     chosen = {name: value for name, value in given.items() if value is not None}
     chosen = run_settings(preset, chosen, chosen.get("verl") or {}) if verl else {**PRESETS[preset], **chosen}
     known = {field.name for field in fields(RunConfig)}

@@ -25,6 +25,7 @@ import typer
 
 from tools.terminal import Version, console
 from train.local.toolcalls import FORMATS
+from train.verl.config import INSTALL
 from train.verl.lora import peft_problem
 
 __all__ = ["KNOWN_GOOD", "Line", "app", "examine"]
@@ -44,7 +45,6 @@ KNOWN_GOOD = {
 
 _CORE = {"agentlightning": "0.3.0"}
 _OTEL_LIMIT = (1, 45)
-_INSTALL = "pip install 'lightning-rod[verl]' (docs/verl.md has the one override that it needs)"
 _DISK_GB = {"verl": 50, "local": 1}
 _TIMEOUT_S = 10.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Ray keeps objects on Linux)
@@ -149,7 +149,7 @@ def _core() -> Iterator[Line]:
     for package, good in _CORE.items():
         found = _version(package)
         if found is None:
-            yield Line("failure", f"{package} is not installed", "pip install lightning-rod")
+            yield Line("failure", f"{package} is not installed", "pip install -e . in a clone")
         else:
             yield Line("ok" if found == good else "warning", f"{package} {found} (known good: {good})")
     found = _version("opentelemetry-sdk")
@@ -163,15 +163,15 @@ def _gpu(wanted: bool) -> Iterator[Line]:
     missing = [package for package in KNOWN_GOOD if _version(package) is None]
     for package, good in KNOWN_GOOD.items():
         found = _version(package)
-        if found is not None and package not in ("torch", "transformers"):
-            fits = found == good
-            yield Line("ok" if fits else "warning", f"{package} {found} (known good: {good})", "" if fits else _INSTALL)
+        if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
+            fits = found.split("+")[0] == good  # 2.11.0+cu130
+            yield Line("ok" if fits else "warning", f"{package} {found} (known good: {good})", "" if fits else INSTALL)
     cuda, why = _cuda()
     if "verl" in missing and not wanted:
         yield Line("ok", f"trainer: local, because verl is not installed; {why}")
         return
     if missing:
-        yield Line(bad, f"not installed: {', '.join(missing)}", _INSTALL)
+        yield Line(bad, f"not installed: {', '.join(missing)}", INSTALL)
     yield Line("ok" if cuda else bad, why, "" if cuda else "install a driver and a torch built for it")
     if "verl" not in missing and (problem := peft_problem()):
         yield Line("warning", f"LoRA: {problem[0]}", problem[1])
@@ -182,6 +182,9 @@ def _gpu(wanted: bool) -> Iterator[Line]:
         yield Line("warning", f"{_SHARED_MEMORY} has {shared:.1f} GB, and Ray keeps objects there", hint)
     if cuda and not missing:
         yield Line("ok", "trainer: verl")
+    elif cuda and "verl" not in missing and not wanted:
+        hint = "mend the warnings above, or say --trainer local"
+        yield Line("warning", "trainer: verl, which a run takes by itself here, and which cannot run", hint)
     elif wanted:
         yield Line("failure", "trainer: verl cannot run here", "mend the failures above, or train with --trainer local")
     else:

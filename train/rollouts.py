@@ -105,12 +105,16 @@ class RolloutCollector:
             retry_condition=["failed", "timeout", "unresponsive"],
         )
         self._resources_id, self._settings = resources_id, dict(settings or {})
-        self._announced = False
+        self._announced, self._announcing = False, asyncio.Lock()
 
     async def _announce(self) -> None:
         """Tell runners, wherever they are, where the model is; cancel what an earlier life of this run left."""
-        if self._announced:
-            return
+        async with self._announcing:  # batches begin together, and a late one must not cancel what the first enqueued
+            if not self._announced:
+                await self._announce_once()
+                self._announced = True
+
+    async def _announce_once(self) -> None:
         policy = LLM(endpoint=self._policy_url, model=self._model)
         if self._proxy is not None:
             policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
@@ -119,7 +123,6 @@ class RolloutCollector:
         for rollout in await self._store.query_rollouts(status_in=unfinished):
             if rollout.resources_id == self._resources_id:
                 await self._store.update_rollout(rollout.rollout_id, status="cancelled")
-        self._announced = True
 
     async def run(
         self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None

@@ -32,7 +32,7 @@ from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
 from train.tracking import TRACKERS, check_trackers, parse_track
 from train.trainers import default_trainer, resolved
-from train.verl.config import parse_overrides
+from train.verl.config import parse_overrides, without_twins
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -339,10 +339,12 @@ def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfi
     if preset is not None and preset != stored["config"]:
         raise _Stop(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
+    preset = stored.pop("config")
+    if stored["trainer"] == "verl":
+        stored = without_twins(stored, changed)
     for name in ("judge", "verl"):
         if name in changed:
             changed[name] = {**stored.get(name, {}), **changed[name]}
-    preset = stored.pop("config")
     return resolve(preset, **{**stored, **changed})
 
 

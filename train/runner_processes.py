@@ -58,6 +58,14 @@ class RunnerProcesses:
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220, S603
             )
 
+    def ended(self) -> str:
+        """What to say where not one of the processes is left, which should all be; "" as long as any is."""
+        codes = [process.poll() for process in self._processes]
+        if None in codes:
+            return ""
+        said = ", ".join(sorted({str(code) for code in codes}))
+        return f"all {len(codes)} runner processes ended, with status {said}: nothing is left that runs agents"
+
     async def stop(self) -> None:
         """End the processes; what they were at is given back to the store."""
         for process in self._processes:

@@ -39,7 +39,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Raise :class:`ConfigError` where the package of one is not installed; nothing is imported."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--track {name}: its package is not installed: pip install 'lightning-rod[track]'")
+            raise ConfigError(f"--track {name}: its package is not installed: pip install -e '.[track]' in a clone")
 
 
 def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

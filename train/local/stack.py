@@ -135,8 +135,13 @@ class LocalStack:
         """Start ``work`` on the loop of the rollouts and return at once."""
         return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop)
 
+    def ended_runners(self) -> str:
+        """Why no rollout will end any more, where the run's runner processes are gone; else ""."""
+        return self._processes.ended() if self._processes is not None else ""
+
     async def _start(self) -> None:
         self._running: list[Any] = []
+        self._processes: RunnerProcesses | None = None
         config, external = self._config, self._config.external_store_address
         store: LightningStore
         if external is None:
@@ -162,7 +167,8 @@ class LocalStack:
         await self._run(runners)
         elsewhere = external is not None or config.runner_processes > 0
         if config.runner_processes:
-            await self._run(RunnerProcesses(store, config))
+            self._processes = RunnerProcesses(store, config)
+            await self._run(self._processes)
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,

@@ -12,9 +12,10 @@ import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from train.errors import ConfigError
+from train.local.toolcalls import FORMATS
 from train.rundir import RunDir
 from train.tracking import FOLDER, TRACKERS, wandb_environment
 from train.verl.presets import BASE, PRESETS, SHARED
@@ -22,12 +23,19 @@ from train.verl.presets import BASE, PRESETS, SHARED
 if TYPE_CHECKING:
     from train.config import RunConfig
 
-__all__ = ["compose", "keys", "parse_overrides", "run_settings", "values"]
+__all__ = ["INSTALL", "compose", "keys", "parse_overrides", "run_settings", "values", "without_twins"]
+
+INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
+"""What to do where verl is missing; the name on the package index is somebody else's."""
 
 _RUN_NAMES = {key: name for name, key in SHARED.items()}
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _OURS = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
 _LOGGER = "trainer.logger"
+_MODE = "trainer.v1.trainer_mode"
+_UPDATES = "trainer.v1.separate_async.parameter_sync_step"
+_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+_EPOCHS = "trainer.total_epochs"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
 
 
@@ -60,11 +68,18 @@ def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, 
     Raises :class:`ConfigError` where both names were given with different values.
     """
     settings = {name: value for name, value in PRESETS[preset].items() if "." not in name}
+    if given.get("external_store_address") is not None:
+        settings["runner_processes"] = 0  # a preset's belong to a store that lives with the run
     settings |= {name: value for name, value in given.items() if value is not None}
-    for key, value in overrides.items():
+    types = _setting_types()
+    for key, said in overrides.items():
+        if key in types:
+            raise ConfigError(f"{key}={said} is no setting of verl's; python -m train.run --help has the run's own")
         name = _RUN_NAMES.get(key.lstrip("+"))
         if name is None:
             continue
+        value = 0 if said is None and name == "steps" else said  # None: as many as the epochs have
+        _check_type(key, value, types[name])
         if given.get(name) not in (None, value):
             flag = name.replace("_", "-")
             raise ConfigError(f"{key}={value} but --{flag} {given[name]}: they are one setting, give it once")
@@ -80,6 +95,29 @@ def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, 
     return settings
 
 
+def _setting_types() -> dict[str, Any]:
+    from train.config import RunConfig  # which imports this module
+
+    return get_type_hints(RunConfig)
+
+
+def _check_type(key: str, value: Any, wanted: Any) -> None:
+    fits = {int: (int,), float: (int, float), str: (str,)}.get(wanted)
+    if fits is not None and (not isinstance(value, fits) or isinstance(value, bool)):
+        named = {int: "a whole number", float: "a number", str: "text"}[wanted]
+        raise ConfigError(f"{key} is {value!r}; it must be {named}")
+
+
+def without_twins(stored: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's settings without those that ``changed`` gives by the other of their two names."""
+    overrides = {key.lstrip("+") for key in changed.get("verl") or {}}
+    names = {_RUN_NAMES[key] for key in overrides & _RUN_NAMES.keys()} | ({"track"} if _LOGGER in overrides else set())
+    kept = {name: value for name, value in stored.items() if name not in names}
+    twins = {SHARED[name] for name in changed.keys() & SHARED.keys()} | ({_LOGGER} if "track" in changed else set())
+    kept["verl"] = {key: value for key, value in (stored.get("verl") or {}).items() if key.lstrip("+") not in twins}
+    return kept
+
+
 def values(
     config: RunConfig,
     *,
@@ -92,13 +130,16 @@ def values(
 
     ``model`` is where the model's files are, ``epoch_steps`` the steps of one pass over the training tasks.
     """
-    mode = config.verl.get("trainer.v1.trainer_mode", "sync")
+    overrides = {key: value for key, value in config.verl.items() if key.lstrip("+") not in _RUN_NAMES}
+    overrides = {**{key: value for key, value in PRESETS[config.config].items() if "." in key}, **overrides}
+    plain = {key.lstrip("+"): value for key, value in overrides.items()}
+    mode = plain.get(_MODE, BASE[_MODE])
     # separate_async takes a batch apart itself: one mini-batch for each local update between two weight transfers.
-    updates = config.verl.get("trainer.v1.separate_async.parameter_sync_step", 4)
+    updates = plain.get(_UPDATES, 4)
+    _check(config, plain, mode, updates)
     mini = max(1, config.tasks_per_step // (updates if mode == "separate_async" else config.minibatches))
     chosen: dict[str, Any] = {
         **BASE,
-        **{key: value for key, value in PRESETS[config.config].items() if "." in key},
         **{key: getattr(config, name) for name, key in SHARED.items()},
         "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
         "actor_rollout_ref.rollout.val_kwargs.do_sample": config.val_temperature > 0,
@@ -110,10 +151,11 @@ def values(
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
         "trainer.experiment_name": Path(run_dir).name,
         "trainer.n_gpus_per_node": n_gpus,
+        _TOKENS: max(BASE[_TOKENS], config.max_model_len),
     }
     if model is not None:
         chosen[SHARED["model"]] = model
-    npu = config.verl.get("trainer.device", chosen.get("trainer.device")) == "npu"  # which has kernels of its own
+    npu = plain.get("trainer.device") == "npu"  # which has kernels of its own
     if not npu and importlib.util.find_spec("flash_attn") is None:
         chosen["actor_rollout_ref.model.use_remove_padding"] = False
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
@@ -121,12 +163,15 @@ def values(
         chosen["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
     if config.credit == "discount":
         chosen["algorithm.adv_estimator"] = "lightning_rod_discount"
-    overrides = {key: value for key, value in config.verl.items() if key not in _RUN_NAMES}
-    _check(config, overrides, mode)
     chosen |= overrides
+    chosen[_LOGGER] = _with_file(chosen[_LOGGER])
     if config.steps == 0:
-        epochs = chosen["trainer.total_epochs"]
+        epochs = chosen[_EPOCHS]
         chosen[SHARED["steps"]] = None if epoch_steps is None else max(1, epochs * epoch_steps)
+    elif _EPOCHS not in config.verl:
+        chosen[_EPOCHS] = BASE[
+            _EPOCHS
+        ]  # a preset's are for its own number of steps: verl would stop at the first of both
     chosen["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
     environment = _environment(run_dir, wandb="wandb" in config.track)
     chosen |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
@@ -134,23 +179,46 @@ def values(
     return chosen
 
 
-def _check(config: RunConfig, overrides: Mapping[str, Any], mode: str) -> None:
+def _with_file(logger: Any) -> list[str]:
+    """``metrics.jsonl`` is made of what verl's logger ``file`` writes."""
+    named = [logger] if isinstance(logger, str) else list(logger)
+    return named if "file" in named else [*named, "file"]
+
+
+def _check(config: RunConfig, overrides: Mapping[str, Any], mode: str, updates: Any) -> None:
     for key in overrides:
-        if key.lstrip("+") in _OURS:
+        if key in _OURS:
             raise ConfigError(f"{key} cannot be changed: the rollouts are built around it (see --credit)")
+        if held := next((shared for shared in (*_RUN_NAMES, *_OURS) if shared.startswith(f"{key}.")), None):
+            raise ConfigError(f"{key} is a whole section, with {held} in it: give its settings one by one")
     if mode not in _SAMPLERS:
-        raise ConfigError(f"trainer.v1.trainer_mode is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
+        raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
+    if not isinstance(updates, int) or updates < 1:
+        raise ConfigError(f"{_UPDATES} is {updates!r}; it must be a whole number of at least 1")
+    if mode == "separate_async" and config.tasks_per_step % updates:
+        raise ConfigError(
+            f"tasks_per_step is {config.tasks_per_step} and {_UPDATES} {updates}: separate_async takes a batch apart "
+            "into that many equal parts"
+        )
     room = config.max_model_len - config.max_tokens
     if room < 1:
         raise ConfigError(
             f"max_model_len is {config.max_model_len} and max_tokens {config.max_tokens}: no room for a prompt"
         )
-    tokens = overrides.get("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", config.max_model_len)
-    if tokens < config.max_model_len:
+    for key, value, why in (
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns", config.max_turns, "max_turns, for the agent and verl"),
+        ("data.max_prompt_length", room, "max_model_len less max_tokens"),
+    ):
+        if overrides.get(key, value) != value:
+            raise ConfigError(f"{key}={overrides[key]}: it is {why}, here {value}; change those")
+    tokens = overrides.get(_TOKENS, config.max_model_len)
+    if not isinstance(tokens, int) or tokens < config.max_model_len:
         raise ConfigError(
-            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu is {tokens}, less than one trajectory of "
-            f"max_model_len {config.max_model_len} tokens"
+            f"{_TOKENS} is {tokens!r}, less than one trajectory of max_model_len {config.max_model_len} tokens"
         )
+    parser = overrides.get("actor_rollout_ref.rollout.multi_turn.format")
+    if parser is not None and parser not in FORMATS:
+        raise ConfigError(f"multi_turn.format is {parser!r}; tool calls are read as {', '.join(FORMATS)}")
 
 
 def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
@@ -165,7 +233,8 @@ def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
     }
-    kept = {name: os.environ[name] for name in wanted if name in os.environ and name != "PYTHONPATH"}
+    ours = ("PYTHONPATH", "VERL_FILE_LOGGER_PATH")
+    kept = {name: os.environ[name] for name in wanted if name in os.environ and name not in ours}
     return {**wanted, **kept}
 
 
@@ -173,7 +242,7 @@ def schema_folder() -> Path:
     """Where verl's configuration files are, found without importing verl. Raises :class:`ConfigError`."""
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("verl is not installed: pip install 'lightning-rod[verl]' (docs/verl.md says how)")
+        raise ConfigError(f"verl is not installed: {INSTALL}")
     return Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
 
 
@@ -187,13 +256,17 @@ def compose(chosen: Mapping[str, Any]) -> Any:
     try:
         from hydra import compose as hydra_compose
         from hydra import initialize_config_dir
+        from hydra.errors import HydraException
         from omegaconf import OmegaConf, open_dict
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'lightning-rod[verl]'") from error
+        raise ConfigError(f"{error.name} is not installed: {INSTALL}") from error
 
     groups = [f"{key}={value}" for key, value in chosen.items() if "." not in key and not key.startswith("+")]
-    with initialize_config_dir(str(folder), version_base=None):
-        config = hydra_compose("ppo_trainer", overrides=groups)
+    try:
+        with initialize_config_dir(str(folder), version_base=None):
+            config = hydra_compose("ppo_trainer", overrides=groups)
+    except HydraException as error:
+        raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {str(error).splitlines()[0]}") from error
     known = None
     for key, value in chosen.items():
         if "." not in key and not key.startswith("+"):

@@ -144,7 +144,8 @@ def discounted_advantage(
         uid, session, weights = _parse(name)
         group = torch.stack(list(sessions[uid].values()))
         if len(group) > 1:
-            advantage = sessions[uid][session] - group.mean()
+            # Of equal rewards, a mean that is rounded would make an advantage of a tenth.
+            advantage = sessions[uid][session] - group.mean() if group.max() > group.min() else torch.zeros(())
             if by_std:
                 advantage = advantage / (group.std() + 1e-6)
         else:

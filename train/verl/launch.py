@@ -24,6 +24,7 @@ from train.rundir import RunDir
 from train.validation import choose_tasks
 from train.verl.config import compose, values
 from train.verl.lora import merge_adapters, peft_problem
+from train.verl.presets import PRESETS
 
 __all__ = ["STARTER", "TrainingError", "check", "collect", "export", "following", "resolved", "train"]
 
@@ -40,7 +41,7 @@ def resolved(config: RunConfig, data: TaskData, run_dir: str) -> dict[str, Any]:
         config,
         run_dir=run_dir,
         model=str(STARTER) if config.model == "starter" else _absolute(config.model),
-        n_gpus=_gpus(),
+        n_gpus=max(1, _gpus(_npu(config))),
         epoch_steps=len(data.train) // config.tasks_per_step,
     )
 
@@ -50,6 +51,17 @@ def check(config: RunConfig, data: TaskData) -> None:
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
     composed = compose(resolved(config, data, "RUN_DIR"))
+    found = _gpus(_npu(config))
+    if not found:
+        raise ConfigError(
+            f"verl trains on {'NPUs' if _npu(config) else 'GPUs'}, and torch sees none here: leave out --trainer verl, "
+            "or ask python -m train.doctor --trainer verl why"
+        )
+    asked, rollout = composed.trainer.n_gpus_per_node, composed.actor_rollout_ref.rollout
+    if composed.trainer.nnodes == 1 and asked > found:
+        raise ConfigError(f"trainer.n_gpus_per_node is {asked}, but torch sees {found} here")
+    if composed.trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
+        raise ConfigError("separate_async samples on GPUs of its own: docs/verl.md says which settings give it some")
     if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):
         raise ConfigError(": ".join(problem))
     backend = composed.actor_rollout_ref.rollout.checkpoint_engine.backend
@@ -174,12 +186,19 @@ def _write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def _gpus() -> int:
-    try:
+def _npu(config: RunConfig) -> bool:
+    device = config.verl.get("trainer.device", PRESETS[config.config].get("trainer.device"))
+    return bool(device == "npu")
+
+
+def _gpus(npu: bool) -> int:
+    with suppress(ImportError):
         import torch
-    except ImportError:
-        return 1
-    return max(1, torch.cuda.device_count())
+
+        if npu:
+            import torch_npu  # noqa: F401 (torch.npu is there after that)
+        return int((torch.npu if npu else torch.cuda).device_count())
+    return 0
 
 
 def _absolute(model: str) -> str:
@@ -191,17 +210,25 @@ def _keep_metrics(run: RunDir) -> None:
     """verl begins its file anew in every process; what an earlier life of the run wrote is put aside."""
     written = run.path / "verl.jsonl"
     if written.exists():
-        with open(run.path / "verl-before.jsonl", "a") as file:
-            file.write(written.read_text())
+        lines = _both_lives(run.path)
+        with run.whole(run.path / "verl-before.jsonl") as part:
+            part.write_text("".join(json.dumps(line) + "\n" for line in lines))
         written.unlink()
+
+
+def _both_lives(run_dir: Path) -> list[dict[str, Any]]:
+    """What verl wrote before and since, without the steps before that it went back behind: they are done again."""
+    since = _read(run_dir / "verl.jsonl")
+    first = min((int(line["step"]) for line in since if "timing_s/step" in line["data"]), default=None)
+    before = _read(run_dir / "verl-before.jsonl")
+    return [line for line in before if first is None or int(line["step"]) < first] + since
 
 
 def _lines(run_dir: Path) -> list[dict[str, Any]]:
     """Lines as the local trainer writes them, a step each; of a step that was done again, the last."""
     measured: dict[int, dict[str, Any]] = {}
-    for name in ("verl-before.jsonl", "verl.jsonl"):
-        for line in _read(run_dir / name):
-            measured.setdefault(int(line["step"]), {}).update(line["data"])
+    for line in _both_lives(run_dir):
+        measured.setdefault(int(line["step"]), {}).update(line["data"])
     told: dict[tuple[int, str], dict[str, Any]] = {}
     for line in _read(run_dir / "rollouts.jsonl"):
         told[int(line["step"]), line["partition"]] = line

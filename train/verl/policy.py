@@ -36,7 +36,6 @@ class VerlEngine:
         self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock, server: str
     ) -> None:
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
-        self.generated_tokens = 0
         self._client, self._clock, self._server = client, clock, server
         self._running = set[Future[Completion]]()
         self._closed = False
@@ -93,7 +92,6 @@ class VerlEngine:
         tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")
-        self.generated_tokens += len(tokens)
         text, met = self.detokenize(tokens), False
         for stop in sampling.stop:
             if stop in text:

@@ -72,7 +72,8 @@ def fields(row: Row, source: str) -> dict[str, Any]:
         "session_id": row.session,
         "num_turns": row.turns,
         "data_source": source,
-        "extra_fields": {"reward_extra_info": dict(row.info)},
+        # verl takes "acc" for the accuracy, counting what is missing as 0: a failure of the infrastructure is no 0.
+        "extra_fields": {"reward_extra_info": {name: value for name, value in row.info.items() if name != "acc"}},
     }
 
 

@@ -62,6 +62,7 @@ class RolloutService:
         self._lock = threading.Lock()
         self._ended: dict[str, list[Outcome]] = {"train": [], "val": []}
         self._skipped: Counter[str] = Counter()
+        self._unused: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
         self._tallies: dict[str, _Tally] = {}
         self._barren, self._why = 0, ""
@@ -70,9 +71,9 @@ class RolloutService:
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises :class:`RolloutsFailedError` where it is hopeless."""
         self.check()
-        total = sum(prompt.rollouts for prompt in prompts)
-        runners = max(1, self._config.n_runners)
-        deadline_s = self._config.step_deadline_s * max(1.0, total / runners if prompts[0].partition == "val" else 1.0)
+        # A validation may take as long as the steps would that have as many rollouts.
+        steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
+        deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
 
         async def groups(collector: RolloutCollector) -> None:
             await asyncio.gather(*(self._group(collector, prompt, deadline_s) for prompt in prompts))
@@ -83,9 +84,11 @@ class RolloutService:
         """Raises what went wrong in the background, or :class:`RolloutsFailedError`."""
         if self._error is not None:
             raise self._error
+        if ended := self._stack.ended_runners():
+            raise RolloutsFailedError(ended)
         if self._barren > _PATIENCE * self._config.tasks_per_step:
             raise RolloutsFailedError(
-                f"the last {self._barren} prompts had fewer than {_LEAST} rollouts with a reward each; {self._why}"
+                f"the last {self._barren} prompts had fewer than {_LEAST} rollouts to train on each; {self._why}"
             )
 
     def take(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -97,8 +100,9 @@ class RolloutService:
         with self._lock:
             outcomes, self._ended[partition] = self._ended[partition], []
             skipped, self._skipped[partition] = self._skipped[partition], 0
+            unused, self._unused[partition] = self._unused[partition], 0
             groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else (Counter(), self._groups)
-        part = _tally(step, outcomes, Counter(groups_skipped=skipped, **groups), seconds)
+        part = _tally(step, outcomes, Counter(groups_skipped=skipped, **groups), seconds, unused)
         before = self._tallies.get(partition)
         if before is not None and before.step != step:
             before = None
@@ -111,6 +115,8 @@ class RolloutService:
         line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts, **whole.means()}
         line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
         if partition == "val":
+            if not any(outcome.reward is not None or outcome.status in JUDGED_FAILURES for outcome in outcomes):
+                raise RolloutsFailedError(f"none of {len(outcomes)} validation rollouts could be judged; {self._why}")
             line["validation"] = accuracy(whole.outcomes)
         self._run.append_rollout_figures(line)
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
@@ -135,7 +141,10 @@ class RolloutService:
                 rewards.append(outcome.reward or 0.0)
             with self._lock:
                 self._ended[partition].append(outcome)
-            if outcome.reward is None:
+            if outcome.reward is not None and not made:
+                self._unused[partition] += 1
+                self._why = "the last had a reward, but no call that is trained: see --agent-match, and what was traced"
+            elif outcome.reward is None:
                 self._why = f"the last failed of {outcome.status}: {outcome.message[:300]}"
         enough = len(rewards) >= (_LEAST if partition == "train" else 1)
         if not enough:
@@ -225,8 +234,12 @@ class _Tally:
         return result
 
 
-def _tally(step: int, outcomes: Sequence[Outcome], groups: Counter[str], seconds: Mapping[str, float]) -> _Tally:
+def _tally(
+    step: int, outcomes: Sequence[Outcome], groups: Counter[str], seconds: Mapping[str, float], unused: int
+) -> _Tally:
     failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
+    if unused:
+        failed["unused"] = unused
     counts = Counter(
         ended=len(outcomes),
         dropped=failed.total(),
