@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
@@ -67,9 +68,15 @@ def task(tmp_path: Path) -> Task:
 
 @asynccontextmanager
 async def _collector(
-    server: ScriptedPolicyServer, backend: Any, reward: Any = _exact, *, timeout_s: float = 10.0, n_runners: int = 4
+    server: ScriptedPolicyServer,
+    backend: Any,
+    reward: Any = _exact,
+    *,
+    timeout_s: float = 10.0,
+    n_runners: int = 4,
+    store: InMemoryLightningStore | None = None,
 ) -> AsyncIterator[RolloutCollector]:
-    store = InMemoryLightningStore()
+    store = store or InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
     async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
 
@@ -229,3 +236,21 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
     assert server.requests
     for request in server.requests:
         assert "gold" not in json.dumps(request)
+
+
+async def test_batches_that_begin_together_do_not_cancel_each_other(task: Task) -> None:
+    class Slow(InMemoryLightningStore):
+        """A store that is somewhere else: what it is told first is not always done first."""
+
+        pauses = itertools.cycle((0.0, 0.05, 0.1))
+
+        async def update_resources(self, *arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(next(self.pauses))
+            return await super().update_resources(*arguments, **named)
+
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, _Backend(), store=Slow()) as collector,
+    ):
+        batches = await asyncio.gather(*(collector.run(_jobs(task, 2), deadline_s=30) for _ in range(6)))
+    assert [outcome.status for batch in batches for outcome in batch] == ["succeeded"] * 12

@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from agentlightning.store.memory import InMemoryLightningStore
 
 import domains
 from train.config import resolve
 from train.local.trainer import LocalTrainer
 from train.rundir import RunDir
+from train.runner_processes import RunnerProcesses
 
 
 class _Nobody:
@@ -33,3 +35,17 @@ def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest
     outcomes = trainer.dev(6)
     assert [outcome.status for outcome in outcomes] == ["succeeded"] * 6
     assert all(outcome.calls for outcome in outcomes)
+
+
+async def test_processes_that_are_all_gone_are_told_of() -> None:
+    processes = RunnerProcesses(InMemoryLightningStore(), resolve("fast", runner_processes=2, n_runners=2))
+    await processes.start()
+    one, other = processes._processes
+    assert processes.ended() == ""
+    one.kill()
+    await asyncio.to_thread(one.wait)
+    assert processes.ended() == ""
+    other.kill()
+    await asyncio.to_thread(other.wait)
+    assert processes.ended() == "all 2 runner processes ended, with status -9: nothing is left that runs agents"
+    await processes.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from train.config import ConfigError, RunConfig, resolve
 from train.run import app
-from train.verl.config import compose, parse_overrides, values
+from train.verl.config import compose, parse_overrides, values, without_twins
 from train.verl.presets import PRESETS, SHARED
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
@@ -123,3 +124,71 @@ def test_without_verl_its_trainer_says_what_to_install_and_writes_nothing(printe
     assert "verl is not installed" in result.output
     assert "uv pip install -e '.[verl]'" in result.output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_goes_with_a_store_that_is_somewhere_else(preset: str) -> None:
+    config = _resolve(preset, external_store_address="http://127.0.0.1:4747", llm_proxy=True, n_runners=0)
+    assert config.runner_processes == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("steps=3", "steps=3 is no setting of verl's"),
+        ("actor_rollout_ref.rollout.n=abc", "n is 'abc'; it must be a whole number"),
+        ("actor_rollout_ref.rollout.n=2.5", "n is 2.5; it must be a whole number"),
+        ("actor_rollout_ref.actor.optim.lr=x", "lr is 'x'; it must be a number"),
+        ("actor_rollout_ref.rollout.multi_turn.max_user_turns=9", "it is max_turns, for the agent and verl, here 3"),
+        ('actor_rollout_ref.rollout.multi_turn={"max_assistant_turns":9}', "is a whole section"),
+        ("data.max_prompt_length=99", "it is max_model_len less max_tokens"),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=abc", "is 'abc', less than one trajectory"),
+        ("trainer.v1.separate_async.parameter_sync_step=0", "must be a whole number of at least 1"),
+        ("actor_rollout_ref.rollout.multi_turn.format=xml", "tool calls are read as hermes"),
+        ("+algorithm.adv_estimator=gae", "cannot be changed"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_before_verl_starts(argument: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        values(_resolve("fast", argument))
+
+
+def test_separate_async_takes_a_batch_apart_into_equal_parts() -> None:
+    with pytest.raises(ConfigError, match="into that many equal parts"):
+        values(_resolve("fast", "trainer.v1.trainer_mode=separate_async", "data.train_batch_size=30"))
+    chosen = values(_resolve("fast", "+trainer.v1.trainer_mode=colocate_async"))
+    assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
+
+
+def test_a_run_goes_on_for_its_steps_whatever_epochs_its_preset_has() -> None:
+    assert values(_resolve("qwen"))["trainer.total_epochs"] == 2
+    assert values(_resolve("qwen", steps=500), epoch_steps=56)["trainer.total_epochs"] == 1000
+    assert values(_resolve("qwen", "trainer.total_epochs=3", steps=500), epoch_steps=56)["trainer.total_epochs"] == 3
+    steps = values(_resolve("qwen", "trainer.total_training_steps=null"), epoch_steps=56)
+    assert steps["trainer.total_training_steps"] == 112
+
+
+def test_what_the_metrics_are_made_of_is_always_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "elsewhere.jsonl")
+    chosen = values(_resolve("fast", "trainer.logger=[console]"), run_dir="RUN")
+    assert chosen["trainer.logger"] == ["console", "file"]
+    assert chosen["+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"] == "RUN/verl.jsonl"
+
+
+def test_longer_trajectories_get_longer_micro_batches() -> None:
+    chosen = values(_resolve("fast", "actor_rollout_ref.rollout.max_model_len=65536"))
+    assert chosen["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 65536
+
+
+def test_a_resumed_run_takes_a_setting_by_either_of_its_names() -> None:
+    begun = _resolve("fast", "trainer.total_training_steps=10", "trainer.logger=[console]").to_dict()
+    begun.pop("config")
+    longer = {"steps": 20, "track": ["tensorboard"]}
+    config = resolve("fast", **{**without_twins(begun, longer), **longer})
+    assert (config.steps, config.track, config.verl) == (20, ["tensorboard"], {})
+    theirs = {"verl": {"trainer.total_training_steps": 30, "actor_rollout_ref.actor.optim.lr": 1e-5}}
+    config = resolve("fast", **{**without_twins(begun, theirs), **theirs})
+    assert (config.steps, config.learning_rate) == (30, 1e-5)
+    both = {"steps": 20, "verl": {"trainer.total_training_steps": 30}}
+    with pytest.raises(ConfigError, match="one setting"):
+        resolve("fast", **{**without_twins(begun, both), **both})

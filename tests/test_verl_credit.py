@@ -153,3 +153,11 @@ async def test_rows_that_come_while_others_are_stored_are_stored_together() -> N
     with pytest.raises(OSError, match="no room"):
         await lost
     assert sorted(calls) == [(1, "val"), (3, "train"), (8, "train")]
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 16])
+def test_equal_rewards_have_no_advantage(count: int) -> None:
+    torch = pytest.importorskip("torch")
+    rewards, mask = torch.full((count, 1), 0.7), torch.ones(count, 1)
+    advantages, _ = discounted_advantage(rewards, mask, [f"u|{number}|1.0:1" for number in range(count)])
+    assert not advantages.any()

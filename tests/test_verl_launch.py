@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from train.rundir import RunDir
-from train.verl.launch import collect, following
+from train.verl.launch import _keep_metrics, collect, following
 
 
 def _wait_for_steps(run: RunDir, steps: list[int]) -> None:
@@ -38,3 +38,22 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
     assert [line["wall_s"] for line in lines] == [2.0, 5.0, 6.0]
     assert lines[1]["reward"] == 0.25
     assert lines[1]["failures"] == {"timeout": 1}
+
+
+def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+    (run.path / "verl.jsonl").write_text("".join(_step(number, 2.0) for number in range(1, 6)) + _step(6, 2.0)[:9])
+    _keep_metrics(run)
+    assert not (run.path / "verl.jsonl").exists()
+    validated = json.dumps({"step": 3, "data": {"val-core/spider/reward/mean@1": 0.5}}) + "\n"
+    (run.path / "verl.jsonl").write_text(validated + _step(4, 1.0))
+    _keep_metrics(run)
+    (run.path / "verl.jsonl").write_text(_step(5, 1.0))
+    collect(run)
+    assert [(line["step"], line["wall_s"]) for line in run.metrics()] == [
+        (1, 2.0),
+        (2, 4.0),
+        (3, 6.0),
+        (4, 7.0),
+        (5, 8.0),
+    ]

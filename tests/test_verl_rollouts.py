@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import external_processes as processes
 import openai
 import pyarrow.parquet as pq
 import pytest
 from no_data import NoData
+from programs import fork
 
 from adapters import AgentError, Answer, Endpoint, Question
 from train.clock import StepClock
@@ -24,6 +26,7 @@ from train.config import RunConfig, resolve
 from train.local.sampling import Sampling
 from train.local.stack import LocalStack
 from train.rundir import RunDir
+from train.store_address import check_store
 from train.verl.credit import Row
 from train.verl.manager import prompts_of
 from train.verl.policy import VerlEngine
@@ -321,6 +324,43 @@ def test_validation_counts_the_agents_own_failures_as_wrong(tmp_path: Path) -> N
     assert sum(sum(row.mask) == 0 for row in made.queue.rows.values()) == 1
     [line] = (tmp_path / "rollouts.jsonl").read_text().splitlines()
     assert '"accuracy": 0.5' in line
+
+
+def test_a_validation_of_which_nothing_can_be_judged_ends_the_training_with_its_reason(tmp_path: Path) -> None:
+    async def hang() -> None:
+        await asyncio.sleep(300)
+
+    with _service(tmp_path, _Backend(act=hang), step_deadline_s=0.5) as made:
+        made.service.submit([_prompt(str(number), rollouts=1, partition="val") for number in range(2)])
+        made.until_done(2)
+        with pytest.raises(RolloutsFailedError, match=r"none of 2 validation rollouts could be judged; .* timeout"):
+            made.service.take("val", 0, {})
+
+
+def test_a_rollout_of_which_nothing_is_trained_is_counted_and_said(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend(), tasks_per_step=1, agent_match="nobody") as made:
+        made.service.submit([_prompt(str(number)) for number in range(4)])
+        made.until_done(4)
+        with pytest.raises(RolloutsFailedError, match="no call that is trained: see --agent-match"):
+            made.service.check()
+        figures = made.service.take("train", 4, {})
+    assert figures["rollouts/dropped_unused_total"] == figures["rollouts/dropped_total"] == 16
+
+
+def test_rollouts_go_through_a_store_that_is_somewhere_else(tmp_path: Path) -> None:
+    address = f"http://127.0.0.1:{(port := processes.free_port())}"
+    store = fork(processes.store, str(tmp_path / "store.db"), port)
+    try:
+        check_store(address, timeout_s=30)
+        with _service(tmp_path, _Backend(), external_store_address=address, llm_proxy=True) as made:
+            made.service.submit([_prompt(str(number)) for number in range(20)])
+            made.until_done(20)
+            figures = made.service.take("train", 4, {})
+    finally:
+        store.kill()
+        store.join()
+    assert figures["rollouts/ended_total"] == len(made.queue.rows) == 80
+    assert figures["rollouts/dropped_total"] == 0
 
 
 class _Stack(list[Any]):

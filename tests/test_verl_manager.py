@@ -1,0 +1,161 @@
+"""verl's manager as verl makes and calls it, with the real store, runners and proxy; TransferQueue is a fake."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+import domains
+from adapters import Endpoint, Question
+from train.config import RunConfig, resolve
+from train.rundir import RunDir
+from train.verl import manager as manager_module
+from train.verl.launch import STARTER
+from train.verl.manager import RolloutManager
+
+
+async def ask(question: Question, endpoint: Endpoint) -> str:
+    """An agent of one call."""
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
+        reply = await client.chat.completions.create(
+            model=endpoint.model, messages=[{"role": "user", "content": question.text}], **endpoint.sampling
+        )
+    return reply.choices[0].message.content or ""
+
+
+@dataclass
+class _Client:
+    """verl's client of its inference servers."""
+
+    ids: Iterator[list[int]]
+    prompts: list[list[int]] = field(default_factory=list)
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        self.prompts.append(prompt_ids)
+        ids = next(self.ids)
+        versions = {"min_global_steps": 2, "max_global_steps": 2}
+        return SimpleNamespace(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields=versions)
+
+
+@dataclass
+class _TransferQueue:
+    """What is in which partition: tags by key, fields by key."""
+
+    tags: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    fields: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def kv_put(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self.tags[partition_id, key] = tag
+
+    def kv_batch_put(self, *, keys: list[str], partition_id: str, fields: list[Any], tags: list[Any]) -> None:
+        for key, row, tag in zip(keys, fields, tags, strict=True):
+            self.fields[partition_id, key], self.tags[partition_id, key] = row, tag
+
+    def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
+        for key in keys:
+            del self.fields[partition_id, key], self.tags[partition_id, key]
+
+
+def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
+    """The fake, and as much of verl as the manager imports."""
+    made = _TransferQueue()
+    operations = {name: getattr(made, name) for name in ("kv_put", "kv_batch_put", "kv_clear")}
+    _module(monkeypatch, "transfer_queue", **operations)
+    for package in ("verl", "verl.utils"):
+        _module(monkeypatch, package)
+    _module(monkeypatch, "verl.utils.fs", copy_to_local=lambda path: path)
+    _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
+    monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
+    return made
+
+
+def _config(run: RunDir, **settings: Any) -> Any:
+    """verl's whole configuration, as far as the manager reads it."""
+    config = resolve("starter", trainer="verl", backend="custom", agent=f"{__name__}:ask", n_runners=8, **settings)
+    ours = {**asdict(config), "runner_processes": 0}
+    rollout = SimpleNamespace(
+        n=4,
+        val_kwargs=SimpleNamespace(n=1),
+        max_model_len=512,
+        name="vllm",
+        multi_turn=SimpleNamespace(format="hermes"),
+    )
+    model = SimpleNamespace(path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None)
+    return SimpleNamespace(
+        lightning_rod=SimpleNamespace(run_dir=str(run.path), config=ours),
+        actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model),
+        algorithm=SimpleNamespace(adv_estimator="grpo"),
+        data={},
+    )
+
+
+def _until(queue: _TransferQueue, partition: str, uids: list[str]) -> list[str]:
+    deadline = time.monotonic() + 30
+    while any(queue.tags.get((partition, uid), {}).get("status") in (None, "running") for uid in uids):
+        assert time.monotonic() < deadline, queue.tags
+        time.sleep(0.05)
+    return [queue.tags[partition, uid]["status"] for uid in uids]
+
+
+def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
+    domain = domains.get("spider")
+    right, other = (dict(task) for task in domain.load(None).validation[:2])
+    answers = [f"{sql} {tokenizer.eos_token}" for sql in (str(right["query"]), "SELECT 1 WHERE 0")]
+    replies = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in answers]
+    client = _Client(itertools.cycle(replies))
+    made = RolloutManager.create(_config(run), client)
+    try:
+        assert RolloutManager.current is made
+        made.clock.sampling_begins()
+        batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])
+        made.generate_sequences(batch)
+        assert _until(queue, "train", ["u", "v"]) == ["finished", "finished"]
+        figures = made.sampled("train", 3)
+    finally:
+        made.service._stack.__exit__(None, None, None)
+    keys = sorted(key for _, key in queue.fields)
+    assert keys == [f"{uid}_{session}_0" for uid in "uv" for session in range(4)]
+    rows = [queue.fields["train", key] for key in keys]
+    assert all(row["rm_scores"].sum() == row["rm_scores"][-1] for row in rows)
+    assert all(len(row["responses"]) == len(row["response_mask"]) == len(row["rollout_log_probs"]) for row in rows)
+    assert {tuple(row["responses"].tolist()) for row in rows} == {tuple(ids) for ids in replies}
+    assert {tuple(row["prompts"].tolist()) for row in rows} == {tuple(ids) for ids in client.prompts}
+    assert {queue.tags["train", key]["max_global_steps"] for key in keys} == {2}
+    assert (figures["rollouts/ended_total"], figures["rollouts/groups_total"]) == (8, 2)
+    for row in rows:  # the first answer is right for the first question alone
+        assert float(row["rm_scores"][-1]) == float(row["uid"] == "u" and row["responses"].tolist() == replies[0])
+    assert sum(float(row["rm_scores"][-1]) for row in rows) == 8 * figures["rollouts/reward_mean"]
+    [line] = [json.loads(text) for text in (run.path / "rollouts.jsonl").read_text().splitlines()]
+    assert (line["step"], line["ended"], line["calls"]) == (3, 8, 8)
+
+
+def test_a_teacher_is_refused() -> None:
+    with pytest.raises(ValueError, match="distillation"):
+        RolloutManager.create(None, None, teacher_client=object())
+
+
+class _Batch(dict[str, Any]):
+    """A TensorDict, as verl's trainer sends it."""
+
+    def __len__(self) -> int:
+        return len(self["uid"])
