@@ -100,7 +100,8 @@ def part_spider(suite: Suite) -> dict[str, Any]:
         if folder is None or not (folder / "metrics.jsonl").exists():
             return result
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        result["curve"] = [(line["step"], line["validation"]["accuracy"]) for line in lines if "validation" in line]
+        measured = [(line["step"], line.get("validation") or line.get("validation_sampled")) for line in lines]
+        result["curve"] = [(step, each["accuracy"]) for step, each in measured if each]
         result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
         result["run"] = str(folder)
         after = measured("after", str(folder / "model")) if (folder / "model").exists() else {}

@@ -209,6 +209,8 @@ def _ports(port: int) -> Iterator[Line]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
         yield Line("ok", f"{what} on 127.0.0.1")
+    except OverflowError:
+        yield Line("failure", f"{port} is no port", "give a --proxy-port of 0 (any) to 65535")
     except OSError as error:
         yield Line("failure", f"{what} on 127.0.0.1: {error.strerror}", "give another --proxy-port, or 0 for any")
 
@@ -217,6 +219,9 @@ def _disk(output_dir: str, trainer: str) -> Iterator[Line]:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        yield Line("failure", f"{folder} is a file: {output_dir} cannot be made", "give another --output-dir")
+        return
     free = shutil.disk_usage(folder).free / 1e9
     wanted = _DISK_GB[trainer]
     hint = f"{wanted} GB are a fair start for checkpoints; --output-dir takes another disk"
@@ -249,11 +254,22 @@ def _tool_calls(model: str, tool_format: str) -> Iterator[Line]:
     if (folder / "chat_template.jinja").is_file():
         template = (folder / "chat_template.jinja").read_text()
     elif (folder / "tokenizer_config.json").is_file():
-        template = str(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template") or "")
+        try:
+            template = str(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template") or "")
+        except (ValueError, AttributeError) as error:
+            yield Line("failure", f"{folder / 'tokenizer_config.json'} is damaged: {error}", "copy the model once more")
+            return
     if not template:
         yield Line("failure", f"{model} has no chat template", "take an instruct model, or set its chat_template")
         return
-    found = "hermes" if "<tool_call>" in template else "llama3_json" if '"parameters"' in template else None
+    # Qwen3-Coder writes the same tag around XML instead of JSON.
+    found = (
+        "hermes"
+        if "<tool_call>" in template and "<function=" not in template
+        else "llama3_json"
+        if '"parameters"' in template
+        else None
+    )
     if found is None:
         hint = "use the langgraph backend, which calls no tools"
         yield Line("warning", f"{model}: its chat template knows no tool calls", hint)
@@ -287,10 +303,19 @@ def _endpoint(url: str) -> Iterator[Line]:
             "return_token_ids": True,
         }
         reply = json.loads(_get(f"{base}/chat/completions", body))
-    except (OSError, ValueError, LookupError) as error:
-        yield Line("failure", f"{base} does not answer as an OpenAI endpoint: {error}", "its base URL ends in /v1")
+        choice: dict[str, Any] = reply["choices"][0]
+    except urllib.error.HTTPError as error:
+        hint = (
+            "its base URL ends in /v1" if error.code == 404 else f"it said: {error.read(300).decode(errors='replace')}"
+        )
+        yield Line("failure", f"{base} answered HTTP {error.code} {error.reason}", hint)
         return
-    choice: dict[str, Any] = reply["choices"][0]
+    except OSError as error:
+        yield Line("failure", f"{base} does not answer: {getattr(error, 'reason', error)}", "start the server there")
+        return
+    except (ValueError, LookupError, TypeError) as error:
+        yield Line("failure", f"{base} does not answer as an OpenAI endpoint: {error!r}", "its base URL ends in /v1")
+        return
     ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("content")
     if not reply.get("prompt_token_ids") or not ids or not logprobs or len(ids) != len(logprobs):
         yield Line("failure", f"{base} sends no token ids with logprobs", "serve the model with vLLM 0.10.2 or newer")

@@ -266,7 +266,7 @@ def _line(
             "seconds": dict(trained.get("seconds") or dict.fromkeys(PARTS, 0.0)),
         }
     if validated:
-        line["validation"] = validated["validation"]
+        line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
     line["wall_s"] = round(wall, 2)
     return {**line, "verl": dict(data)}
 

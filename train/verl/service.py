@@ -117,7 +117,7 @@ class RolloutService:
         if partition == "val":
             if not any(outcome.reward is not None or outcome.status in JUDGED_FAILURES for outcome in outcomes):
                 raise RolloutsFailedError(f"none of {len(outcomes)} validation rollouts could be judged; {self._why}")
-            line["validation"] = accuracy(whole.outcomes)
+            line["validation" if self._config.val_temperature == 0 else "validation_sampled"] = accuracy(whole.outcomes)
         self._run.append_rollout_figures(line)
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
