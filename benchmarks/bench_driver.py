@@ -7,16 +7,22 @@ replies of one length do. What that process does before and after is time in whi
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from benchmarks._results import record
+from train.store_address import check_store
 
+AGENT = "benchmarks._gpu_agents:once"
 ROLLOUTS = (128, 512)
 GROUP, REPLY = 8, 256
 STEPS, WARM_UP = 5, 1
@@ -68,15 +74,46 @@ class _Queue:
 
 
 def main() -> None:
-    """Print CPU milliseconds a rollout, before the replies and after them."""
-    print(f"{'rollouts':>10}{'before':>10}{'after':>10}   CPU ms a rollout")
+    """Print CPU milliseconds a rollout before the replies and after them, by where the store is."""
+    print(f"{'rollouts':>10}{'store':>12}{'before':>10}{'after':>10}   CPU ms a rollout")
     for rollouts in ROLLOUTS:
-        before, after = _cost(rollouts)
-        print(f"{rollouts:10}{before:10.2f}{after:10.2f}", flush=True)
-        record(f"verl's process, a rollout of one call, {rollouts} at once", before + after, unit="CPU ms")
+        for elsewhere in (False, True):
+            store = "elsewhere" if elsewhere else "the run's"
+            before, after = _cost(rollouts, elsewhere=elsewhere)
+            print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}", flush=True)
+            name = f"verl's process, a rollout of one call, {rollouts} at once, store {store}"
+            record(name, before + after, unit="CPU ms")
 
 
-def _cost(rollouts: int) -> tuple[float, float]:
+@contextmanager
+def _store(rollouts: int) -> Iterator[str]:
+    """A durable store and two processes of runners, as a user starts them; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address, python = f"http://127.0.0.1:{port}", [sys.executable, "-m"]
+    with tempfile.TemporaryDirectory() as folder:
+        runner = [*python, "train.runner", "--external-store-address", address, "--n-runners", str(rollouts // 2)]
+        runner += ["--backend", "custom", "--agent", AGENT, "--domain", "spider"]
+        programs = [[*python, "train.store", "--path", f"{folder}/store.db", "--port", str(port)], runner, runner]
+        running = []
+        try:
+            for command in programs:
+                running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+                check_store(address, timeout_s=60)
+            yield address
+        finally:
+            for process in reversed(running):
+                process.terminate()
+                process.wait(30)
+
+
+def _cost(rollouts: int, *, elsewhere: bool) -> tuple[float, float]:
+    with _store(rollouts) if elsewhere else nullcontext() as address:
+        return _measured(rollouts, address)
+
+
+def _measured(rollouts: int, address: str | None) -> tuple[float, float]:
     import domains
     from train.backends import make_backend, make_reward
     from train.clock import StepClock
@@ -88,9 +125,10 @@ def _cost(rollouts: int) -> tuple[float, float]:
     from train.verl.policy import VerlEngine
     from train.verl.service import Prompt, RolloutService
 
-    config = RunConfig(
-        backend="custom", agent="benchmarks._gpu_agents:once", n_runners=rollouts, runner_processes=2, max_tokens=REPLY
-    )
+    runners: dict[str, Any] = {"n_runners": rollouts, "runner_processes": 2}
+    if address is not None:
+        runners = {"n_runners": 0, "external_store_address": address, "llm_proxy": True}
+    config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY, **runners)
     domain, clock, groups = domains.get("spider"), StepClock(), rollouts // GROUP
     tasks = domain.load().train[:groups]
     client, queue = _Client(rollouts), _Queue(groups)
