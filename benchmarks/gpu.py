@@ -143,7 +143,10 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     steps = str(options.speed_steps)
     arguments = [*_VERL, "--model", model, "--backend", "custom"]
     arguments += ["--agent", "benchmarks._gpu_agents:once", "--steps", steps]
-    arguments += ["--n-runners", str(8 * options.batch), *same]
+    if (store := options.external_store_address) is not None:
+        arguments += ["--external-store-address", store, "--llm-proxy", "--n-runners", "0", *same]
+    else:
+        arguments += ["--n-runners", str(8 * options.batch), *same]
     ours, _ = suite.train("speed-ours", arguments, limit)
     result["ours"] = ours
     if suite.options.only_ours:
@@ -312,6 +315,9 @@ def main() -> int:
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply")
     parser.add_argument("--speed-steps", type=int, default=8, help="speed, uneven: steps, of which two warm up")
     parser.add_argument("--modes", default="sync,colocate_async", help="of the part uneven")
+    parser.add_argument(
+        "--external-store-address", help="speed: a store, with runners beside it, in place of the run's"
+    )
     parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
     parser.add_argument(
