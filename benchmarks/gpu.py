@@ -315,9 +315,7 @@ def main() -> int:
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply")
     parser.add_argument("--speed-steps", type=int, default=8, help="speed, uneven: steps, of which two warm up")
     parser.add_argument("--modes", default="sync,colocate_async", help="of the part uneven")
-    parser.add_argument(
-        "--external-store-address", help="speed: a store, with runners beside it, in place of the run's"
-    )
+    parser.add_argument("--external-store-address", help="speed: a store with runners, not the run's own")
     parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each training run")
     parser.add_argument(
