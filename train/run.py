@@ -166,7 +166,7 @@ def main(
         "agent": agent,
         "domain": domain,
         "trainer": trainer,
-        "model": model,
+        "model": _settled(model),
         "reward": reward,
         "steps": 1 if ci_fast else 20 if ci else steps,
         "n_runners": n_runners,
@@ -359,6 +359,13 @@ def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, sh
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
         outcomes = trainer.dev()
     show_rollouts(shown, outcomes, settings.agent_match)
+
+
+def _settled(model: str | None) -> str | None:
+    """A folder's own path: ``runs/latest``, a link, is another folder as soon as the run begins."""
+    if model is None or model == "starter" or not Path(model).exists():
+        return model
+    return str(Path(model).resolve())
 
 
 def _relative(path: Path) -> str:
