@@ -261,7 +261,7 @@ def _train(
             return trainer.train()
     except KeyboardInterrupt:
         raise _Stop(
-            f"stopped; what was learnt is kept. Go on with: python -m train.run --resume {_relative(run.path)}",
+            f"stopped; {_kept(run)}. Go on with: python -m train.run --resume {_relative(run.path)}",
             code=130,
         ) from None
     except (ProxyError, UnsupportedModelError) as error:
@@ -361,6 +361,13 @@ def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, sh
     show_rollouts(shown, outcomes, settings.agent_match)
 
 
+def _kept(run: RunDir) -> str:
+    """What ``--resume`` will find."""
+    if not (saved := run.checkpoints()):
+        return "there is no checkpoint yet"
+    return f"what was learnt up to step {int(saved[-1].name.removeprefix('step-'))} is kept"
+
+
 def _settled(model: str | None) -> str | None:
     """A folder's own path: ``runs/latest``, a link, is another folder as soon as the run begins."""
     if model is None or model == "starter" or not Path(model).exists():
@@ -387,7 +394,15 @@ def _one_sentence(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         message, code = "stopped", 130
     except OSError as error:
-        if debug or error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.ENOENT, None):
+        if debug or error.errno not in (
+            errno.ENOSPC,
+            errno.EACCES,
+            errno.EROFS,
+            errno.EDQUOT,
+            errno.ENOENT,
+            errno.ENOTDIR,
+            None,
+        ):
             raise
         where = f" ({error.filename})" if error.filename else ""
         hint = {errno.ENOSPC: "; make room and go on with --resume"}.get(error.errno or 0, "")
