@@ -79,7 +79,8 @@ def main() -> None:
     for rollouts in ROLLOUTS:
         for elsewhere in (False, True):
             store = "elsewhere" if elsewhere else "the run's"
-            before, after = _cost(rollouts, elsewhere=elsewhere)
+            with _store(rollouts) if elsewhere else nullcontext() as address:
+                before, after = _cost(rollouts, address)
             print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}", flush=True)
             name = f"verl's process, a rollout of one call, {rollouts} at once, store {store}"
             record(name, before + after, unit="CPU ms")
@@ -108,12 +109,7 @@ def _store(rollouts: int) -> Iterator[str]:
                 process.wait(30)
 
 
-def _cost(rollouts: int, *, elsewhere: bool) -> tuple[float, float]:
-    with _store(rollouts) if elsewhere else nullcontext() as address:
-        return _measured(rollouts, address)
-
-
-def _measured(rollouts: int, address: str | None) -> tuple[float, float]:
+def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     import domains
     from train.backends import make_backend, make_reward
     from train.clock import StepClock

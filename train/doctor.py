@@ -262,14 +262,7 @@ def _tool_calls(model: str, tool_format: str) -> Iterator[Line]:
     if not template:
         yield Line("failure", f"{model} has no chat template", "take an instruct model, or set its chat_template")
         return
-    # Qwen3-Coder writes the same tag around XML instead of JSON.
-    found = (
-        "hermes"
-        if "<tool_call>" in template and "<function=" not in template
-        else "llama3_json"
-        if '"parameters"' in template
-        else None
-    )
+    found = _tool_format(template)
     if found is None:
         hint = "use the langgraph backend, which calls no tools"
         yield Line("warning", f"{model}: its chat template knows no tool calls", hint)
@@ -278,6 +271,12 @@ def _tool_calls(model: str, tool_format: str) -> Iterator[Line]:
         yield Line("failure", f"{model} writes {found} tool calls, and {tool_format} is what is read", hint)
     else:
         yield Line("ok", f"{model}: chat template with {found} tool calls")
+
+
+def _tool_format(template: str) -> str | None:
+    if "<tool_call>" in template and "<function=" not in template:  # Qwen3-Coder has XML in it instead of JSON
+        return "hermes"
+    return "llama3_json" if '"parameters"' in template else None
 
 
 def _store(address: str) -> Iterator[Line]:
@@ -305,9 +304,8 @@ def _endpoint(url: str) -> Iterator[Line]:
         reply = json.loads(_get(f"{base}/chat/completions", body))
         choice: dict[str, Any] = reply["choices"][0]
     except urllib.error.HTTPError as error:
-        hint = (
-            "its base URL ends in /v1" if error.code == 404 else f"it said: {error.read(300).decode(errors='replace')}"
-        )
+        said = error.read(300).decode(errors="replace")
+        hint = "its base URL ends in /v1" if error.code == 404 else f"it said: {said}"
         yield Line("failure", f"{base} answered HTTP {error.code} {error.reason}", hint)
         return
     except OSError as error:

@@ -46,6 +46,7 @@ _FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+_USERS_ERRNOS = {getattr(errno, name) for name in ("ENOSPC", "EACCES", "EROFS", "EDQUOT", "ENOENT", "ENOTDIR")} | {None}
 _USERS_ERRORS = (
     *(ConfigError, UnknownNameError, StoreAddressError, RunDirError),
     *(domains.DataError, rewards.JudgeSettingsError),
@@ -394,15 +395,7 @@ def _one_sentence(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         message, code = "stopped", 130
     except OSError as error:
-        if debug or error.errno not in (
-            errno.ENOSPC,
-            errno.EACCES,
-            errno.EROFS,
-            errno.EDQUOT,
-            errno.ENOENT,
-            errno.ENOTDIR,
-            None,
-        ):
+        if debug or error.errno not in _USERS_ERRNOS:
             raise
         where = f" ({error.filename})" if error.filename else ""
         hint = {errno.ENOSPC: "; make room and go on with --resume"}.get(error.errno or 0, "")

@@ -23,7 +23,7 @@ from train.verl.presets import BASE, PRESETS, SHARED
 if TYPE_CHECKING:
     from train.config import RunConfig
 
-__all__ = ["INSTALL", "compose", "keys", "parse_overrides", "run_settings", "values", "without_twins"]
+__all__ = ["INSTALL", "compose", "keys", "on_npu", "parse_overrides", "run_settings", "values", "without_twins"]
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
 """What to do where verl is missing; the name on the package index is somebody else's."""
@@ -67,7 +67,8 @@ def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, 
 
     Raises :class:`ConfigError` where both names were given with different values.
     """
-    settings = {name: value for name, value in PRESETS[preset].items() if "." not in name}
+    settings = {_RUN_NAMES.get(name, name): value for name, value in PRESETS[preset].items()}
+    settings = {name: value for name, value in settings.items() if "." not in name}
     if given.get("external_store_address") is not None:
         settings["runner_processes"] = 0  # a preset's belong to a store that lives with the run
     settings |= {name: value for name, value in given.items() if value is not None}
@@ -130,8 +131,7 @@ def values(
 
     ``model`` is where the model's files are, ``epoch_steps`` the steps of one pass over the training tasks.
     """
-    overrides = {key: value for key, value in config.verl.items() if key.lstrip("+") not in _RUN_NAMES}
-    overrides = {**{key: value for key, value in PRESETS[config.config].items() if "." in key}, **overrides}
+    overrides = _overrides(config)
     plain = {key.lstrip("+"): value for key, value in overrides.items()}
     mode = plain.get(_MODE, BASE[_MODE])
     # separate_async takes a batch apart itself: one mini-batch for each local update between two weight transfers.
@@ -155,8 +155,7 @@ def values(
     }
     if model is not None:
         chosen[SHARED["model"]] = model
-    npu = plain.get("trainer.device") == "npu"  # which has kernels of its own
-    if not npu and importlib.util.find_spec("flash_attn") is None:
+    if not on_npu(config) and importlib.util.find_spec("flash_attn") is None:
         chosen["actor_rollout_ref.model.use_remove_padding"] = False
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
         chosen["actor_rollout_ref.model.use_fused_kernels"] = True
@@ -169,14 +168,25 @@ def values(
         epochs = chosen[_EPOCHS]
         chosen[SHARED["steps"]] = None if epoch_steps is None else max(1, epochs * epoch_steps)
     elif _EPOCHS not in config.verl:
-        chosen[_EPOCHS] = BASE[
-            _EPOCHS
-        ]  # a preset's are for its own number of steps: verl would stop at the first of both
+        # A preset's are for its own steps, and verl stops at the first of the two.
+        chosen[_EPOCHS] = BASE[_EPOCHS]
     chosen["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
     environment = _environment(run_dir, wandb="wandb" in config.track)
     chosen |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
     chosen["+lightning_rod"] = {"run_dir": run_dir, "config": config.to_dict()}
     return chosen
+
+
+def _overrides(config: RunConfig) -> dict[str, Any]:
+    """verl's own settings, the preset's and then the given ones, without those that the run has, too."""
+    preset = {key: value for key, value in PRESETS[config.config].items() if "." in key}
+    return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in _RUN_NAMES}
+
+
+def on_npu(config: RunConfig) -> bool:
+    """Whether it trains on Ascend, which has kernels of its own."""
+    overrides = _overrides(config)
+    return bool(overrides.get("+trainer.device", overrides.get("trainer.device")) == "npu")
 
 
 def _with_file(logger: Any) -> list[str]:

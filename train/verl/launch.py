@@ -22,9 +22,8 @@ from train.clock import PARTS
 from train.config import ConfigError, RunConfig
 from train.rundir import RunDir
 from train.validation import choose_tasks
-from train.verl.config import compose, values
+from train.verl.config import compose, on_npu, values
 from train.verl.lora import merge_adapters, peft_problem
-from train.verl.presets import PRESETS
 
 __all__ = ["STARTER", "TrainingError", "check", "collect", "export", "following", "resolved", "train"]
 
@@ -41,7 +40,7 @@ def resolved(config: RunConfig, data: TaskData, run_dir: str) -> dict[str, Any]:
         config,
         run_dir=run_dir,
         model=str(STARTER) if config.model == "starter" else _absolute(config.model),
-        n_gpus=max(1, _gpus(_npu(config))),
+        n_gpus=max(1, _gpus(npu=on_npu(config))),
         epoch_steps=len(data.train) // config.tasks_per_step,
     )
 
@@ -51,16 +50,9 @@ def check(config: RunConfig, data: TaskData) -> None:
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
     composed = compose(resolved(config, data, "RUN_DIR"))
-    found = _gpus(_npu(config))
-    if not found:
-        raise ConfigError(
-            f"verl trains on {'NPUs' if _npu(config) else 'GPUs'}, and torch sees none here: leave out --trainer verl, "
-            "or ask python -m train.doctor --trainer verl why"
-        )
-    asked, rollout = composed.trainer.n_gpus_per_node, composed.actor_rollout_ref.rollout
-    if composed.trainer.nnodes == 1 and asked > found:
-        raise ConfigError(f"trainer.n_gpus_per_node is {asked}, but torch sees {found} here")
-    if composed.trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
+    if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # else Ray knows of more than this host
+        _check_gpus(composed.trainer.n_gpus_per_node, npu=on_npu(config))
+    if composed.trainer.v1.trainer_mode == "separate_async" and not composed.actor_rollout_ref.rollout.nnodes:
         raise ConfigError("separate_async samples on GPUs of its own: docs/verl.md says which settings give it some")
     if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):
         raise ConfigError(": ".join(problem))
@@ -186,12 +178,18 @@ def _write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def _npu(config: RunConfig) -> bool:
-    device = config.verl.get("trainer.device", PRESETS[config.config].get("trainer.device"))
-    return bool(device == "npu")
+def _check_gpus(asked: int, *, npu: bool) -> None:
+    found, named = _gpus(npu=npu), "NPUs" if npu else "GPUs"
+    if not found:
+        raise ConfigError(
+            f"verl trains on {named}, and torch sees none here: leave out --trainer verl, or ask "
+            "python -m train.doctor --trainer verl why"
+        )
+    if asked > found:
+        raise ConfigError(f"trainer.n_gpus_per_node is {asked}, but torch sees {found} {named} here")
 
 
-def _gpus(npu: bool) -> int:
+def _gpus(*, npu: bool) -> int:
     with suppress(ImportError):
         import torch
 

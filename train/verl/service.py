@@ -139,10 +139,11 @@ class RolloutService:
                 await self._queue.put(made, partition)
                 kept += made
                 rewards.append(outcome.reward or 0.0)
-            with self._lock:
+            unused = outcome.reward is not None and not made
+            with self._lock:  # together: the trainer's thread takes both
                 self._ended[partition].append(outcome)
-            if outcome.reward is not None and not made:
-                self._unused[partition] += 1
+                self._unused[partition] += unused
+            if unused:
                 self._why = "the last had a reward, but no call that is trained: see --agent-match, and what was traced"
             elif outcome.reward is None:
                 self._why = f"the last failed of {outcome.status}: {outcome.message[:300]}"
