@@ -7,7 +7,6 @@ replies of one length do. What that process does before and after is time in whi
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks._results import record
-from train.store_address import check_store
+from benchmarks._store_process import store_process
 
 AGENT = "benchmarks._gpu_agents:once"
 ROLLOUTS = (128, 512)
@@ -88,24 +87,21 @@ def main() -> None:
 
 @contextmanager
 def _store(rollouts: int) -> Iterator[str]:
-    """A durable store and two processes of runners, as a user starts them; its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address, python = f"http://127.0.0.1:{port}", [sys.executable, "-m"]
-    with tempfile.TemporaryDirectory() as folder:
+    """A durable store and two processes of runners; its address."""
+    python = [sys.executable, "-m"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        store_process([*python, "train.store", "--path", f"{folder}/store.db"]) as (address, _),
+    ):
         runner = [*python, "train.runner", "--external-store-address", address, "--n-runners", str(rollouts // 2)]
         runner += ["--backend", "custom", "--agent", AGENT, "--domain", "spider"]
-        programs = [[*python, "train.store", "--path", f"{folder}/store.db", "--port", str(port)], runner, runner]
-        running = []
+        running = [subprocess.Popen(runner, stdout=subprocess.DEVNULL) for _ in range(2)]
         try:
-            for command in programs:
-                running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-                check_store(address, timeout_s=60)
             yield address
         finally:
-            for process in reversed(running):
+            for process in running:
                 process.terminate()
+            for process in running:
                 process.wait(30)
 
 

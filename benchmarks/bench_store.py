@@ -10,13 +10,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks._results import record
+from benchmarks._store_process import store_process
 
 SPANS = 8
 SECONDS = 4.0
@@ -52,7 +49,7 @@ def speed() -> None:
     their_command = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1", "--log-level", "ERROR"]
     with tempfile.TemporaryDirectory() as folder:
         our_command = [sys.executable, "-m", "train.store", "--path", f"{folder}/store.db"]
-        with _server(their_command) as theirs, _server(our_command) as ours:
+        with store_process(their_command) as theirs, store_process(our_command) as ours:
             ways = {
                 "agl store": (theirs, False),
                 "durable store": (ours, False),
@@ -77,23 +74,6 @@ def speed() -> None:
                     record(f"{way}, {runners} runners", rate, unit="rollouts/s", against="agl store", theirs=rival)
                 ratios = zip(found[way], found["agl store"], strict=True)
                 print(f"{way + ', times':28}" + "".join(f"{a / b:10.1f}x      " for a, b in ratios))
-
-
-@contextmanager
-def _server(command: list[str]) -> Iterator[tuple[str, psutil.Process]]:
-    from train.store_address import check_store
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [*command, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        check_store(f"http://127.0.0.1:{port}", timeout_s=60)
-        yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _rate(server: tuple[str, psutil.Process], runners: int, batches: bool) -> tuple[float, float]:
