@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from train.rundir import RunDir
 from train.verl.launch import _keep_metrics, collect, following
@@ -57,3 +61,20 @@ def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path
         (4, 7.0),
         (5, 8.0),
     ]
+
+
+_JOBS = """
+import os, ray
+from train.verl.launch import _job_of_its_own
+with _job_of_its_own():
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+job = ray.remote(lambda: ray.get_runtime_context().get_job_id())
+print(ray.JobID.from_int(os.getpid()).hex(), ray.get_runtime_context().get_job_id(), ray.get(job.remote()))
+"""
+
+
+def test_runs_that_each_have_a_ray_have_different_jobs() -> None:
+    pytest.importorskip("ray")
+    said = subprocess.run([sys.executable, "-c", _JOBS], capture_output=True, text=True, timeout=120, check=True).stdout
+    own, driver, worker = said.split()
+    assert own == driver == worker

@@ -90,7 +90,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     composed = compose(resolved(config, data, str(run.path.resolve())))
     auto_set_device(composed)
     try:
-        with following(run):
+        with following(run), _job_of_its_own():
             run_ppo(composed, task_runner_class=TaskRunnerV1)
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(str(error))  # with the tracebacks of Ray's processes
@@ -103,6 +103,33 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
         raise TrainingError(f"Ray did not start on this machine: {error}") from error
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _job_of_its_own() -> Iterator[None]:
+    """Number the Ray job that begins inside by this process, if it is the first one of its Ray.
+
+    verl 0.9 names the socket in ``/tmp`` through which it hands weights to vLLM by that number, and the first job of
+    each Ray is number 1: two runs on one host, each with its Ray, that hand them over at one moment waited for ever.
+    """
+    import ray
+    from ray._private import state
+
+    numbered: Any = getattr(state, "next_job_id", None)
+    if numbered is None:  # another Ray: the number stays as it is
+        yield
+        return
+    first, own = ray.JobID.from_int(1), ray.JobID.from_int(os.getpid())
+
+    def number() -> Any:
+        given = numbered()
+        return own if given == first else given
+
+    state.next_job_id = number
+    try:
+        yield
+    finally:
+        state.next_job_id = numbered
 
 
 def collect(run: RunDir) -> None:
