@@ -91,7 +91,7 @@ def main(
         "max_tokens": max_tokens,
         "table_info_truncate": table_info_truncate,
         "execution_truncate": execution_truncate,
-        "n_runners": n_runners or (_REMOTE_RUNNERS if base_url else None),
+        "n_runners": _REMOTE_RUNNERS if n_runners is None and base_url else n_runners,
         "device": device,
         "seed": seed,
         "output_dir": output_dir,
