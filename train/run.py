@@ -26,6 +26,7 @@ from tools.startup import importing
 from tools.terminal import Version, busy, console
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
+from train.errors import RolloutsFailedError
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
@@ -267,6 +268,11 @@ def _train(
         ) from None
     except (ProxyError, UnsupportedModelError) as error:
         raise _Stop(str(error), code=1) from error
+    except RolloutsFailedError as error:
+        where = _relative(run.path)
+        raise _Stop(
+            f"{error}. More: python -m train.why {where}; go on with: python -m train.run --resume {where}", code=1
+        ) from error
     except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
         raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:
