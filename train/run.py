@@ -127,7 +127,12 @@ def main(
     max_turns: Annotated[int | None, typer.Option(help="Queries the agent may write for one question")] = None,
     table_info_truncate: Annotated[int | None, typer.Option(help="Characters of the schema in the prompt")] = None,
     execution_truncate: Annotated[int | None, typer.Option(help="Characters of a query's result in the prompt")] = None,
-    val_temperature: Annotated[float | None, typer.Option(help="Temperature in validation; 0 is greedy")] = None,
+    val_temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Temperature in validation; 0 is greedy, with a sampled one beside it before and after training"
+        ),
+    ] = None,
     val_tasks: Annotated[
         int | None, typer.Option(help="Validation questions before and after training; 0 is all of them")
     ] = None,
