@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from programs import Program, until
 from spider_folder import DEV, make_database, make_spider
 from typer.testing import CliRunner
 
@@ -179,6 +183,41 @@ def test_a_failing_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert "Traceback" not in process.stderr
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+def test_ctrl_c_while_a_gold_runs_leaves_what_was_there(tmp_path: Path) -> None:
+    source, out = make_spider(tmp_path / "source"), tmp_path / "out"
+    prepare(source, out)
+    before = contents(out)
+    for_ever = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    dev = [{**DEV[0], "query": for_ever}, {**DEV[1], "query": f"{for_ever} WHERE x > 1"}]  # ten seconds: both are slow
+    (source / "dev.json").write_text(json.dumps(dev))
+    program = Program("-m", "domains.spider.prepare", "--source", str(source), "--out", str(out))
+    until(lambda: list(tmp_path.glob(".out.*")), program)
+    time.sleep(0.5)
+    program.send_signal(signal.SIGINT)
+    assert program.wait(30).returncode == 130
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+
+
+@pytest.mark.parametrize("interrupted", [1, 2])
+def test_ctrl_c_between_two_renames_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
+) -> None:
+    source, out = make_spider(tmp_path / "source"), tmp_path / "out"
+    prepare(source, out)
+    before, rename, count = contents(out), Path.rename, itertools.count(1)
+
+    def once(path: Path, target: Path) -> Path:
+        if next(count) == interrupted:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", once)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, out)
+    assert contents(out) == before
 
 
 def test_a_disk_too_small_is_noticed_before_anything_is_written(

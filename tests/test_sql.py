@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -121,6 +124,38 @@ def test_a_query_can_be_cancelled_from_another_thread(database: Path) -> None:
     with pytest.raises(QueryTimeoutError, match="cancelled"):
         run_query(database, COUNT_FOR_EVER, timeout_s=60, cancelled=cancelled)
     timer.join()
+
+
+def test_what_a_signal_handler_raises_is_no_failure_of_the_query(database: Path) -> None:
+    def handler(*_: object) -> None:
+        raise LookupError("from the handler")
+
+    before, threads = signal.signal(signal.SIGALRM, handler), _thread._count()
+    try:
+        for moment in (*(0.0002 * number for number in range(1, 50)), 0.1):
+            signal.setitimer(signal.ITIMER_REAL, moment)
+            with pytest.raises(LookupError, match="from the handler"):
+                run_query(database, COUNT_FOR_EVER, timeout_s=60)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    while _thread._count() > threads:  # it stops, though nobody waits for it
+        time.sleep(0.01)
+    assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
+
+
+def test_ctrl_c_during_a_query_is_an_interrupt(database: Path) -> None:
+    code = (
+        f"from tools.sql import QueryError, run_query\nprint('now', flush=True)\n"
+        f"try:\n    run_query({str(database)!r}, {COUNT_FOR_EVER!r}, timeout_s=60)\n"
+        "except QueryError as error:\n    print('failed:', error)\n"
+        "except KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "now\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0] == "interrupted\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from train.rollouts import Job, Outcome
-from train.validation import accuracy, choose_tasks, validation_jobs, wilson
+from train.validation import accuracy, choose_tasks, validation_jobs, validation_name, wilson
 
 
 def _outcome(reward: float | None, status: str = "succeeded", **task: Any) -> Outcome:
@@ -45,6 +45,11 @@ def test_a_broken_infrastructure_changes_no_accuracy() -> None:
     assert result["failures"] == {"endpoint": 1, "timeout": 1}
 
 
+def test_of_nothing_judged_there_is_no_accuracy() -> None:
+    result = accuracy([_outcome(None, "reward"), _outcome(None, "judge_abstained")])
+    assert (result["accuracy"], result["n"], result["total"]) == (None, 0, 2)
+
+
 def test_an_agent_that_gives_up_is_wrong() -> None:
     result = accuracy([_outcome(1.0), _outcome(None, "over_long")])
     assert (result["accuracy"], result["n"]) == (0.5, 2)
@@ -69,6 +74,7 @@ def test_greedy_is_temperature_zero() -> None:
     [job] = validation_jobs([{"id": "1", "question": "?"}], temperature=0.0, max_tokens=5, seed=0)
     assert job.sampling["temperature"] == 0.0
     assert job.mode == "val"
+    assert [validation_name(each) for each in (0.0, 0.7, 1.0)] == ["validation", *["validation_sampled"] * 2]
 
 
 def test_rewards_that_are_no_proportion_get_the_interval_of_their_mean() -> None:

@@ -23,6 +23,7 @@ from programs import fork
 from adapters import AgentError, Answer, Endpoint, Question
 from train.clock import StepClock
 from train.config import RunConfig, resolve
+from train.errors import RolloutsFailedError
 from train.local.sampling import Sampling
 from train.local.stack import LocalStack
 from train.rundir import RunDir
@@ -31,7 +32,7 @@ from train.verl.credit import Row
 from train.verl.manager import prompts_of
 from train.verl.policy import VerlEngine
 from train.verl.queue import tag
-from train.verl.service import Prompt, RolloutService, RolloutsFailedError
+from train.verl.service import Prompt, RolloutService
 
 END = 0
 

@@ -167,7 +167,7 @@ class Connection:
     def __init__(self, path: str) -> None:
         self.path, self.signature = path, signature(path)
         self.deadline = float("inf")
-        self.cancelled: threading.Event | None = None
+        self._stops: tuple[threading.Event, ...] = ()
         self.stopped = False
         self.refused = ""
         """What the authorizer refused in this query, in words; empty when nothing was."""
@@ -201,10 +201,16 @@ class Connection:
         except OSError:
             return False
 
-    def start(self, deadline: float, cancelled: threading.Event | None) -> None:
-        """Forget the last query, and stop the next one at ``deadline`` (of perf_counter) or when ``cancelled``."""
-        self.deadline, self.cancelled, self.stopped = deadline, cancelled, False
+    def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
+        """Forget the last query, and stop the next one at ``deadline`` (of perf_counter) or when one of ``stops`` is
+        set."""
+        self.deadline, self._stops, self.stopped = deadline, stops, False
         self.refused = self.refused_function = ""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody wants this query to stop."""
+        return any(stop.is_set() for stop in self._stops)
 
     def close(self) -> None:
         """Now, and not when Python comes to look for cycles: SQLite knows this object, and this object SQLite's."""
@@ -215,7 +221,7 @@ class Connection:
             self.raw.close()
 
     def _expired(self) -> bool:
-        if time.perf_counter() > self.deadline or (self.cancelled is not None and self.cancelled.is_set()):
+        if time.perf_counter() > self.deadline or (self._stops and self.cancelled):
             self.stopped = True
         return self.stopped
 

@@ -14,11 +14,14 @@ Errors, one for each party that has to do something::
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +86,41 @@ def run_query(
     set by another thread: the query then stops within a millisecond or so, with :class:`QueryTimeoutError`.
     Raises a :class:`QueryError`, and leaves no file changed or created whatever the statement says.
     """
+
+    def query(*stops: threading.Event) -> QueryResult:
+        if cancelled is not None:
+            stops = (cancelled, *stops)
+        return _run(os.fspath(database), sql, timeout_s, max_rows, max_bytes, stops)
+
+    return _beside(query) if threading.current_thread() is threading.main_thread() else query()
+
+
+def _beside(query: Callable[[threading.Event], QueryResult]) -> QueryResult:
+    """Run a query of the main thread's in a thread of its own, and only wait for it here.
+
+    Signal handlers run in the main thread, wherever it is. Inside a callback of SQLite's what they raise is lost before
+    a line of ours could catch it, and Ctrl-C would look like a query that failed.
+    """
+    left, answer = threading.Event(), Future[QueryResult]()
+
+    def work() -> None:
+        try:
+            answer.set_result(query(left))
+        except BaseException as error:  # whatever it is, it is the caller's
+            answer.set_exception(error)
+
+    try:
+        _thread.start_new_thread(work, ())  # Thread.start() has moments at which it must not be interrupted
+        return answer.result()
+    except BaseException:
+        left.set()  # nobody waits for the query any more
+        raise
+
+
+def _run(
+    path: str, sql: str, timeout_s: float, max_rows: int, max_bytes: int, stops: tuple[threading.Event, ...]
+) -> QueryResult:
     started = time.perf_counter()
-    path = os.fspath(database)
     try:
         conn = _sqlite.take(path)
     except (OSError, sqlite3.Error, MemoryError) as error:
@@ -97,7 +133,7 @@ def run_query(
             sql.encode()  # Python 3.10 would say that a str is no string
         except UnicodeEncodeError as error:
             raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
-        conn.start(started + timeout_s, cancelled)
+        conn.start(started + timeout_s, stops)
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
@@ -157,8 +193,9 @@ def _translate(conn: _sqlite.Connection, path: str, sql: str, error: Exception, 
     lowered = message.lower()
     result: QueryError
     if conn.stopped:
-        cancelled = conn.cancelled is not None and conn.cancelled.is_set()
-        result = QueryTimeoutError(f"the query {'was cancelled' if cancelled else f'ran longer than {timeout_s:g} s'}")
+        result = QueryTimeoutError(
+            f"the query {'was cancelled' if conn.cancelled else f'ran longer than {timeout_s:g} s'}"
+        )
     elif conn.refused_function:
         result = SqlError(f"the function {conn.refused_function} is not available")
     elif conn.refused or "readonly database" in lowered:

@@ -5,6 +5,7 @@ The resolved record is written into the run directory, so a run can be resumed, 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -22,6 +23,14 @@ _AGENTS = (
     *("trainer", "config", "backend", "domain", "reward", "max_turns", "table_info_truncate", "sample_values", "keys"),
     *("execution_truncate", "rollout_timeout_s", "judge"),
 )
+
+_LEAST = {
+    **dict.fromkeys(("tasks_per_step", "max_turns", "table_info_truncate", "max_tokens", "max_model_len"), 1),
+    **dict.fromkeys(("runner_processes", "proxy_port", "sample_values", "execution_truncate", "retries"), 0),
+    **dict.fromkeys(("val_tasks", "val_every", "val_every_tasks", "clip_low", "clip_high"), 0),
+    "checkpoint_every": 1,
+}
+_POSITIVE = ("temperature", "learning_rate", "unresponsive_s", "rollout_timeout_s", "step_deadline_s")
 
 _CHOICES = {"trainer": ("local", "verl"), "credit": ("broadcast", "last", "discount")}
 
@@ -112,21 +121,24 @@ class RunConfig:
     """Settings of verl's own, by their dotted names; they win over a preset's."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tasks_per_step", "n_runners", "max_turns", "max_tokens", "checkpoint_every"):
-            verl = self.trainer == "verl"  # there 0 steps are as many as the epochs have, and -1 is never
-            least = {"n_runners": int(self.external_store_address is None), "steps": int(not verl)}
-            least["checkpoint_every"] = -1 if verl else 1
-            if getattr(self, name) < least.get(name, 1):
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        verl = self.trainer == "verl"  # there 0 steps are as many as the epochs have, and -1 is never
+        least = dict(_LEAST, n_runners=int(self.external_store_address is None), steps=int(not verl))
+        least |= {"checkpoint_every": -1, "val_every": -1} if verl else {}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low}")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
-        for name in ("temperature", "learning_rate"):
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, float) and not math.isfinite(value):  # nan is neither above nor below any bound
+                raise ConfigError(f"{each.name} is {value}; it must be a finite number")
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
         elsewhere = self.external_store_address is not None
         for wrong, message in (
-            (self.n_runners < 0, f"n_runners is {self.n_runners}; 0 leaves all rollouts to runners elsewhere"),
             (self.group_size < 2, f"group_size is {self.group_size}; a rollout needs another one to be compared with"),
             (self.val_temperature < 0, f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above"),
             (

@@ -25,7 +25,7 @@ def draw_curve(metrics: Sequence[dict[str, Any]], path: Path) -> None:
         ("validation", "validation, greedy", "tab:green"),
         ("validation_sampled", "validation, sampled", "tab:blue"),
     ):
-        points = [(line["step"], line[name]) for line in metrics if name in line]
+        points = [(line["step"], line[name]) for line in metrics if line.get(name, {}).get("accuracy") is not None]
         if points:
             steps = [step for step, _ in points]
             accuracy = [result["accuracy"] for _, result in points]

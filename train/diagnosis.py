@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["GAVE_NOTHING", "KINDS", "Reason", "diagnose", "group_key", "nothing_to_train"]
+from train.validation import is_judged
+
+__all__ = ["GAVE_NOTHING", "KINDS", "Reason", "diagnose", "group_key", "may_pass", "nothing_judged", "nothing_to_train"]
 
 KINDS = {
     "trained": "trained",
@@ -29,6 +31,7 @@ KINDS = {
     "lost": "lost by the store or its runner",
     "timeout": "not finished in time",
     "reward": "the reward could not be computed",
+    "judge_abstained": "the judge gave no verdict",
     "endpoint": "the endpoint failed",
     "agent": "the agent's own code failed",
     "tool": "a tool broke",
@@ -42,6 +45,14 @@ KINDS = {
 
 GAVE_NOTHING = ("no_calls", "no_token_ids", "calls_failed", "bad_calls", "agent_match")
 """Kinds of rollouts with a reward and without a triplet."""
+
+_PASSING = ("timeout", "lost", "endpoint")
+_MEND = {
+    "reward": "mend the reward (python -m rewards.audit tries it without a model)",
+    "judge_abstained": "see to the judge's endpoint, key and caps (docs/rewards.md)",
+}
+
+_SAID = 300  # characters of a failure's message
 
 _NO_IDS = "the server sent no token ids"
 # lightning-rod's server; vLLM's two wordings; OpenAI's.
@@ -91,6 +102,24 @@ def nothing_to_train(rows: Sequence[Mapping[str, Any]], *, agent_match: str | No
     said = {reason.kind: reason.text for reason in reversed(reasons) if reason}
     parts = [f"{count} of {len(rows)}: {said[kind]}" for kind, count in counted.most_common()]
     return f"no rollout gave anything to train on. {'; '.join(parts)}"
+
+
+def nothing_judged(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Why none of ``rows`` (of a step, or a validation) could be judged, and what to do; empty where one could."""
+    if not rows or any(map(is_judged, rows)):
+        return ""
+    first, kinds = rows[0], {row["status"] for row in rows}
+    what = "validation rollouts" if first["mode"] == "val" else "rollouts"
+    said = " ".join((first["message"] or "no more is known").split())[:_SAID]
+    mend = [text for kind, text in _MEND.items() if kind in kinds]
+    return "; ".join(
+        [f"none of {len(rows)} {what} could be judged", f"the first failed of {first['status']}: {said}", *mend]
+    )
+
+
+def may_pass(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a failure is among ``rows`` that may be gone in the next step, such as a machine that was asleep."""
+    return any(row["status"] in _PASSING for row in rows)
 
 
 def _reason(row: Mapping[str, Any], group: Sequence[float], agent_match: str | None, trainer: str) -> Reason:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from adapters.tracing import select, triplets
 from train.rollouts import Outcome
+from train.validation import shown
 
 __all__ = ["Display", "show_rollouts", "show_summary"]
 
@@ -61,7 +62,7 @@ class Display:
             if name in line:
                 result = line[name]
                 low, high = result["interval"]
-                text += f"  [green]{label} {result.get('measure', 'accuracy')} {result['accuracy']:.3f}[/green]"
+                text += f"  [green]{label} {result.get('measure', 'accuracy')} {shown(result['accuracy'])}[/green]"
                 text += f" \\[{low:.2f}, {high:.2f}] of {result['n']}"
         failures = line.get("failures") or {}
         if failures:
@@ -98,9 +99,9 @@ def show_rollouts(console: Console, outcomes: Sequence[Outcome], agent_match: st
         console.print(f"answer    {outcome.answer or outcome.message}", markup=False)
     scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     console.rule()
+    mean = sum(scored) / len(scored) if scored else None
     console.print(
-        f"{len(outcomes)} rollouts, {sum(len(outcome.calls) for outcome in outcomes)} calls, "
-        f"mean reward {sum(scored) / max(1, len(scored)):.3f}"
+        f"{len(outcomes)} rollouts, {sum(len(outcome.calls) for outcome in outcomes)} calls, mean reward {shown(mean)}"
     )
 
 
@@ -109,17 +110,17 @@ def show_summary(console: Console, summary: dict[str, Any], where: str) -> None:
     for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
         result = summary[name]
         if "after" in result:
-            gain = 100 * (result["after"] - result["before"])
+            before, after = result["before"], result["after"]
+            gain = "" if None in (before, after) else f" ([bold]{100 * (after - before):+.1f} points[/bold])"
             # The bundled Spider says so of its tasks; nothing is known of anybody else's.
             known = "before_by_subject_split" in result
             what = "questions over databases never trained on" if known else "validation questions"
             console.print(
-                f"[bold]{label}[/bold]: {result['before']:.3f} before, {result['after']:.3f} after "
-                f"([bold]{gain:+.1f} points[/bold]) on {result['n']} {what}"
+                f"[bold]{label}[/bold]: {shown(before)} before, {shown(after)} after{gain} on {result['n']} {what}"
             )
-            for split, before in result.get("before_by_subject_split", {}).items():
-                after = result["after_by_subject_split"].get(split, 0.0)
-                console.print(f"    {split} subjects: {before:.3f} before, {after:.3f} after")
+            for split, first in result.get("before_by_subject_split", {}).items():
+                last = result.get("after_by_subject_split", {}).get(split)
+                console.print(f"    {split} subjects: {shown(first)} before, {shown(last)} after")
     console.print(
         f"{summary['wall_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
         f"everything is in {where}"

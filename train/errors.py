@@ -1,9 +1,13 @@
-"""What a user can mend in a run's settings."""
+"""How a run ends that cannot go on: by its settings, or by what became of its rollouts."""
 
 from __future__ import annotations
 
-__all__ = ["ConfigError"]
+__all__ = ["ConfigError", "RolloutsFailedError"]
 
 
 class ConfigError(ValueError):
     """A setting that is unknown or out of range; the message names it, its value and what it may be."""
+
+
+class RolloutsFailedError(RuntimeError):
+    """Rollouts fail so steadily that it makes no sense to go on; the message says of what."""

@@ -19,6 +19,7 @@ from tools.plugins import UnknownNameError
 from tools.startup import importing
 from tools.terminal import Version, busy, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
+from train.errors import RolloutsFailedError
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
 
@@ -91,7 +92,7 @@ def main(
         "max_tokens": max_tokens,
         "table_info_truncate": table_info_truncate,
         "execution_truncate": execution_truncate,
-        "n_runners": n_runners or (_REMOTE_RUNNERS if base_url else None),
+        "n_runners": _REMOTE_RUNNERS if n_runners is None and base_url else n_runners,
         "device": device,
         "seed": seed,
         "output_dir": output_dir,
@@ -115,14 +116,16 @@ def main(
         typer.echo(_evaluate(settings, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form))
     except (ConfigError, UnknownNameError, domains.DataError, RunDirError, EndpointUnusableError) as error:
         _stop(error)
+    except RolloutsFailedError as error:
+        _stop(error, 1)
     except KeyboardInterrupt:
         typer.echo("stopped; the samples that were complete are in the evaluation's folder", err=True)
         sys.exit(130)
 
 
-def _stop(error: Exception) -> NoReturn:
+def _stop(error: Exception, code: int = 2) -> NoReturn:
     typer.echo(f"error: {error}", err=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _read(paths: list[str], *, compare: bool, form: str) -> str:

@@ -26,6 +26,7 @@ from tools.startup import importing
 from tools.terminal import Version, busy, console
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
+from train.errors import RolloutsFailedError
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
@@ -126,7 +127,12 @@ def main(
     max_turns: Annotated[int | None, typer.Option(help="Queries the agent may write for one question")] = None,
     table_info_truncate: Annotated[int | None, typer.Option(help="Characters of the schema in the prompt")] = None,
     execution_truncate: Annotated[int | None, typer.Option(help="Characters of a query's result in the prompt")] = None,
-    val_temperature: Annotated[float | None, typer.Option(help="Temperature in validation; 0 is greedy")] = None,
+    val_temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="Temperature in validation; 0 is greedy, with a sampled one beside it before and after training"
+        ),
+    ] = None,
     val_tasks: Annotated[
         int | None, typer.Option(help="Validation questions before and after training; 0 is all of them")
     ] = None,
@@ -267,6 +273,11 @@ def _train(
         ) from None
     except (ProxyError, UnsupportedModelError) as error:
         raise _Stop(str(error), code=1) from error
+    except RolloutsFailedError as error:
+        where = _relative(run.path)
+        raise _Stop(
+            f"{error}. More: python -m train.why {where}; go on with: python -m train.run --resume {where}", code=1
+        ) from error
     except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
         raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:

@@ -69,7 +69,7 @@ def _before_after(lines: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     for key in ("by_hardness", "by_subject_split"):
         if key in before:
             result[f"before_{key}"] = before[key]
-            if done:
+            if done and key in after:
                 result[f"after_{key}"] = after[key]
     return result
 

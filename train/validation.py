@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from domains import Task
@@ -13,10 +13,34 @@ from domains import Task
 if TYPE_CHECKING:
     from train.rollouts import Job, Outcome
 
-__all__ = ["JUDGED_FAILURES", "accuracy", "choose_tasks", "validation_jobs", "wilson"]
+__all__ = [
+    "JUDGED_FAILURES",
+    "accuracy",
+    "choose_tasks",
+    "is_judged",
+    "shown",
+    "validation_jobs",
+    "validation_name",
+    "wilson",
+]
 
 JUDGED_FAILURES = {"over_long", "agent"}
 """Failures that are the agent's own: it had its chance and gave no answer. Others say nothing about the policy."""
+
+
+def is_judged(rollout: Mapping[str, Any]) -> bool:
+    """Whether a rollout (a row of ``rollouts.parquet``) says something about the policy."""
+    return rollout["reward"] is not None or rollout["status"] in JUDGED_FAILURES
+
+
+def validation_name(temperature: float) -> str:
+    """What a validation at ``temperature`` is called in metrics and summaries: ``validation`` is the greedy one."""
+    return "validation" if temperature == 0 else "validation_sampled"
+
+
+def shown(value: float | None) -> str:
+    """An accuracy as it is shown; ``-`` where nothing could be judged."""
+    return "-" if value is None else f"{value:.3f}"
 
 
 def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
@@ -48,7 +72,7 @@ def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     ``measure`` is what to call it: a reward that grades is no accuracy.
 
     The interval is Wilson's (1927) for a proportion where each reward is 0 or 1, else the mean's own (normal).
-    Infrastructure failures are left out and counted.
+    Infrastructure failures are left out and counted; where nothing else is there, the accuracy is None.
     """
     judged = [(o, o.reward or 0.0) for o in outcomes if o.succeeded or o.status in JUDGED_FAILURES]
     by: dict[str, dict[str, list[float]]] = {"hardness": defaultdict(list), "subject_split": defaultdict(list)}
@@ -91,5 +115,5 @@ def _interval(scores: Sequence[float]) -> list[float]:
     return [round(mean - half, 4), round(mean + half, 4)]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return round(sum(values) / len(values), 4) if values else 0.0
+def _mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None

@@ -200,12 +200,12 @@ def _check_space(folder: Path, databases: Iterable[Path]) -> None:
 
 def _swap(new: Path, out: Path, previous: Path) -> None:
     """Put ``new`` in the place of ``out``, moving what is there to ``previous``."""
-    if out.exists():
-        out.rename(previous)
     try:
+        if out.exists():
+            out.rename(previous)
         new.rename(out)
-    except OSError:
-        if previous.exists():
+    except BaseException:  # Ctrl-C may come between the two
+        if previous.exists() and not out.exists():
             previous.rename(out)
         raise
 

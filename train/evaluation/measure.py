@@ -9,9 +9,9 @@ from typing import Any
 
 from domains.spider.hardness import LEVELS
 from train.evaluation.statistics import bootstrap, mcnemar
-from train.validation import JUDGED_FAILURES
+from train.validation import is_judged
 
-__all__ = ["compare", "is_judged", "level_order", "measure", "scores_by_question"]
+__all__ = ["compare", "level_order", "measure", "scores_by_question"]
 
 Row = Mapping[str, Any]
 
@@ -19,9 +19,10 @@ Row = Mapping[str, Any]
 def measure(rows: Sequence[Row]) -> dict[str, Any]:
     """The figures of one evaluation; plain values, as ``evaluation.json`` has them.
 
-    Accuracy is the mean reward. A rollout that the infrastructure broke is left out and counted under ``failures``; one
-    in which the agent gave no answer counts as 0. Lengths are means over calls: of token ids, or where an endpoint sent
-    none of its own counts, which ``lengths_from`` says (``ids``, ``usage``, ``both``, ``unknown``).
+    Accuracy is the mean reward, None where there is none. A rollout that the infrastructure broke is left out and
+    counted under ``failures``; one in which the agent gave no answer counts as 0. Lengths are means over calls: of
+    token ids, or where an endpoint sent none of its own counts, which ``lengths_from`` says (``ids``, ``usage``,
+    ``both``, ``unknown``).
     """
     judged = [row for row in rows if is_judged(row)]
     levels: dict[str, list[Row]] = defaultdict(list)
@@ -38,11 +39,6 @@ def measure(rows: Sequence[Row]) -> dict[str, Any]:
         "failures": dict(Counter(row["status"] for row in rows if row["reward"] is None)),
         **_lengths(judged),
     }
-
-
-def is_judged(row: Row) -> bool:
-    """Whether a rollout says something about the policy."""
-    return row["reward"] is not None or row["status"] in JUDGED_FAILURES
 
 
 def level_order(name: str) -> tuple[int, str]:
@@ -95,7 +91,7 @@ def _accuracy(rows: Sequence[Row]) -> dict[str, Any]:
     scores = scores_by_question(rows)
     every = [score for each in scores.values() for score in each]
     return {
-        "accuracy": round(_mean(every), 4),
+        "accuracy": round(_mean(every), 4) if every else None,
         "interval": bootstrap(list(scores.values())),
         "questions": len(scores),
         "judged": len(every),
@@ -151,7 +147,7 @@ def _lengths(rows: Sequence[Row]) -> dict[str, Any]:
                 responses.append(call["response_tokens"])
                 sources.add("usage")
     return {
-        "transitions": round(transitions / len(rows), 2) if rows else 0.0,
+        "transitions": round(transitions / len(rows), 2) if rows else None,
         "prompt_tokens": round(_mean(prompts), 1) if prompts else None,
         "response_tokens": round(_mean(responses), 1) if responses else None,
         "lengths_from": "both" if len(sources) > 1 else next(iter(sources), "unknown"),

@@ -15,17 +15,19 @@ from typing import Any, Protocol
 
 import domains
 from domains import Domain, Task, TaskData
-from rewards import Reward, RewardError, total
+from rewards import Reward, total
 from train.backends import make_backend, make_reward
 from train.clock import StepClock
 from train.config import ConfigError, RunConfig
+from train.diagnosis import may_pass, nothing_judged
+from train.errors import RolloutsFailedError
 from train.evaluation.measure import measure
 from train.evaluation.predictions import gold_lines, prediction_lines
 from train.local.stack import LocalStack, Upstream
 from train.rollouts import Outcome, RolloutCollector
 from train.rows import row
 from train.rundir import RunDir
-from train.validation import accuracy, choose_tasks, validation_jobs
+from train.validation import accuracy, choose_tasks, validation_jobs, validation_name
 
 __all__ = ["Watcher", "evaluate"]
 
@@ -59,7 +61,7 @@ class _Judge:
             query, trace = outcome.trace[place]["input"], outcome.trace[: place + 1]
             try:
                 scores.append(total(await self.reward(outcome.job.task, query, trace)))
-            except RewardError:
+            except Exception:  # a reward is somebody else's code, too
                 return []
         return [*scores, outcome.reward]
 
@@ -110,9 +112,12 @@ def evaluate(
             _write_answers(run, tasks, ended, sample, sql=judge.wanted)
             rows += made
             outcomes += ended
+            last = sample + 1 == samples
+            if (why := nothing_judged(rows)) and (last or not may_pass(rows)):
+                raise RolloutsFailedError(f"{why}. More: python -m train.why {run.path}")
     figures = measure(rows)
     seconds = round(sum(clock.lap().values()), 2)
-    name = "validation" if config.val_temperature == 0 else "validation_sampled"
+    name = validation_name(config.val_temperature)
     run.append_metrics({"step": 0, name: accuracy(outcomes), "wall_s": seconds})
     run.merge_rollouts()
     run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **figures})

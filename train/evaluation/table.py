@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.validation import shown
+
 __all__ = ["FORMATS", "comparison", "details", "table"]
 
 FORMATS = ("text", "markdown", "json")
@@ -49,7 +51,7 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
     samples = figures["judged"] / figures["questions"] if figures["questions"] else 0
     each = f", {samples:.3g} samples each" if samples > 1 else ""
     lines = [
-        f"accuracy {figures['accuracy']:.3f} [{low:.3f}, {high:.3f}] of {figures['questions']} questions{each} "
+        f"accuracy {shown(figures['accuracy'])} [{low:.3f}, {high:.3f}] of {figures['questions']} questions{each} "
         "(95 %, bootstrap over questions)"
     ]
     if "differing" in figures:
@@ -59,7 +61,7 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
         )
     for level, part in figures["by_hardness"].items():
         low, high = part["interval"]
-        lines.append(f"{level}: {part['accuracy']:.3f} [{low:.3f}, {high:.3f}] of {part['questions']}")
+        lines.append(f"{level}: {shown(part['accuracy'])} [{low:.3f}, {high:.3f}] of {part['questions']}")
     if figures["by_turn"]:
         turns = ", ".join(f"{value:.3f} after {turn}" for turn, value in enumerate(figures["by_turn"], 1))
         lines.append(f"by turn: {turns} (what the answer would have been after that many queries)")
@@ -113,7 +115,7 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
 
 
 def _percent(figures: Mapping[str, Any]) -> str:
-    return f"{100 * figures['accuracy']:.1f}"
+    return "-" if figures["accuracy"] is None else f"{100 * figures['accuracy']:.1f}"
 
 
 def _change(first: Mapping[str, Any] | None, last: Mapping[str, Any], name: str) -> str:

@@ -23,7 +23,8 @@ from domains import Domain, Task, TaskData
 from train.backends import make_backend, make_reward
 from train.clock import StepClock
 from train.config import ConfigError, RunConfig
-from train.diagnosis import nothing_to_train
+from train.diagnosis import may_pass, nothing_judged, nothing_to_train
+from train.errors import RolloutsFailedError
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
 from train.local.model import load_policy, save_policy
@@ -33,7 +34,7 @@ from train.rows import row
 from train.rundir import RunDir
 from train.summary import summarize
 from train.tracking import Tracking
-from train.validation import accuracy, choose_tasks, validation_jobs
+from train.validation import accuracy, choose_tasks, validation_jobs, validation_name
 
 __all__ = ["STARTER", "LocalTrainer", "Watcher"]
 
@@ -161,6 +162,7 @@ class LocalTrainer:
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
         rows = [row(step, o) for o in outcomes]
         self.run.write_rollouts(step, rows)
+        self._check_judged(rows, wait=True)
         why = nothing_to_train(rows, agent_match=config.agent_match)
         self._barren = self._barren + 1 if why else 0
         if self._barren >= _PATIENCE:
@@ -194,13 +196,13 @@ class LocalTrainer:
         return [tasks[i] for i in order[position * size : (position + 1) * size]]
 
     def _validate(self, step: int, count: int, *, sampled: bool) -> dict[str, Any]:
-        """Accuracy at ``val_temperature``, and at the training temperature where ``sampled``."""
+        """Accuracy at ``val_temperature``; where that is greedy, at the training temperature too if ``sampled``."""
         config, tasks = self.config, choose_tasks(self.data.validation, count)
         results: dict[str, Any] = {}
-        temperatures = {"validation": config.val_temperature}
-        if sampled:
-            temperatures["validation_sampled"] = config.temperature
-        for name, temperature in temperatures.items():
+        temperatures = [config.val_temperature]
+        if sampled and config.val_temperature == 0:
+            temperatures.append(config.temperature)
+        for temperature in temperatures:
             self.watcher.phase(f"validation at temperature {temperature:g}", len(tasks))
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
@@ -209,8 +211,14 @@ class LocalTrainer:
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
             if step == 0 and (why := nothing_to_train(rows)):
                 raise self._nothing(why)
-            results[name] = accuracy(outcomes)
+            self._check_judged(rows, wait=step > 0)
+            results[validation_name(temperature)] = accuracy(outcomes)
         return results
+
+    def _check_judged(self, rows: Sequence[Mapping[str, Any]], *, wait: bool) -> None:
+        """Raise :class:`RolloutsFailedError` where no rollout could be judged, and to ``wait`` would change nothing."""
+        if (why := nothing_judged(rows)) and not (wait and may_pass(rows)):
+            raise RolloutsFailedError(why)
 
     def _nothing(self, why: str) -> ConfigError:
         """More steps would only take time."""

@@ -92,7 +92,7 @@ def charts(metrics: Sequence[Mapping[str, Any]], lengths: Mapping[int, Any], par
 
 
 def _validation(metrics: Sequence[Mapping[str, Any]], key: str, name: str) -> Series:
-    found = [(line["step"], line[key]) for line in metrics if key in line]
+    found = [(line["step"], line[key]) for line in metrics if line.get(key, {}).get("accuracy") is not None]
     return Series(
         name=name,
         points=[(step, result["accuracy"]) for step, result in found],

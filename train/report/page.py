@@ -16,6 +16,7 @@ from typing import Any
 
 from train.report.charts import Chart
 from train.report.svg import draw
+from train.validation import shown
 
 __all__ = ["page"]
 
@@ -81,10 +82,10 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[str]:
         if len(found) > 1:
             low, high = found[-1]["interval"]
             note = f"{label}, of {found[-1]['n']} [{low:.2f}, {high:.2f}]"
-            yield _tile(f"{found[0]['accuracy']:.3f} → {found[-1]['accuracy']:.3f}", note)
+            yield _tile(f"{shown(found[0]['accuracy'])} → {shown(found[-1]['accuracy'])}", note)
         elif found:
             low, high = found[0]["interval"]
-            yield _tile(f"{found[0]['accuracy']:.3f}", f"{label}, of {found[0]['n']} [{low:.2f}, {high:.2f}]")
+            yield _tile(shown(found[0]["accuracy"]), f"{label}, of {found[0]['n']} [{low:.2f}, {high:.2f}]")
     yield _tile(f"{total:,}", "rollouts")
     failed = sum(sum(line.get("failures", {}).values()) for line in metrics)
     yield _tile(f"{failed:,}", "failed in training")

@@ -20,22 +20,20 @@ from typing import Any
 from adapters.tracing import Call
 from domains import Task
 from train.config import RunConfig
+from train.diagnosis import nothing_judged
+from train.errors import RolloutsFailedError
 from train.local.stack import LocalStack
 from train.rollouts import Job, Outcome, RolloutCollector
 from train.rows import row
 from train.rundir import RunDir
-from train.validation import JUDGED_FAILURES, accuracy
+from train.validation import JUDGED_FAILURES, accuracy, validation_name
 from train.verl.credit import Row, rows
 from train.verl.queue import RowQueue
 
-__all__ = ["Prompt", "RolloutService", "RolloutsFailedError"]
+__all__ = ["Prompt", "RolloutService"]
 
 _LEAST = 2  # rewards that a group needs: one has nothing to be compared with
 _PATIENCE = 3  # batches of prompts that may come to nothing
-
-
-class RolloutsFailedError(RuntimeError):
-    """Rollouts fail so steadily that training cannot go on; the message says of what."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +105,16 @@ class RolloutService:
         if before is not None and before.step != step:
             before = None
         whole = self._tallies[partition] = part if before is None else before + part
-        if outcomes:
+        ended = [row(step, outcome) for outcome in outcomes]
+        if ended:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(
-                step, [row(step, outcome) for outcome in outcomes], kind=kind, more=before is not None
-            )
+            self._run.write_rollouts(step, ended, kind=kind, more=before is not None)
         line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts, **whole.means()}
         line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
         if partition == "val":
-            if not any(outcome.reward is not None or outcome.status in JUDGED_FAILURES for outcome in outcomes):
-                raise RolloutsFailedError(f"none of {len(outcomes)} validation rollouts could be judged; {self._why}")
-            line["validation" if self._config.val_temperature == 0 else "validation_sampled"] = accuracy(whole.outcomes)
+            if why := nothing_judged(ended):
+                raise RolloutsFailedError(why)
+            line[validation_name(self._config.val_temperature)] = accuracy(whole.outcomes)
         self._run.append_rollout_figures(line)
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)

@@ -1,0 +1,182 @@
+"""A reward that cannot be computed is no reward of 0: of nothing judged there is no accuracy, and the run says why."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import run as run_program
+from rich.console import Console
+
+from train.config import resolve
+from train.curve import draw_curve
+from train.diagnosis import may_pass, nothing_judged
+from train.display import Display, show_summary
+from train.evaluation.measure import measure
+from train.evaluation.table import details, table
+from train.report.build import build
+from train.rundir import RunDir
+from train.summary import summarize
+
+REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
+
+# Fails always, for every second question, or from its ninth call on.
+PLUGIN = """
+import itertools
+from tools.plugins import hookimpl
+
+calls = itertools.count()
+
+async def gone(task, answer, trace):
+    raise FileNotFoundError("the grading service is gone")
+
+async def half(task, answer, trace):
+    return await gone(task, answer, trace) if sum(map(ord, str(task["id"]))) % 2 else 1.0
+
+async def later(task, answer, trace):
+    return await gone(task, answer, trace) if next(calls) >= 8 else 1.0
+
+@hookimpl
+def register_rewards(register):
+    for reward in (gone, half, later):
+        register(reward.__name__, reward)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which these rewards are installed."""
+    site = tmp_path_factory.mktemp("site")
+    info = site / "unsteady-1.0.dist-info"
+    info.mkdir()
+    (site / "unsteady.py").write_text(PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unsteady\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lightning_rod]\nunsteady = unsteady\n")
+    kept = {name: value for name, value in os.environ.items() if name != "SPIDER_DATA_DIR"}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(site), kept.get("PYTHONPATH", "")])}
+
+
+def _resumed(runs: Path, environment: Mapping[str, str], **settings: Any) -> tuple[RunDir, Any]:
+    """A run of small steps, which a resumed one may have."""
+    small = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "val_tasks": 4, "n_runners": 8}
+    config = resolve("fast", **{**small, **settings})
+    run = RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict())
+    return run, run_program("-m", "train.run", "--resume", str(run.path), environment=environment)
+
+
+def _failed(status: str = "reward", **changes: Any) -> dict[str, Any]:
+    message = "the reward raised FileNotFoundError:\n gone"
+    return {**REAL, "mode": "train", "reward": None, "status": status, "message": message, **changes}
+
+
+def test_the_first_failure_is_quoted_with_what_to_do() -> None:
+    why = nothing_judged([_failed(mode="val"), _failed(mode="val", message="another")])
+    assert why.startswith("none of 2 validation rollouts could be judged; the first failed of reward: ")
+    assert "the reward raised FileNotFoundError: gone; mend the reward" in why
+    assert "see to the judge's endpoint" in nothing_judged([_failed("judge_abstained")])
+
+
+def test_one_that_was_judged_is_enough_and_an_agents_own_failure_is_judged() -> None:
+    assert nothing_judged([_failed(), {**REAL, "reward": 0.0}]) == ""
+    assert nothing_judged([_failed(), _failed("agent")]) == ""
+    assert nothing_judged([]) == ""
+
+
+def test_what_may_pass_by_itself_is_waited_for() -> None:
+    assert may_pass([_failed(), _failed("timeout")])
+    assert not may_pass([_failed(), _failed("judge_abstained")])
+
+
+def test_a_run_whose_reward_always_fails_ends_before_training(tmp_path: Path, environment: dict[str, str]) -> None:
+    run, done = _resumed(tmp_path, environment, reward="gone")
+    assert done.returncode == 1
+    assert "error: none of 4 validation rollouts could be judged" in done.stderr
+    assert "FileNotFoundError: the grading service is gone; mend the reward" in done.stderr
+    assert f"--resume {run.path}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "0.000" not in done.stdout + done.stderr
+    assert run.metrics() == []
+
+
+def test_a_run_whose_reward_fails_for_a_whole_step_ends_there(tmp_path: Path, environment: dict[str, str]) -> None:
+    run, done = _resumed(tmp_path, environment, reward="later")
+    assert done.returncode == 1
+    assert "error: none of 4 rollouts could be judged; the first failed of reward" in done.stderr
+    assert [line["step"] for line in run.metrics()] == [0]
+    assert run.checkpoints() == []
+
+
+def test_a_run_whose_reward_fails_now_and_then_goes_on_and_counts(tmp_path: Path, environment: dict[str, str]) -> None:
+    run, done = _resumed(tmp_path, environment, reward="half", tasks_per_step=8, val_tasks=12)
+    assert done.returncode == 0, done.stderr
+    before, after = run.metrics()
+    validated = before["validation"]
+    assert validated["accuracy"] == 1.0
+    assert 0 < validated["n"] < validated["total"] == 12
+    assert validated["failures"] == {"reward": 12 - validated["n"]}
+    assert 0 < after["failures"]["reward"] < after["rollouts"] == 16
+    assert after["reward"] == 1.0
+
+
+def test_a_validation_is_named_by_its_temperature(tmp_path: Path, environment: dict[str, str]) -> None:
+    run, done = _resumed(tmp_path, environment, val_temperature=1.0)
+    assert done.returncode == 0, done.stderr
+    assert "sampled accuracy" in done.stdout
+    assert "greedy" not in done.stdout
+    assert all("validation" not in line and "validation_sampled" in line for line in run.metrics())
+    names = sorted(path.name for path in (run.path / "rollouts").iterdir())
+    assert names == ["step-00000-val-1.parquet", "step-00001-train.parquet", "step-00001-val-1.parquet"]
+
+
+def test_an_evaluation_of_which_nothing_can_be_judged_has_no_figures(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    asked = ("-m", "train.evaluate", "--tasks", "6", "--n-runners", "6", "--output-dir", str(tmp_path), "--reward")
+    done = run_program(*asked, "gone", environment=environment)
+    assert done.returncode == 1
+    assert "error: none of 6 validation rollouts could be judged; the first failed of reward" in done.stderr
+    assert not (tmp_path / "latest" / "evaluation.json").exists()
+    done = run_program(*asked, "half", environment=environment)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())
+    assert figures["accuracy"] == 1.0
+    assert figures["failures"] == {"reward": 6 - figures["judged"]}
+    assert 0 < figures["judged"] < 6
+
+
+def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
+    config = resolve("fast", steps=1)
+    run = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict())
+    judged = {"accuracy": 0.25, "interval": [0.1, 0.5], "n": 8, "total": 8, "by_subject_split": {"new": 0.25}}
+    nothing = {"accuracy": None, "interval": [0.0, 1.0], "n": 0, "total": 8, "failures": {"timeout": 8}}
+    seconds = dict.fromkeys(("update", "sampling", "sql", "reward", "agent", "waiting"), 0.0)
+    step = {"step": 1, "reward": None, "rollouts": 4, "failures": {"timeout": 4}, "seconds": seconds}
+    lines: list[dict[str, Any]] = [{"step": 0, "validation": judged, "wall_s": 1.0}]
+    lines.append({**step, "validation": nothing, "wall_s": 2.0})
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    display = Display(console, 1)
+    for line in lines:
+        run.append_metrics(line)
+        display.step(line)
+    summary = summarize(run, config, "data")
+    show_summary(console, summary, "here")
+    assert summary["validation"]["after"] is None
+    assert "greedy accuracy - [0.00, 1.00] of 0" in out.getvalue()
+    assert "greedy: 0.250 before, - after on 8 questions" in out.getvalue()
+    assert "new subjects: 0.250 before, - after" in out.getvalue()
+    report = build(run)
+    assert "0.250 → -" in report.html
+    assert [list(each.points) for each in report.charts[0].series] == [[(0, 0.25)]]
+    draw_curve(run.metrics(), tmp_path / "curve.png")
+
+    figures = measure([_failed(mode="val")])
+    assert (figures["accuracy"], figures["transitions"], figures["judged"]) == (None, None, 0)
+    assert details(figures).startswith("accuracy - [0.000, 1.000] of 0 questions")
+    entry = {"model": "m", "context": 1, "max_turns": 2, "agents": "a", "first": None, "last": figures}
+    assert table([entry], "markdown").splitlines()[-1] == "| m | 1 | 2 | a | - | - | - | - | - |"
