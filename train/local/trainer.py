@@ -29,7 +29,7 @@ from train.config import ConfigError, RunConfig
 from train.diagnosis import nothing_to_train
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
-from train.local.model import load_policy, save_policy
+from train.local.model import fitting_length, load_policy, save_policy
 from train.local.stack import LocalStack
 from train.local.stopping import Stopping
 from train.rollouts import Job, Outcome
@@ -98,7 +98,11 @@ class LocalTrainer:
         self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
         backend = make_backend(config)
         self.engine = Engine(
-            self.model, self.tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=self.clock
+            self.model,
+            self.tokenizer,
+            max_model_len=fitting_length(self.model, config.max_model_len),
+            max_batch=128,
+            clock=self.clock,
         )
         self.engine.update_weights(self.first_step)
         self.stack = LocalStack(
