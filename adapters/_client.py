@@ -62,10 +62,39 @@ def typed_failures(endpoint: Endpoint) -> Iterator[None]:
     except DatabaseError as error:
         raise ToolError(str(error)) from error
     except openai.APIStatusError as error:
+        _check_address(error.response.request, endpoint, f"it answered {error.status_code}: {error.message}", error)
         failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
         message = f"the model's endpoint answered {error.status_code}: {error.message}"
         raise failure(message, status=error.status_code) from error
     except (openai.APIError, httpx.TransportError) as error:  # the second: a stream that broke off
+        _check_address(_request(error), endpoint, f"no answer: {error}", error)
         raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
     except Exception as error:
+        if type(error) is openai.OpenAIError and "api_key" in str(error):
+            raise AgentError(
+                f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
+                "here) and api_key=endpoint.api_key"
+            ) from error
         raise AgentError(f"{type(error).__name__}: {error}") from error
+
+
+def _request(error: Exception) -> httpx.Request | None:
+    try:
+        return getattr(error, "request", None)
+    except RuntimeError:  # httpx's own have one only once they were sent
+        return None
+
+
+def _check_address(request: httpx.Request | None, endpoint: Endpoint, said: str, error: Exception) -> None:
+    """Raise :class:`AgentError` where the agent's client asked somebody else: our endpoint has no part in that."""
+    if request is None:
+        return
+    asked, ours = request.url, httpx.URL(endpoint.base_url)
+    same = (asked.scheme, asked.host, asked.port) == (ours.scheme, ours.host, ours.port)
+    if same and asked.path.startswith(ours.path.rstrip("/")):
+        return
+    address = str(asked.copy_with(query=None, fragment=None, userinfo=b""))
+    raise AgentError(
+        f"the agent's client asked {address}, not its endpoint ({said}): give it base_url=endpoint.base_url, which "
+        f"is {endpoint.base_url} here"
+    ) from error

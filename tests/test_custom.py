@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 import adapters
 from adapters import AgentError, Answer, Endpoint, Question
 from adapters.custom import CustomBackend
+from adapters.tracing.testing import ScriptedPolicyServer
 from tools.types import Step
 from train import backends
 from train.backends import make_backend
@@ -77,6 +80,45 @@ def test_what_it_raises_is_an_agent_error_unless_it_says_otherwise() -> None:
         _answer(broken)
     with pytest.raises(AgentError, match="ZeroDivisionError: a bug"):
         asyncio.run(CustomBackend(agent=broken).run(Question(id="2", text="", database=""), ENDPOINT))
+
+
+async def _asks(base_url: str | None, endpoint: Endpoint, api_key: str | None = "x") -> str:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        await client.chat.completions.create(model=endpoint.model, messages=[{"role": "user", "content": "?"}])
+    return ""
+
+
+async def test_an_agent_that_asks_somebody_else_is_told_whom_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    async with ScriptedPolicyServer(replies=["SELECT 1"]) as policy:
+        ours = Endpoint(base_url=f"{policy.base_url}/rollout/r/v1", model="m")
+
+        async def elsewhere(question: Question, endpoint: Endpoint) -> str:
+            return await _asks("http://me:secret@127.0.0.1:9/v1", endpoint)
+
+        async def without_its_path(question: Question, endpoint: Endpoint) -> str:
+            return await _asks(f"{policy.base_url}/other/v1", endpoint)
+
+        async def without_key(question: Question, endpoint: Endpoint) -> str:
+            return await _asks(None, endpoint, None)
+
+        async def right(question: Question, endpoint: Endpoint) -> str:
+            return await _asks(endpoint.base_url, endpoint)
+
+        for agent, said in (
+            (elsewhere, "asked http://127.0.0.1:9/v1/chat/completions, not its endpoint (no answer"),
+            (without_its_path, f"asked {policy.base_url}/other/v1/chat/completions, not its endpoint (it answered 404"),
+            (without_key, "has no api_key: make it with base_url=endpoint.base_url"),
+        ):
+            with pytest.raises(AgentError, match=re.escape(said)) as raised:
+                await CustomBackend(agent=agent).run(QUESTION, ours)
+            assert ours.base_url in str(raised.value)
+            assert "secret" not in str(raised.value)
+        with pytest.raises(adapters.EndpointError, match="answered 404"):
+            await CustomBackend(agent=right).run(QUESTION, ours)
+    with pytest.raises(adapters.EndpointError, match=re.escape("no answer from http://127.0.0.1:9/v1")):
+        await CustomBackend(agent=right).run(QUESTION, ENDPOINT)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from transformers import (  # noqa: E402  # noqa: E402
 
 from train.local.engine import Engine  # noqa: E402
 from train.local.forward import UnsupportedModelError, choose  # noqa: E402
+from train.local.model import fitting_length  # noqa: E402
 from train.local.sampling import EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
@@ -354,3 +355,11 @@ async def test_a_cancelled_task_leaves_the_batch(tiny_policy):
         await until(lambda: not engine._rows)
     finally:
         engine.close()
+
+
+def test_a_model_with_fewer_positions_is_used_within_them(tiny_policy, capsys):
+    own = tiny_policy[0].config.max_position_embeddings
+    assert fitting_length(tiny_policy[0], own - 1) == own - 1
+    assert capsys.readouterr().err == ""
+    Engine(*tiny_policy, max_model_len=fitting_length(tiny_policy[0], 2 * own)).close()
+    assert f"its positions end at {own}, so max_model_len is {own}, not {2 * own}" in capsys.readouterr().err

@@ -16,12 +16,16 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return at
 
 
-def _sample(clock: TrainerClock, now: list[float], *, waits: float, samples: float, training: bool) -> dict[str, float]:
+def _sample(
+    clock: TrainerClock, now: list[float], *, waits: float, samples: float, training: bool, writes: float = 0.0
+) -> dict[str, float]:
     clock.sampling_begins()
     now[0] += waits
     with clock.busy("sampling"):
         now[0] += samples
     seconds = clock.sampling_ends(training=training)
+    now[0] += writes
+    clock.update_begins()
     return {part: value for part, value in seconds.items() if value}
 
 
@@ -46,3 +50,10 @@ def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[fl
         now[0] += 4.0
     seconds = _sample(clock, now, waits=0, samples=1, training=True)
     assert seconds == {"update": 4, "sampling": 1}
+
+
+def test_writing_rollouts_down_is_no_update(now: list[float]) -> None:
+    clock = TrainerClock()
+    _sample(clock, now, waits=0, samples=1, writes=2, training=True)
+    now[0] += 4.0
+    assert _sample(clock, now, waits=0, samples=1, training=True) == {"update": 4, "waiting": 2, "sampling": 1}

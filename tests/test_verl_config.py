@@ -135,7 +135,6 @@ def test_every_preset_goes_with_a_store_that_is_somewhere_else(preset: str) -> N
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("steps=3", "steps=3 is no setting of verl's"),
         ("actor_rollout_ref.rollout.n=abc", "n is 'abc'; it must be a whole number"),
         ("actor_rollout_ref.rollout.n=2.5", "n is 2.5; it must be a whole number"),
         ("actor_rollout_ref.actor.optim.lr=x", "lr is 'x'; it must be a number"),

@@ -140,7 +140,7 @@ async def test_rows_that_come_while_others_are_stored_are_stored_together() -> N
         if partition == "val":
             raise OSError("no room")
 
-    together, [row] = Together(store), _rows(GROWING)
+    together, [row] = Together[Row](store), _rows(GROWING)
     puts = [asyncio.create_task(together.put([row], "train")) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import sys
@@ -23,6 +24,7 @@ from train.rundir import RunDir
 from train.verl import manager as manager_module
 from train.verl.launch import STARTER
 from train.verl.manager import RolloutManager
+from train.verl.queue import TransferQueueRows
 
 
 async def ask(question: Question, endpoint: Endpoint) -> str:
@@ -54,13 +56,16 @@ class _TransferQueue:
 
     tags: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     fields: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    calls: int = 0
 
-    def kv_put(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.tags[partition_id, key] = tag
-
-    def kv_batch_put(self, *, keys: list[str], partition_id: str, fields: list[Any], tags: list[Any]) -> None:
-        for key, row, tag in zip(keys, fields, tags, strict=True):
-            self.fields[partition_id, key], self.tags[partition_id, key] = row, tag
+    def kv_batch_put(
+        self, *, keys: list[str], partition_id: str, tags: list[Any], fields: list[Any] | None = None
+    ) -> None:
+        self.calls += 1
+        for key, tag in zip(keys, tags, strict=True):
+            self.tags[partition_id, key] = tag
+        for key, row in zip(keys, fields or [], strict=fields is not None):
+            self.fields[partition_id, key] = row
 
     def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
         for key in keys:
@@ -77,7 +82,7 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None
 def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     """The fake, and as much of verl as the manager imports."""
     made = _TransferQueue()
-    operations = {name: getattr(made, name) for name in ("kv_put", "kv_batch_put", "kv_clear")}
+    operations = {name: getattr(made, name) for name in ("kv_batch_put", "kv_clear")}
     _module(monkeypatch, "transfer_queue", **operations)
     for package in ("verl", "verl.utils"):
         _module(monkeypatch, package)
@@ -85,6 +90,15 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
     return made
+
+
+async def test_prompts_that_are_marked_together_are_one_call(queue: _TransferQueue) -> None:
+    rows = TransferQueueRows("spider")
+    await asyncio.gather(*(rows.mark(f"u{number}", "train", "running") for number in range(256)))
+    assert queue.calls == 1
+    assert [queue.tags["train", f"u{number}"]["status"] for number in range(256)] == ["running"] * 256
+    await asyncio.gather(rows.mark("u1", "train", "finished"), rows.mark("u2", "train", "failure"))
+    assert [queue.tags["train", uid]["status"] for uid in ("u1", "u2", "u3")] == ["finished", "failure", "running"]
 
 
 def _config(run: RunDir, **settings: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from rewards import JudgeSettings, JudgeSettingsError
 from train.errors import ConfigError
+from train.settings import refuse_verls
 from train.verl.config import run_settings
 from train.verl.presets import PRESETS as VERL_PRESETS
 
@@ -224,6 +225,8 @@ def resolve(preset: str, **given: Any) -> RunConfig:
         other = "" if verl or preset not in VERL_PRESETS else f"; {preset!r} is one of --trainer verl"
         raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}{other}")
     chosen = {name: value for name, value in given.items() if value is not None}
+    if not verl:
+        refuse_verls(chosen.get("verl") or {})
     chosen = run_settings(preset, chosen, chosen.get("verl") or {}) if verl else {**PRESETS[preset], **chosen}
     known = {field.name for field in fields(RunConfig)}
     if unknown := sorted(set(chosen) - known):

@@ -23,6 +23,7 @@ from adapters.tracing.proxy import LLMProxy
 from domains import Task
 from tools.types import Step
 from train.agent import ANSWER_SPAN, FAILURE_SPAN, POLICY_RESOURCE
+from train.attendance import Attendance
 
 __all__ = ["Job", "Outcome", "RolloutCollector"]
 
@@ -71,9 +72,9 @@ class RolloutCollector:
     ``retries`` is how often a failed attempt is given to a runner again; ``poll_s`` is how often the store is asked
     what has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
     :meth:`nudge`. For those in other processes: ``resources_id`` names what the store tells them of this run (always
-    the newest address of the proxy), ``settings`` are how their agents are made, and a runner that is silent for
-    ``unresponsive_s`` seconds loses its rollout to another. Without a ``proxy`` runners trace their calls themselves,
-    and are told the model's own OpenAI base URL, ``policy_url``.
+    the newest address of the proxy), ``settings`` are how their agents are made, a runner that is silent for
+    ``unresponsive_s`` seconds loses its rollout to another, and ``attendance`` says where there is none. Without a
+    ``proxy`` runners trace their calls themselves, and are told the model's own OpenAI base URL, ``policy_url``.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class RolloutCollector:
         resources_id: str = "rs-run",
         settings: Mapping[str, Any] | None = None,
         unresponsive_s: float | None = None,
+        attendance: Attendance | None = None,
     ) -> None:
         if (proxy is None) == (not policy_url):
             raise ValueError("give either the proxy that traces calls, or the policy_url at which runners make them")
         self._store, self._proxy, self._wake = store, proxy, wake
         self._policy_url, self._model = policy_url, model
+        self._attendance = attendance
         self._poll_s, self._nudged, self._bell = poll_s, set[str](), asyncio.Event()
         self._watched: dict[str, asyncio.Future[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -191,6 +194,8 @@ class RolloutCollector:
         end = self._watched[rollout_id] = asyncio.get_running_loop().create_future()
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._look(), name="rollout-ends")
+            if self._attendance is not None:
+                self._attendance.reset()
         return end
 
     async def _look(self) -> None:
@@ -207,6 +212,8 @@ class RolloutCollector:
             self._nudged.clear()
             try:
                 ended = await self._store.wait_for_rollouts(rollout_ids=list(asked), timeout=0)
+                if self._attendance is not None:
+                    await self._attendance.look(self._watched, ended=bool(ended))
             except Exception as error:
                 for end in self._watched.values():
                     if not end.done():

@@ -29,6 +29,7 @@ from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
 from train.errors import RolloutsFailedError
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
+from train.settings import by_name
 from train.store_address import StoreAddressError, check_store
 from train.summary import summarize
 from train.tracking import TRACKERS, check_trackers, parse_track
@@ -67,7 +68,8 @@ def main(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With verl: any setting of its own, e.g. actor_rollout_ref.rollout.n=8", metavar="KEY=VALUE"
+            help="A setting without an option, e.g. learning_rate=1e-5; with verl any of its own, too",
+            metavar="KEY=VALUE",
         ),
     ] = None,
     backend: Annotated[
@@ -196,7 +198,7 @@ def main(
     with _one_sentence(debug):
         given["track"] = parse_track(track)
         given["judge"] = parse_settings(judge or [], model=judge_model, base_url=judge_base_url)
-        given["verl"] = parse_overrides(overrides or []) or None
+        given |= by_name(parse_overrides(overrides or []), options=[*given, "config"])
         _run(config, given, resume=resume, dev=dev, debug=debug, print_config=print_config)
 
 
@@ -208,8 +210,6 @@ def _run(
     if run is None and given["trainer"] is None:
         given["trainer"] = default_trainer(preset, device=given["device"], dev=dev)
     settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
-    if settings.verl and settings.trainer != "verl":
-        raise _Stop(f"{next(iter(settings.verl))}=… is a setting of verl's: it needs --trainer verl")
     check_trackers(settings.track)
     _check_store(settings.external_store_address)
     adapters.check(settings.backend)

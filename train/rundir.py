@@ -89,6 +89,12 @@ class RunDir:
             file.flush()
             os.fsync(file.fileno())
 
+    def amend_metrics(self, line: Mapping[str, Any]) -> None:
+        """Write the last line anew: its validation was made up for."""
+        lines = [*self.metrics()[:-1], line]
+        with self.whole(self.path / "metrics.jsonl") as part:
+            part.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines))
+
     def metrics(self) -> list[dict[str, Any]]:
         """The lines so far; a last line that a kill cut short is left out."""
         lines = []

@@ -150,10 +150,11 @@ def _engine(config: RunConfig, clock: StepClock) -> Any:
     import torch
 
     from train.local.engine import Engine
-    from train.local.model import load_policy
+    from train.local.model import fitting_length, load_policy
 
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device is {config.device}, but torch {torch.__version__} sees no GPU; use cpu")
     model, tokenizer = load_policy(_STARTER if config.model == "starter" else Path(config.model))
     model.to(config.device)
-    return Engine(model, tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=clock)
+    length = fitting_length(model, config.max_model_len)
+    return Engine(model, tokenizer, max_model_len=length, max_batch=128, clock=clock)

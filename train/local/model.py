@@ -12,13 +12,14 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-__all__ = ["count_parameters", "load_policy", "new_policy", "save_policy"]
+__all__ = ["count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
 
 
 def _keep_freed_memory() -> None:
@@ -99,6 +100,14 @@ def save_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pat
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
+    """``max_model_len``, or the model's own positions where those are fewer, which is said on stderr."""
+    own = getattr(model.config, "max_position_embeddings", None) or max_model_len
+    if own < max_model_len:
+        print(f"model: its positions end at {own}, so max_model_len is {own}, not {max_model_len}", file=sys.stderr)
+    return int(min(own, max_model_len))
 
 
 def count_parameters(model: torch.nn.Module) -> int:

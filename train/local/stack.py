@@ -24,6 +24,7 @@ from adapters.tracing.proxy import LLMProxy
 from domains import Domain
 from train.agent import RolloutAgent
 from train.attempts import EndedAttempts
+from train.attendance import Attendance
 from train.clock import StepClock, timed_event_loop
 from train.config import ConfigError, RunConfig
 from train.local.engine import Engine
@@ -169,6 +170,11 @@ class LocalStack:
         if config.runner_processes:
             self._processes = RunnerProcesses(store, config)
             await self._run(self._processes)
+        attendance = None
+        if external is not None:
+            agent = f" --agent {config.agent}" if config.agent else ""
+            runner = f"python -m train.runner --external-store-address {external} --backend {config.backend}{agent}"
+            attendance = Attendance(store, start=f"{runner} --domain {config.domain}")
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
@@ -180,6 +186,7 @@ class LocalStack:
             resources_id=self._run_dir.resources_id,
             settings=config.for_agents(),
             unresponsive_s=config.unresponsive_s if elsewhere else None,
+            attendance=attendance,
         )
 
     def _proxy(self, store: LightningStore, listens: Mapping[str, Any]) -> LLMProxy | None:

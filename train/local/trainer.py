@@ -1,6 +1,8 @@
 """The training loop on one machine: sample, score, update, write down, again.
 
-Each step leaves the run directory complete before the next begins, so that a kill loses at most the step it hit.
+Each step leaves the run directory complete before the next begins, so that a kill loses at most the steps since the
+last checkpoint. A run that is stopped, or that fails, writes one of its last whole step first: it loses at most the
+step that it was in.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +30,9 @@ from train.diagnosis import may_pass, nothing_judged, nothing_to_train
 from train.errors import RolloutsFailedError
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
-from train.local.model import load_policy, save_policy
+from train.local.model import fitting_length, load_policy, save_policy
 from train.local.stack import LocalStack
+from train.local.stopping import Stopping
 from train.rollouts import Job, Outcome
 from train.rows import row
 from train.rundir import RunDir
@@ -69,6 +73,8 @@ class LocalTrainer:
         self.clock = StepClock()
         self._barren = _PATIENCE - 1  # a run that never collected anything is not waited for
         self.first_step = run.rewind()
+        self._step_of_model: int | None = self.first_step  # None: in the middle of an update
+        self._line: dict[str, Any] | None = None  # of that step, where it still lacks its validation
         checkpoints = run.checkpoints()
         source = checkpoints[-1] if checkpoints else STARTER if config.model == "starter" else Path(config.model)
         if config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -93,7 +99,11 @@ class LocalTrainer:
         self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
         backend = make_backend(config)
         self.engine = Engine(
-            self.model, self.tokenizer, max_model_len=config.max_model_len, max_batch=128, clock=self.clock
+            self.model,
+            self.tokenizer,
+            max_model_len=fitting_length(self.model, config.max_model_len),
+            max_batch=128,
+            clock=self.clock,
         )
         self.engine.update_weights(self.first_step)
         self.stack = LocalStack(
@@ -109,9 +119,17 @@ class LocalTrainer:
     def train(self) -> dict[str, Any]:
         """Run the remaining steps; returns the run's summary."""
         config = self.config
-        with Tracking(config, self.run, first_step=self.first_step) as self.tracking, self.stack:
-            if not any(line["step"] == 0 for line in self.run.metrics()):
-                self._log({"step": 0, **self._validate(0, config.val_tasks, sampled=True)})
+        with (
+            Stopping() as self.stopping,
+            Tracking(config, self.run, first_step=self.first_step) as self.tracking,
+            self.stack,
+            self._kept(),
+        ):
+            lines = self.run.metrics()
+            if not any(line["step"] == 0 for line in lines):
+                self._log({"step": 0, **self._validation(0)})
+            elif self._owes(lines[-1]):
+                self._amend(lines[-1])
             for step in range(self.first_step + 1, config.steps + 1):
                 self._step(step)
         return summarize(self.run, config, self.data.source)
@@ -132,6 +150,23 @@ class LocalTrainer:
         self.watcher.phase(f"step {step}", config.tasks_per_step * config.group_size)
         outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
         after = self.engine.stats()
+        rows = [row(step, o) for o in outcomes]
+        self.run.write_rollouts(step, rows)
+        self._check_trainable(rows)
+        with self.stopping.whole(f"the update of step {step}"):
+            self._step_of_model = None
+            self._line = self._update(step, outcomes, after.generated_tokens - before.generated_tokens)
+            self._step_of_model = step
+        line = self._line | self._validation(step)
+        with self.stopping.whole(f"writing step {step}"):
+            self._line = None
+            self._log(line)
+            if step == config.steps or step % config.checkpoint_every == 0:
+                self._checkpoint(step)
+
+    def _update(self, step: int, outcomes: Sequence[Outcome], generated: int) -> dict[str, Any]:
+        """Learn from the step's rollouts; returns the step's line but for its validation."""
+        config = self.config
         with self.clock.busy("update"):
             torch.set_num_threads(self.threads)  # the engine samples with fewer, and MKL's count is the process's
             rollouts = [
@@ -143,9 +178,7 @@ class LocalTrainer:
             ]
             metrics = self.grpo.update(rollouts)
             self.engine.update_weights(step)
-        last = step == config.steps
         scored = [o.reward for o in outcomes if o.reward is not None]
-        generated = after.generated_tokens - before.generated_tokens
         line: dict[str, Any] = {
             "step": step,
             "reward": round(sum(scored) / len(scored), 4) if scored else None,
@@ -160,20 +193,7 @@ class LocalTrainer:
         seconds = self.clock.lap()
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
-        rows = [row(step, o) for o in outcomes]
-        self.run.write_rollouts(step, rows)
-        self._check_judged(rows, wait=True)
-        why = nothing_to_train(rows, agent_match=config.agent_match)
-        self._barren = self._barren + 1 if why else 0
-        if self._barren >= _PATIENCE:
-            raise self._nothing(why)
-        if last:
-            line |= self._validate(step, config.val_tasks, sampled=True)
-        elif config.val_every and step % config.val_every == 0:
-            line |= self._validate(step, config.val_every_tasks, sampled=False)
-        self._log(line)
-        if last or step % config.checkpoint_every == 0:
-            self._checkpoint(step)
+        return line
 
     def _jobs(self, step: int) -> list[Job]:
         config = self.config
@@ -195,14 +215,25 @@ class LocalTrainer:
         random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
         return [tasks[i] for i in order[position * size : (position + 1) * size]]
 
-    def _validate(self, step: int, count: int, *, sampled: bool) -> dict[str, Any]:
-        """Accuracy at ``val_temperature``; where that is greedy, at the training temperature too if ``sampled``."""
-        config, tasks = self.config, choose_tasks(self.data.validation, count)
+    def _due(self, step: int) -> list[float]:
+        """Temperatures of the validations that come with a step; before and after training one is sampled."""
+        config = self.config
+        if step in (0, config.steps):
+            return [0.0, config.temperature] if config.val_temperature == 0 else [config.val_temperature]
+        return [config.val_temperature] if config.val_every and step % config.val_every == 0 else []
+
+    def _owes(self, line: Mapping[str, Any]) -> bool:
+        """Whether the run was stopped between a step and its validation."""
+        return any(validation_name(temperature) not in line for temperature in self._due(line["step"]))
+
+    def _validation(self, step: int) -> dict[str, Any]:
+        """What of a step's line is its validation."""
+        config = self.config
+        tasks = choose_tasks(
+            self.data.validation, config.val_tasks if step in (0, config.steps) else config.val_every_tasks
+        )
         results: dict[str, Any] = {}
-        temperatures = [config.val_temperature]
-        if sampled and config.val_temperature == 0:
-            temperatures.append(config.temperature)
-        for temperature in temperatures:
+        for temperature in self._due(step):
             self.watcher.phase(f"validation at temperature {temperature:g}", len(tasks))
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
@@ -214,6 +245,14 @@ class LocalTrainer:
             self._check_judged(rows, wait=step > 0)
             results[validation_name(temperature)] = accuracy(outcomes)
         return results
+
+    def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raise where training on such rollouts would only take time."""
+        self._check_judged(rows, wait=True)
+        why = nothing_to_train(rows, agent_match=self.config.agent_match)
+        self._barren = self._barren + 1 if why else 0
+        if self._barren >= _PATIENCE:
+            raise self._nothing(why)
 
     def _check_judged(self, rows: Sequence[Mapping[str, Any]], *, wait: bool) -> None:
         """Raise :class:`RolloutsFailedError` where no rollout could be judged, and to ``wait`` would change nothing."""
@@ -229,6 +268,28 @@ class LocalTrainer:
         self.run.append_metrics(line)
         self.tracking.step(line)
         self.watcher.step(line)
+
+    def _amend(self, line: Mapping[str, Any]) -> None:
+        whole = {**line, **self._validation(line["step"])}
+        self.run.amend_metrics(whole)
+        self.tracking.step(whole)
+        self.watcher.step(whole)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Whatever ends the run early, ``--resume`` finds the last whole step."""
+        try:
+            yield
+        except BaseException:
+            step, line = self._step_of_model, self._line
+            saved = self.run.checkpoints()
+            if step and (not saved or saved[-1].name != f"step-{step:05d}"):
+                # What ended the run is what is told of: a disk without room has the checkpoint before.
+                with suppress(OSError), self.stopping.whole("writing a checkpoint"):
+                    if line is not None:
+                        self._log(line)
+                    self._checkpoint(step)
+            raise
 
     def _checkpoint(self, step: int) -> None:
         with self.run.new_checkpoint(step) as folder:

@@ -29,10 +29,16 @@ class TrainerClock(StepClock):
             self._update.update(seconds)
 
     def sampling_ends(self, *, training: bool) -> dict[str, float]:
-        """It has them. Returns the seconds of each part, of a training's sampling with those of the update before."""
+        """It has them. Returns the seconds of each part, of a training's sampling with those of the update before.
+
+        Until :meth:`update_begins` nothing is trained: the rollouts are written down.
+        """
         seconds = Counter(self.lap())
         if training and self._update is not None:
             seconds.update(self._update)
             self._update.clear()
-        self.enter("update")
         return dict(seconds)
+
+    def update_begins(self) -> None:
+        """The trainer goes on from here."""
+        self.enter("update")

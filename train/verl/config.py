@@ -12,11 +12,12 @@ import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from train.errors import ConfigError
 from train.local.toolcalls import FORMATS
 from train.rundir import RunDir
+from train.settings import check_type, setting_types, unknown
 from train.tracking import FOLDER, TRACKERS, wandb_environment
 from train.verl.presets import BASE, PRESETS, SHARED
 
@@ -45,7 +46,9 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key.strip("+~"):
-            raise ConfigError(f"{argument!r} is not key=value, e.g. actor_rollout_ref.rollout.n=8")
+            raise ConfigError(f"{argument!r} is not key=value, e.g. learning_rate=1e-5")
+        if key in overrides:
+            raise ConfigError(f"{key} is given twice")
         overrides[key] = _read(text)
     return overrides
 
@@ -72,18 +75,15 @@ def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, 
     if given.get("external_store_address") is not None:
         settings["runner_processes"] = 0  # a preset's belong to a store that lives with the run
     settings |= {name: value for name, value in given.items() if value is not None}
-    types = _setting_types()
+    types = setting_types()
     for key, said in overrides.items():
-        if key in types:
-            raise ConfigError(f"{key}={said} is no setting of verl's; python -m train.run --help has the run's own")
         name = _RUN_NAMES.get(key.lstrip("+"))
         if name is None:
             continue
         value = 0 if said is None and name == "steps" else said  # None: as many as the epochs have
-        _check_type(key, value, types[name])
+        check_type(key, value, types[name])
         if given.get(name) not in (None, value):
-            flag = name.replace("_", "-")
-            raise ConfigError(f"{key}={value} but --{flag} {given[name]}: they are one setting, give it once")
+            raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
         settings[name] = value
     if (logger := overrides.get(_LOGGER)) is not None:
         loggers = [logger] if isinstance(logger, str) else list(logger)
@@ -94,19 +94,6 @@ def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, 
             )
         settings["track"] = named
     return settings
-
-
-def _setting_types() -> dict[str, Any]:
-    from train.config import RunConfig  # which imports this module
-
-    return get_type_hints(RunConfig)
-
-
-def _check_type(key: str, value: Any, wanted: Any) -> None:
-    fits = {int: (int,), float: (int, float), str: (str,)}.get(wanted)
-    if fits is not None and (not isinstance(value, fits) or isinstance(value, bool)):
-        named = {int: "a whole number", float: "a number", str: "text"}[wanted]
-        raise ConfigError(f"{key} is {value!r}; it must be {named}")
 
 
 def without_twins(stored: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -276,7 +263,9 @@ def compose(chosen: Mapping[str, Any]) -> Any:
         with initialize_config_dir(str(folder), version_base=None):
             config = hydra_compose("ppo_trainer", overrides=groups)
     except HydraException as error:
-        raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {str(error).splitlines()[0]}") from error
+        why = str(error).splitlines()[0].rstrip(".")
+        hint = next((unknown(name) for name in chosen if f"'{name}'" in why), "")
+        raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {why}{hint}") from error
     known = None
     for key, value in chosen.items():
         if "." not in key and not key.startswith("+"):

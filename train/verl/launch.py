@@ -23,6 +23,7 @@ from train.config import ConfigError, RunConfig
 from train.rundir import RunDir
 from train.validation import choose_tasks
 from train.verl.config import compose, on_npu, values
+from train.verl.hub import check_hub
 from train.verl.lora import merge_adapters, peft_problem
 
 __all__ = ["STARTER", "TrainingError", "check", "collect", "export", "following", "resolved", "train"]
@@ -52,6 +53,8 @@ def check(config: RunConfig, data: TaskData) -> None:
     composed = compose(resolved(config, data, "RUN_DIR"))
     if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # else Ray knows of more than this host
         _check_gpus(composed.trainer.n_gpus_per_node, npu=on_npu(config))
+    if config.model != "starter" and not Path(config.model).exists():
+        check_hub(config.model)
     if composed.trainer.v1.trainer_mode == "separate_async" and not composed.actor_rollout_ref.rollout.nnodes:
         raise ConfigError("separate_async samples on GPUs of its own: docs/verl.md says which settings give it some")
     if composed.actor_rollout_ref.model.lora_rank > 0 and (problem := peft_problem()):

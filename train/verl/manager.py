@@ -101,7 +101,10 @@ class RolloutManager:
 
     def sampled(self, partition: str, step: int) -> dict[str, float]:
         """verl's trainer has the rollouts that it waited for. Returns the figures of what ended."""
-        return self.service.take(partition, step, self.clock.sampling_ends(training=partition == "train"))
+        try:
+            return self.service.take(partition, step, self.clock.sampling_ends(training=partition == "train"))
+        finally:
+            self.clock.update_begins()
 
 
 def prompts_of(batch: Any, rollouts: dict[str, int]) -> list[Prompt]:

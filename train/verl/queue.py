@@ -4,8 +4,8 @@ verl registers each prompt under its ``uid`` and reads two things: the prompt's 
 ``failure``: replace it) and the rows under ``{uid}_{session}_{index}``. The calls are TransferQueue's blocking ones,
 in a thread: they run on its own event loop, as the trainer's do.
 
-A call costs about 10 ms however few rows it brings, in the process that also serves the agents: what ends while one is
-under way goes into the next one together.
+A call costs a millisecond of CPU to mark a prompt and ten to put rows, however few it brings, in the process that also
+serves the agents: what comes while one is under way goes into the next one together.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from train.verl.credit import Row
 
 __all__ = ["RowQueue", "Together", "TransferQueueRows", "fields", "tag"]
+
+
+T = TypeVar("T")
 
 
 class RowQueue(Protocol):
@@ -77,27 +80,27 @@ def fields(row: Row, source: str) -> dict[str, Any]:
     }
 
 
-class Together:
-    """Hands ``store(rows, partition)`` all rows that came while its last call was under way, in one call."""
+class Together(Generic[T]):
+    """Hands ``store(items, partition)`` all that came while its last call was under way, in one call."""
 
-    def __init__(self, store: Callable[[list[Row], str], Awaitable[None]]) -> None:
+    def __init__(self, store: Callable[[list[T], str], Awaitable[None]]) -> None:
         self._store = store
-        self._waiting: dict[str, list[tuple[Sequence[Row], asyncio.Future[None]]]] = {}
+        self._waiting: dict[str, list[tuple[Sequence[T], asyncio.Future[None]]]] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    async def put(self, rows: Sequence[Row], partition: str) -> None:
-        """Returns when ``rows`` are stored; raises what ``store`` raised."""
+    async def put(self, items: Sequence[T], partition: str) -> None:
+        """Returns when ``items`` are stored; raises what ``store`` raised."""
         stored = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(partition, []).append((rows, stored))
+        self._waiting.setdefault(partition, []).append((items, stored))
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), name="rows-together")
+            self._writer = asyncio.create_task(self._write(), name="together")
         await stored
 
     async def _write(self) -> None:
         while self._waiting:
             partition, waiting = self._waiting.popitem()
             try:
-                await self._store([row for rows, _ in waiting for row in rows], partition)
+                await self._store([item for items, _ in waiting for item in items], partition)
             except Exception as error:
                 _end(waiting, error)
             else:
@@ -122,19 +125,24 @@ class TransferQueueRows:
 
         self._queue, self._source = transfer_queue, source
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="transfer-queue")
-        self._together = Together(lambda rows, partition: self._call(self._store, rows=rows, partition=partition))
+        self._rows = Together[Row](lambda rows, partition: self._call(self._store, rows=rows, partition=partition))
+        self._marks = Together[tuple[str, str]](self._mark)
 
     async def mark(self, uid: str, partition: str, status: str) -> None:
         """See :class:`RowQueue`."""
-        await self._call(self._queue.kv_put, key=uid, partition_id=partition, tag={"status": status})
+        await self._marks.put([(uid, status)], partition)
 
     async def put(self, rows: Sequence[Row], partition: str) -> None:
         """See :class:`RowQueue`."""
-        await self._together.put(rows, partition)
+        await self._rows.put(rows, partition)
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
         """See :class:`RowQueue`."""
         await self._call(self._queue.kv_clear, keys=list(keys), partition_id=partition)
+
+    async def _mark(self, marks: Sequence[tuple[str, str]], partition: str) -> None:
+        keys, tags = [uid for uid, _ in marks], [{"status": status} for _, status in marks]
+        await self._call(self._queue.kv_batch_put, keys=keys, partition_id=partition, tags=tags)
 
     def _store(self, rows: Sequence[Row], partition: str) -> None:
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict

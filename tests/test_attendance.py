@@ -1,0 +1,78 @@
+"""A trainer whose runners are elsewhere says that none is there, and says it once."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+
+from train.attendance import Attendance
+from train.rollouts import Job, Outcome, RolloutCollector
+
+TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
+JOBS = [Job(task=TASK, group="t", mode="train")] * 3
+
+
+async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Outcome]:
+    collector = RolloutCollector(
+        store=store,
+        policy_url="http://127.0.0.1:9/v1",
+        model="m",
+        poll_s=0.01,
+        attendance=Attendance(store, start="THE COMMAND", after_s=0.1),
+    )
+    return await collector.run(JOBS, deadline_s=deadline_s)
+
+
+def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "train.attendance"]
+
+
+async def test_rollouts_that_nobody_takes_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = await _batch(InMemoryLightningStore(), deadline_s=0.6)
+    assert [outcome.status for outcome in outcomes] == ["timeout"] * 3
+    assert _said(caplog) == ["3 rollouts wait, and no runner takes them: start one with: THE COMMAND"]
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_a_runner_that_is_slow_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    store = InMemoryLightningStore()
+    batch = asyncio.create_task(_batch(store, deadline_s=0.6))
+    await asyncio.sleep(0.05)
+    assert await store.dequeue_rollout() is not None
+    await batch
+    assert not _said(caplog)
+
+
+async def test_after_some_ended_a_new_silence_is_told_of_again(caplog: pytest.LogCaptureFixture) -> None:
+    store = InMemoryLightningStore()
+    batch = asyncio.create_task(_batch(store, deadline_s=1.5))
+    await _until(lambda: len(_said(caplog)) == 1)
+    taken = await store.dequeue_rollout()
+    assert taken is not None
+    await store.update_attempt(taken.rollout_id, taken.attempt.attempt_id, status="succeeded")
+    await batch
+    assert [line.split(",")[0] for line in _said(caplog)] == ["3 rollouts wait", "2 rollouts wait"]
+
+
+def test_what_a_trainer_waits_for_is_not_silenced() -> None:
+    code = """
+import logging
+from train.quiet import quiet
+quiet()
+logging.getLogger("train.store_client").warning("the store does not answer")
+logging.getLogger("agentlightning").error("noise")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "the store does not answer\n"

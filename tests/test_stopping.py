@@ -1,0 +1,106 @@
+"""A run that is stopped keeps every whole step, whatever it was doing, and goes on as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from programs import Program, run, until
+
+from train.config import resolve
+from train.local.stopping import Stopping
+from train.rundir import RunDir
+
+STEPS = 4
+
+
+def _begun(runs: Path) -> RunDir:
+    """The folder of a run whose checkpoints are further apart than it is long."""
+    config = resolve(
+        "fast",
+        steps=STEPS,
+        tasks_per_step=4,
+        group_size=4,
+        val_tasks=2,
+        val_every=2,
+        val_every_tasks=24,
+        n_runners=16,
+        checkpoint_every=10,
+    )
+    return RunDir.create(runs, backend="langgraph", domain="spider", config=config.to_dict())
+
+
+def _stopped(folder: RunDir, when: Callable[[], bool], number: int) -> str:
+    program = Program("-m", "train.run", "--resume", str(folder.path))
+    until(when, program)
+    program.send_signal(number)
+    program.send_signal(number)  # as a terminal does it, and whatever started the program once more
+    stopped = program.wait(60)
+    assert stopped.returncode == 130, stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    return stopped.stderr
+
+
+def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
+    """Once while it samples, and once while it validates: what the step lacks is made up for."""
+    folder = _begun(tmp_path)
+    said = _stopped(folder, lambda: len(folder.metrics()) == 2, signal.SIGINT)
+    first = int(folder.checkpoints()[-1].name.removeprefix("step-"))
+    assert f"what was learnt up to step {first} is kept" in said
+    assert [line["step"] for line in folder.metrics()] == list(range(first + 1))
+    sampled = folder.path / "rollouts" / "step-00002-train.parquet"
+    _stopped(folder, lambda: sampled.exists() and len(folder.metrics()) == 2, signal.SIGTERM)
+    assert [path.name for path in folder.checkpoints()] == ["step-00001", "step-00002"]
+    assert [line["step"] for line in folder.metrics()] == [0, 1, 2]
+    assert "validation" not in folder.metrics()[-1]
+    done = run("-m", "train.run", "--resume", str(folder.path))
+    assert done.returncode == 0, done.stderr
+    lines = folder.metrics()
+    assert [line["step"] for line in lines] == list(range(STEPS + 1))
+    assert ["validation" in line for line in lines] == [True, False, True, False, True]
+    assert [path.name for path in folder.checkpoints()] == ["step-00002", f"step-{STEPS:05d}"]
+    state = torch.load(folder.checkpoints()[-1] / "trainer.pt", weights_only=True)
+    assert state["updates"] == sum(line["groups_used"] > 0 for line in lines[1:])
+
+
+def _update(done: list[str], signals: Callable[[], None]) -> None:
+    with Stopping() as stopping:
+        with stopping.whole("the update of step 3"):
+            signals()
+            done.append("update")
+        done.append("more")
+
+
+def test_what_must_not_be_broken_is_done_first(capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        _update(done, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert done == ["update"]
+    assert capsys.readouterr().err.count("stopping after the update of step 3") == 1
+
+
+def test_who_asks_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        now[0] += 5
+        os.kill(os.getpid(), signal.SIGINT)
+
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        _update(done, twice)
+    assert done == []
+
+
+def test_afterwards_signals_are_what_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Stopping():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
