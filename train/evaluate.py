@@ -52,7 +52,7 @@ def main(
     tasks: Annotated[int, typer.Option(help="Validation questions, evenly spread; 0 is all of them", min=0)] = 0,
     backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
     domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
     data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: what is bundled")] = None,

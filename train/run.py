@@ -73,7 +73,7 @@ def main(
         str | None, typer.Option(help="Agent framework: langgraph, openai-agents, mcp, custom. Default: langgraph")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
     domain: Annotated[str | None, typer.Option(help="What is asked. Default: spider")] = None,
     model: Annotated[

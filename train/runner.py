@@ -34,7 +34,7 @@ def main(
     external_store_address: Annotated[str, typer.Option(help="Where the store is", metavar="http://HOST:PORT")],
     backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
     domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", min=1)] = 16,
