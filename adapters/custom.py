@@ -1,7 +1,7 @@
 """Any function as a backend: ``--backend custom --agent my_module:my_function``.
 
-An ``async def`` runs on the event loop that it shares with all other rollouts, so it must not block. A plain ``def`` may
-(a synchronous client, ``graph.invoke``): each rollout of it has a thread of its own. A thread cannot be interrupted, so
+An ``async def`` runs on the event loop that all rollouts share, so it must not block. A plain ``def`` may (with a
+synchronous client, ``graph.invoke``): each rollout of it has a thread of its own. A thread cannot be interrupted, so
 after the rollout's time limit it goes on until it returns, and what it returns is dropped.
 
 The function is given a :class:`adapters.Question` and an :class:`adapters.Endpoint` and returns the answer, as text or
@@ -30,8 +30,8 @@ Function: TypeAlias = "Callable[[Question, Endpoint], str | Answer | Awaitable[s
 class CustomBackend:
     """``agent`` is the function, or ``module:function``. Raises ``ValueError`` where it is neither.
 
-    ``agents`` are the names in the function's own attribute ``agents``, if it has one; ``threaded`` says whether it runs
-    in threads.
+    ``agents`` are the names in the function's own attribute ``agents``, if it has one; ``threaded`` says whether it
+    runs in threads.
     """
 
     def __init__(self, *, agent: str | Function) -> None:

@@ -158,7 +158,10 @@ def test_what_it_raises_is_an_agent_error_unless_it_says_otherwise() -> None:
         ("nowhere:f", "there is no module 'nowhere'"),
         ("nowhere.deep:f", "there is no module 'nowhere'"),
         ("test_custom:missing", "has no 'missing'; its functions of .question, endpoint.: plain, synchronous, dec"),
-        ("test_custom:not_a_function", "is no function but 'SELECT 1'; write it as: def agent.question, endpoint.*async"),
+        (
+            "test_custom:not_a_function",
+            "is no function but 'SELECT 1'; write it as: def agent",
+        ),
         ("test_custom:Callable", "is no function but <class"),
         ("test_custom:takes_one", r"takes \(question: 'Question'\)"),
         ("test_custom", "write it as module:function"),

@@ -17,8 +17,9 @@ import domains
 import rewards
 from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, busy, console
+from tools.terminal import Version, busy, console, leave
 from train.config import PRESETS, ConfigError, RunConfig, resolve
+from train.errors import EventLoopError
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
 
@@ -117,7 +118,10 @@ def main(
         _stop(error)
     except KeyboardInterrupt:
         typer.echo("stopped; the samples that were complete are in the evaluation's folder", err=True)
-        sys.exit(130)
+        leave(130)
+    except EventLoopError as error:
+        typer.echo(f"error: {error}", err=True)
+        leave(1)
 
 
 def _stop(error: Exception) -> NoReturn:

@@ -23,9 +23,10 @@ import rewards
 from rewards.judge.settings import parse_settings
 from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, busy, console
+from tools.terminal import Version, busy, console, leave
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
+from train.errors import EventLoopError
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
 from train.store_address import StoreAddressError, check_store
@@ -386,6 +387,7 @@ def _relative(path: Path) -> str:
 @contextmanager
 def _one_sentence(debug: bool) -> Iterator[None]:
     """What a user can mend ends in one sentence and a non-zero exit."""
+    blocked = False
     try:
         yield
     except _Stop as stop:
@@ -394,6 +396,8 @@ def _one_sentence(debug: bool) -> Iterator[None]:
         message, code = str(error), 2
     except KeyboardInterrupt:
         message, code = "stopped", 130
+    except EventLoopError as error:
+        message, code, blocked = str(error), 1, True
     except OSError as error:
         if debug or error.errno not in _USERS_ERRNOS:
             raise
@@ -403,9 +407,8 @@ def _one_sentence(debug: bool) -> Iterator[None]:
     else:
         return
     typer.echo(f"error: {message}" if code != 130 else message, err=True)
-    if code == 130 and "ray" in sys.modules:
-        sys.stdout.flush()
-        os._exit(code)  # Ray aborts now and then while an interrupted interpreter is torn down: SIGABRT instead of 130
+    if blocked or code == 130:  # besides, Ray aborts now and then while an interrupted interpreter is torn down
+        leave(code)
     sys.exit(code)
 
 
