@@ -89,12 +89,12 @@ class EventLoopThread:
         finally:
             self._over.set()
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(_TICK_S)
-            if not self._thread.is_alive():
-                self.loop.close()
+            if not self._lost.done():
+                self._thread.join(_STOP_PATIENCE_S)
+                if not self._thread.is_alive():
+                    self.loop.close()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._beat)
         try:
             while not self._over.is_set():
@@ -126,9 +126,8 @@ class EventLoopThread:
 
     def _blocked(self, ticks: int) -> str:
         return (
-            f"an agent blocks the event loop at {self._place()} for {ticks * _TICK_S:g} s: no other rollout goes on, "
-            "and no call to the model is answered. Make the agent a plain `def`, so that it runs in a thread, or use "
-            "the async client"
+            f"an agent blocks the event loop at {self._place()} for {ticks * _TICK_S:g} s: all others wait, and so "
+            "does the LLM proxy. Make the agent a plain `def`, so that it runs in a thread, or use the async client"
         )
 
     def _place(self) -> str:
