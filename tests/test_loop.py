@@ -150,6 +150,11 @@ def test_a_synchronous_client_in_a_plain_def_is_traced_as_any_other(tmp_path: Pa
     assert all(len(outcome.calls) == 1 and outcome.calls[0].response_ids for outcome in outcomes)
 
 
+async def hangs_in_the_loops_threads(question: Any, endpoint: Any) -> str:
+    await asyncio.to_thread(time.sleep, 3600)
+    return ""
+
+
 def test_an_agent_that_exits_in_a_task_of_its_own_fails_alone(tmp_path: Path) -> None:
     outcomes = _dev("exits_in_a_task", tmp_path)
     assert [outcome.status for outcome in outcomes] == ["agent"] * 4
@@ -162,14 +167,15 @@ async def waits_for_itself(question: Any, endpoint: Any) -> str:
     return synchronous(question, endpoint)
 
 
-def _program(folder: Path, *, rollout_timeout_s: float) -> Program:
-    """A run of an agent that blocks for ever."""
+def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s: float) -> Program:
+    """A run of an agent that takes for ever."""
     config = resolve(
         "fast",
         backend="custom",
-        agent=f"{__name__}:waits_for_itself",
+        agent=f"{__name__}:{agent}",
         n_runners=4,
         val_tasks=2,
+        retries=0,
         rollout_timeout_s=rollout_timeout_s,
     )
     run = RunDir.create(str(folder / "runs"), backend="custom", domain="spider", config=config.to_dict())
@@ -197,3 +203,9 @@ def test_one_ctrl_c_ends_a_run_that_is_blocked(tmp_path: Path) -> None:
     assert stopped.returncode == 130
     assert "--resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
+
+
+def test_the_end_of_a_run_waits_for_no_thread(tmp_path: Path) -> None:
+    ended = _program(tmp_path, agent="hangs_in_the_loops_threads", rollout_timeout_s=1.0).wait(120)
+    assert ended.returncode == 2
+    assert "no answer within 1 s" in ended.stderr

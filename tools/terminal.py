@@ -80,7 +80,10 @@ def busy(description: str) -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now, with what is in it: Python's own end waits for threads, and an agent's may never return."""
+    """End the process now, whatever its threads are at.
+
+    Python's own end waits for some of them, and stops the others even in native code, which now and then aborts.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

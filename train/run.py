@@ -407,7 +407,7 @@ def _one_sentence(debug: bool) -> Iterator[None]:
     else:
         return
     typer.echo(f"error: {message}" if code != 130 else message, err=True)
-    if blocked or code == 130:  # besides, Ray aborts now and then while an interrupted interpreter is torn down
+    if blocked or code == 130:  # there are threads at work: an agent's, or Ray's, which then aborts now and then
         leave(code)
     sys.exit(code)
 
