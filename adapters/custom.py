@@ -1,4 +1,8 @@
-"""Any async function as a backend: ``--backend custom --agent my_module:my_function``.
+"""Any function as a backend: ``--backend custom --agent my_module:my_function``.
+
+An ``async def`` runs on the event loop that all rollouts share, so it must not block. A plain ``def`` may (with a
+synchronous client, ``graph.invoke``): each rollout of it has a thread of its own. A thread cannot be interrupted, so
+after the rollout's time limit it goes on until it returns, and what it returns is dropped.
 
 The function is given a :class:`adapters.Question` and an :class:`adapters.Endpoint` and returns the answer, as text or
 as an :class:`adapters.Answer` with a trace. Whatever makes its calls with the endpoint's base URL is traced; calls that
@@ -8,40 +12,53 @@ function that wants to say which boundary failed raises a :class:`adapters.Backe
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from adapters._client import typed_failures
 from adapters._contract import AgentError, Answer, Endpoint, Question
+from tools.threads import in_thread
 
 __all__ = ["CustomBackend"]
 
-Function = Callable[[Question, Endpoint], Awaitable["str | Answer"]]
+Function: TypeAlias = "Callable[[Question, Endpoint], str | Answer | Awaitable[str | Answer]]"
 
 
 class CustomBackend:
     """``agent`` is the function, or ``module:function``. Raises ``ValueError`` where it is neither.
 
-    ``agents`` are the names in the function's own attribute ``agents``, if it has one.
+    ``agents`` are the names in the function's own attribute ``agents``, if it has one; ``threaded`` says whether it
+    runs in threads.
     """
 
     def __init__(self, *, agent: str | Function) -> None:
         self._function = _find(agent) if isinstance(agent, str) else agent
         self._name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", repr(agent))
         _check(self._function, self._name)
+        self.threaded = not _is_async(self._function)
         self.agents: tuple[str, ...] = tuple(getattr(self._function, "agents", ()))
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
         with typed_failures(endpoint):
-            answer = await self._function(question, endpoint)
+            answer: Any = self._in_thread(question, endpoint) if self.threaded else self._function(question, endpoint)
+            while inspect.isawaitable(answer):  # a plain def may return one: what decorates an async def often does
+                answer = await answer
         if isinstance(answer, str):
             return Answer(text=answer)
         if not isinstance(answer, Answer):
             raise AgentError(f"{self._name} returned {answer!r}: an agent returns its answer as str or adapters.Answer")
         return answer
+
+    async def _in_thread(self, question: Question, endpoint: Endpoint) -> Any:
+        def called() -> Any:
+            with typed_failures(endpoint):  # here, since no future can hold a StopIteration
+                return self._function(question, endpoint)
+
+        return await asyncio.wrap_future(in_thread(called, name=f"agent {question.id}"))
 
 
 def _find(name: str) -> Any:
@@ -60,18 +77,34 @@ def _find(name: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        there = [each for each, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+        there = [
+            each
+            for each, value in vars(module).items()
+            if getattr(value, "__module__", None) == module_name and not each.startswith("_") and not _problem(value)
+        ]
         raise ValueError(
-            f"agent {name!r}: {module_name} has no {attribute!r}; its async functions: {', '.join(there) or 'none'}"
+            f"agent {name!r}: {module_name} has no {attribute!r}; its functions of (question, endpoint): "
+            f"{', '.join(there) or 'none'}"
         ) from None
 
 
 def _check(function: Any, name: str) -> None:
-    if not (inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))):  # noqa: B004
-        raise ValueError(f"agent {name!r} is no async function; write it as: async def agent(question, endpoint)")
+    if (problem := _problem(function)) is not None:
+        raise ValueError(f"agent {name!r} {problem}")
+
+
+def _problem(function: Any) -> str | None:
+    """Why it cannot be an agent; None where it can."""
+    if not callable(function) or inspect.isclass(function):
+        return f"is no function but {function!r}; write it as: def agent(question, endpoint), or async def"
     try:
         inspect.signature(function).bind(None, None)
-    except TypeError as error:
-        raise ValueError(
-            f"agent {name!r} takes {inspect.signature(function)}; it is called with (question, endpoint)"
-        ) from error
+    except TypeError:
+        return f"takes {inspect.signature(function)}; it is called with (question, endpoint)"
+    except ValueError:  # written in C: what it takes will show
+        return None
+    return None
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,13 @@ def their_store(port: int) -> None:
     main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"])
 
 
-def runner(address: str, n_runners: int, backend: str) -> None:
+def runner(address: str, n_runners: int, backend: str, agent: str = AGENT) -> None:
     from train.runner import main
 
     main(
         external_store_address=address,
         backend=backend,
-        agent=AGENT if backend == "custom" else None,
+        agent=agent if backend == "custom" else None,
         domain="spider",
         n_runners=n_runners,
         debug=False,
@@ -91,3 +92,10 @@ async def ask(question: Any, endpoint: Any) -> str:
     reply = await client.chat.completions.create(model=endpoint.model, messages=messages)
     await client.close()
     return reply.choices[0].message.content or ""
+
+
+async def block(question: Any, endpoint: Any) -> str:
+    """An agent that says that it has begun, and never comes back."""
+    await ask(question, endpoint)
+    while True:
+        time.sleep(1)  # noqa: ASYNC251 - which is what it is for

@@ -31,11 +31,33 @@ async def asks_and_checks(question: Question, endpoint: Endpoint) -> str:
         return sql
 
 
+def asks_and_checks_in_a_thread(question: Question, endpoint: Endpoint) -> str:
+    """The same with the client that blocks."""
+    with openai.OpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
+
+        def ask(agent: str, message: str) -> str:
+            reply = client.chat.completions.create(
+                model=endpoint.model,
+                messages=[{"role": "user", "content": message}],
+                extra_headers=endpoint.agent_headers(agent),
+                **endpoint.sampling,
+            )
+            return reply.choices[0].message.content or ""
+
+        sql = prompts.extract_sql(ask("writer", prompts.write_message(question.text)))
+        ask("checker", prompts.check_message(question.text, sql, "[]"))
+        return sql
+
+
+asks_and_checks_in_a_thread.agents = ("writer", "checker")  # type: ignore[attr-defined]
 asks_and_checks.agents = ("writer", "checker")  # type: ignore[attr-defined]
 
 
+FUNCTIONS = [f"{__name__}:asks_and_checks", f"{__name__}:asks_and_checks_in_a_thread"]
+
+
 class TestShipped(BackendConformance):
-    @pytest.fixture(scope="class", params=["langgraph", "openai-agents", "mcp", f"{__name__}:asks_and_checks"])
+    @pytest.fixture(scope="class", params=["langgraph", "openai-agents", "mcp", *FUNCTIONS])
     @classmethod
     def backend_under_test(cls, request: pytest.FixtureRequest) -> Backend:
         return load_backend(request.param)

@@ -1,10 +1,13 @@
-"""Any async function is a backend, an option that would be ignored is refused, and what is wrong is one sentence."""
+"""Any function is a backend, an option that would be ignored is refused, and what is wrong is one sentence."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import re
+import threading
+import time
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,17 @@ async def plain(question: Question, endpoint: Endpoint) -> str:
     return f"{question.text} {endpoint.model}"
 
 
-def not_async(question: Question, endpoint: Endpoint) -> str:
-    return ""
+not_a_function = "SELECT 1"
+
+
+def synchronous(question: Question, endpoint: Endpoint) -> str:
+    time.sleep(0.01)  # forbidden on an event loop
+    return f"{question.text} {threading.current_thread().name}"
+
+
+@functools.wraps(plain)
+def decorated(question: Question, endpoint: Endpoint) -> Any:
+    return plain(question, endpoint)
 
 
 async def takes_one(question: Question) -> str:
@@ -62,6 +74,61 @@ def test_text_is_an_answer_and_an_answer_keeps_its_trace() -> None:
     assert _answer(functools.partial(plain, endpoint=ENDPOINT, question=QUESTION).func).text
 
 
+def test_a_plain_def_runs_in_a_thread_of_its_own_with_the_rollouts_context() -> None:
+    assert _answer(synchronous) == Answer(text="Which singers? agent 1")
+    assert CustomBackend(agent=synchronous).threaded
+    assert not CustomBackend(agent=plain).threaded
+    variable: ContextVar[str] = ContextVar("variable")
+
+    def reads(question: Question, endpoint: Endpoint) -> str:
+        return variable.get()
+
+    async def run() -> Answer:
+        variable.set("of this rollout")
+        return await CustomBackend(agent=reads).run(QUESTION, ENDPOINT)
+
+    assert asyncio.run(run()).text == "of this rollout"
+
+
+def test_as_many_plain_defs_run_at_once_as_there_are_rollouts() -> None:
+    everybody = threading.Barrier(200, timeout=30)
+
+    def waits_for_the_others(question: Question, endpoint: Endpoint) -> str:
+        everybody.wait()
+        return "x"
+
+    async def run() -> list[Answer]:
+        backend = CustomBackend(agent=waits_for_the_others)
+        return await asyncio.gather(*(backend.run(QUESTION, ENDPOINT) for _ in range(everybody.parties)))
+
+    assert len(asyncio.run(run())) == everybody.parties
+
+
+def test_a_plain_def_that_was_given_up_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hangs(question: Question, endpoint: Endpoint) -> str:
+        begun.set()
+        go_on.wait()
+        return "too late"
+
+    async def run() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(CustomBackend(agent=hangs).run(QUESTION, ENDPOINT), 0.2)
+
+    asyncio.run(run())
+    [thread] = [each for each in threading.enumerate() if each.name == "agent 1"]
+    assert begun.is_set()
+    assert thread.daemon
+    go_on.set()
+    thread.join(30)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_async_function_that_a_decorator_hides_is_awaited() -> None:
+    assert _answer(decorated) == Answer(text="Which singers? m")
+
+
 def test_its_agents_are_those_it_names() -> None:
     assert CustomBackend(agent=plain).agents == ()
     assert CustomBackend(agent=callable_object).agents == ("a", "b")
@@ -80,6 +147,12 @@ def test_what_it_raises_is_an_agent_error_unless_it_says_otherwise() -> None:
         _answer(broken)
     with pytest.raises(AgentError, match="ZeroDivisionError: a bug"):
         asyncio.run(CustomBackend(agent=broken).run(Question(id="2", text="", database=""), ENDPOINT))
+
+    def ends_an_iteration(question: Question, endpoint: Endpoint) -> str:
+        return next(iter(()))
+
+    with pytest.raises(AgentError, match="StopIteration"):
+        _answer(ends_an_iteration)
 
 
 async def _asks(base_url: str | None, endpoint: Endpoint, api_key: str | None = "x") -> str:
@@ -126,8 +199,12 @@ async def test_an_agent_that_asks_somebody_else_is_told_whom_it_asked(monkeypatc
     [
         ("nowhere:f", "there is no module 'nowhere'"),
         ("nowhere.deep:f", "there is no module 'nowhere'"),
-        ("test_custom:missing", "has no 'missing'; its async functions: plain, takes_one, returns_nothing"),
-        ("test_custom:not_async", "is no async function"),
+        ("test_custom:missing", "has no 'missing'; its functions of .question, endpoint.: plain, synchronous, dec"),
+        (
+            "test_custom:not_a_function",
+            "is no function but 'SELECT 1'; write it as: def agent",
+        ),
+        ("test_custom:Callable", "is no function but <class"),
         ("test_custom:takes_one", r"takes \(question: 'Question'\)"),
         ("test_custom", "write it as module:function"),
         ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),

@@ -133,6 +133,18 @@ async def test_the_rollout_of_a_runner_that_dies_is_given_to_another(pieces: _Pi
         assert [call.response_ids[-1] for call in outcome.calls] == [256]
 
 
+async def test_a_runner_whose_agent_blocks_it_ends_when_it_is_told_to(pieces: _Pieces, task: Task) -> None:
+    pieces.store()
+    runner = pieces.start(processes.runner, pieces.address, 4, "custom", "external_processes:block")
+    async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
+        batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
+        await _until(lambda: policy.requests)
+        os.kill(runner.pid, signal.SIGTERM)
+        await asyncio.to_thread(runner.join, 60)
+        assert runner.exitcode == 0
+        batch.cancel()
+
+
 async def test_a_runner_that_is_only_slow_keeps_its_rollout(pieces: _Pieces, task: Task) -> None:
     pieces.store()
     pieces.runner()

@@ -74,6 +74,7 @@ async def _collector(
     *,
     timeout_s: float = 10.0,
     n_runners: int = 4,
+    retries: int = 1,
     store: InMemoryLightningStore | None = None,
 ) -> AsyncIterator[RolloutCollector]:
     store = store or InMemoryLightningStore()
@@ -84,7 +85,7 @@ async def _collector(
             collector.nudge(rollout_id)
 
         runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, on_attempt_end=nudge)
-        collector = RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake)
+        collector = RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake, retries=retries)
         await runners.start()
         try:
             yield collector
@@ -133,7 +134,7 @@ async def test_two_batches_use_the_same_runners(task: Task) -> None:
             assert [o.reward for o in outcomes] == [1.0] * 6
 
 
-def _raise(error: Exception) -> Callable[[], Any]:
+def _raise(error: BaseException) -> Callable[[], Any]:
     def act() -> None:
         raise error
 
@@ -155,6 +156,25 @@ async def test_a_failure_keeps_its_type_and_is_retried_where_that_can_help(
     outcome = await _outcome(_Backend(_raise(error)), task)
     assert (outcome.status, outcome.reward, outcome.attempts) == (status, None, attempts)
     assert str(error) in outcome.message
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("a bug")])
+async def test_whatever_else_an_agent_raises_is_its_error_and_the_runners_go_on(
+    task: Task, error: BaseException
+) -> None:
+    errors = iter([error])
+
+    def act() -> None:
+        for each in errors:
+            raise each
+
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, _Backend(act), n_runners=1, retries=0) as collector,
+    ):
+        failed, succeeded = await collector.run(_jobs(task, 2), deadline_s=30)
+    assert (failed.status, failed.message) == ("agent", f"the agent raised {error!r}")
+    assert succeeded.status == "succeeded"
 
 
 async def test_a_failure_that_does_not_come_again_costs_nothing_but_the_attempt(task: Task) -> None:

@@ -1,4 +1,4 @@
-"""What all commands have in common on a terminal: their version, and how they show that they are at work.
+"""What all commands have in common on a terminal: their version, how they show that they are at work, and their end.
 
 Bars and colours are for a person who looks at a terminal. Where nobody does (a pipe, a file, CI), or where ``NO_COLOR``
 (https://no-color.org) says so, there are plain lines only: no escape code, and no line that a bar left behind.
@@ -7,10 +7,11 @@ Bars and colours are for a person who looks at a terminal. Where nobody does (a 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,7 +22,7 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Version", "busy", "console", "progress", "version"]
+__all__ = ["Version", "busy", "console", "leave", "progress", "version"]
 
 
 def version() -> str:
@@ -76,3 +77,13 @@ def busy(description: str) -> Iterator[None]:
         return
     with shown.status(description):
         yield
+
+
+def leave(code: int) -> NoReturn:
+    """End the process now, whatever its threads are at.
+
+    Python's own end waits for some of them, and stops the others even in native code, which now and then aborts.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

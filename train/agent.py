@@ -81,7 +81,7 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             score = await self.reward(task, answer.text, answer.trace)
         except rewards.RewardError:
             raise
-        except Exception as error:  # a reward is somebody else's code, too
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a reward is somebody else's code, too
             raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
         total = rewards.total(score)
         if not isinstance(score, dict):
@@ -106,11 +106,11 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             form=answer_form(self.domain),
         )
         if isinstance(policy, ProxyLLM):
-            return await self.backend.run(question, endpoint)
+            return await self._answered(question, endpoint)
         tracer = self.get_tracer()
         assert isinstance(tracer, RolloutTracer)
         with tracer.recorder(rollout, model=policy.model).listening() as recorder:
-            answer = await self.backend.run(question, endpoint)
+            answer = await self._answered(question, endpoint)
         if not recorder.calls:
             raise _UntracedError(
                 f"{type(self.backend).__name__} answered, but no LLM call of its was traced: without a proxy, only "
@@ -118,6 +118,15 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
                 "--llm-proxy, which traces any client"
             )
         return answer
+
+    async def _answered(self, question: adapters.Question, endpoint: adapters.Endpoint) -> adapters.Answer:
+        """The backend's answer. Raises :class:`adapters.BackendError`, whatever goes wrong."""
+        try:
+            return await self.backend.run(question, endpoint)
+        except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # an agent's SystemExit and KeyboardInterrupt end its rollout, not the run
+            raise adapters.AgentError(f"the agent raised {error!r}") from error
 
     async def _report(self, rollout: AttemptedRollout, fields: SpanCoreFields) -> None:
         # Raising hands nothing back to the runner, so a failure that is raised is stored here first.

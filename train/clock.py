@@ -12,9 +12,11 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+
+from tools.threads import DaemonThreads
 
 __all__ = ["PARTS", "StepClock", "timed_event_loop"]
 
@@ -81,11 +83,11 @@ class _TimedSelector(selectors.DefaultSelector):
             self._clock.enter("agent")
 
 
-class _TimedExecutor(ThreadPoolExecutor):
+class _TimedExecutor(DaemonThreads):
     """The threads in which queries run: what agents hand to ``asyncio.to_thread`` is SQL."""
 
     def __init__(self, clock: StepClock) -> None:
-        super().__init__(max_workers=16, thread_name_prefix="sql")
+        super().__init__(16)
         self._clock = clock
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

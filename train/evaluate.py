@@ -17,9 +17,9 @@ import domains
 import rewards
 from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, busy, console
+from tools.terminal import Version, busy, console, leave
 from train.config import PRESETS, ConfigError, RunConfig, resolve
-from train.errors import RolloutsFailedError
+from train.errors import EventLoopError, RolloutsFailedError
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.rundir import RunDir, RunDirError
 
@@ -53,7 +53,7 @@ def main(
     tasks: Annotated[int, typer.Option(help="Validation questions, evenly spread; 0 is all of them", min=0)] = 0,
     backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
     domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
     data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: what is bundled")] = None,
@@ -120,7 +120,10 @@ def main(
         _stop(error, 1)
     except KeyboardInterrupt:
         typer.echo("stopped; the samples that were complete are in the evaluation's folder", err=True)
-        sys.exit(130)
+        leave(130)
+    except EventLoopError as error:
+        typer.echo(f"error: {error}", err=True)
+        leave(1)
 
 
 def _stop(error: Exception, code: int = 2) -> NoReturn:

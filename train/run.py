@@ -23,10 +23,10 @@ import rewards
 from rewards.judge.settings import parse_settings
 from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, busy, console
+from tools.terminal import Version, busy, console, leave
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
-from train.errors import RolloutsFailedError
+from train.errors import EventLoopError, RolloutsFailedError
 from train.quiet import quiet
 from train.rundir import RunDir, RunDirError
 from train.settings import by_name
@@ -76,7 +76,7 @@ def main(
         str | None, typer.Option(help="Agent framework: langgraph, openai-agents, mcp, custom. Default: langgraph")
     ] = None,
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
     domain: Annotated[str | None, typer.Option(help="What is asked. Default: spider")] = None,
     model: Annotated[
@@ -397,6 +397,7 @@ def _relative(path: Path) -> str:
 @contextmanager
 def _one_sentence(debug: bool) -> Iterator[None]:
     """What a user can mend ends in one sentence and a non-zero exit."""
+    blocked = False
     try:
         yield
     except _Stop as stop:
@@ -405,6 +406,8 @@ def _one_sentence(debug: bool) -> Iterator[None]:
         message, code = str(error), 2
     except KeyboardInterrupt:
         message, code = "stopped", 130
+    except EventLoopError as error:
+        message, code, blocked = str(error), 1, True
     except OSError as error:
         if debug or error.errno not in _USERS_ERRNOS:
             raise
@@ -414,9 +417,8 @@ def _one_sentence(debug: bool) -> Iterator[None]:
     else:
         return
     typer.echo(f"error: {message}" if code != 130 else message, err=True)
-    if code == 130 and "ray" in sys.modules:
-        sys.stdout.flush()
-        os._exit(code)  # Ray aborts now and then while an interrupted interpreter is torn down: SIGABRT instead of 130
+    if blocked or code == 130:  # there are threads at work: an agent's, or Ray's, which then aborts now and then
+        leave(code)
     sys.exit(code)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import sys
-from typing import Annotated
+from concurrent.futures import Future
+from typing import Annotated, Any
 
 import typer
 
@@ -20,8 +22,10 @@ import adapters
 import domains
 from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version
+from tools.terminal import Version, leave
+from tools.threads import in_thread
 from train.config import ConfigError
+from train.errors import EventLoopError
 from train.store_address import StoreAddressError, check_store
 
 __all__ = ["app"]
@@ -34,7 +38,7 @@ def main(
     external_store_address: Annotated[str, typer.Option(help="Where the store is", metavar="http://HOST:PORT")],
     backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your async function", metavar="MODULE:FUNCTION")
+        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
     domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", min=1)] = 16,
@@ -49,26 +53,25 @@ def main(
         adapters.check(backend)
         domains.get(domain)
         check_store(external_store_address)
-        asyncio.run(_run(external_store_address, backend, agent, domain, n_runners, until_eof, debug))
+        _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
     except (StoreAddressError, UnknownNameError, ConfigError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+    except EventLoopError as error:
+        typer.echo(f"error: {error}", err=True)
+        leave(1)
+    except KeyboardInterrupt:  # politely
+        pass
+    leave(0)
 
 
-async def _run(
+def _run(
     address: str, backend: str, agent: str | None, domain: str, n_runners: int, until_eof: bool, debug: bool
 ) -> None:
-    stopped = asyncio.Event()
-    if until_eof:
-
-        def read() -> None:
-            if not os.read(sys.stdin.fileno(), 1):
-                stopped.set()
-
-        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        signal.signal(number, _terminate)
     with importing():
+        from train.loop import EventLoopThread
         from train.runners import POLL_S, RunnerPool
         from train.store_client import StoreClient
         from train.told import ToldAgent
@@ -80,14 +83,35 @@ async def _run(
     with importing():  # the agent's framework
         told = ToldAgent(backend=backend, agent=agent, domain=domain)
     store = StoreClient(address)
-    await store.start()
     runners = RunnerPool(store=store, agent=told, n_runners=n_runners, poll_interval=POLL_S)
-    await runners.start()
-    typer.echo(f"runner: {n_runners} {backend} agents for {address}")
-    await stopped.wait()
-    await runners.stop()
-    await told.stop()
-    await store.stop()
+
+    async def start() -> None:
+        await store.start()
+        await runners.start()
+
+    async def stop() -> None:
+        await runners.stop()
+        await told.stop()
+        await store.stop()
+
+    # The model is served elsewhere, so an agent that blocks goes on some time; meanwhile others get its rollouts.
+    loop = EventLoopThread(asyncio.new_event_loop(), patience_s=math.inf)
+    loop.start()
+    try:
+        loop.call(start())
+        typer.echo(f"runner: {n_runners} {backend} agents for {address}")
+        loop.wait(in_thread(_eof, name="eof") if until_eof else Future[None]())
+    finally:
+        loop.stop(stop())
+
+
+def _eof() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+
+
+def _terminate(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def evaluate(
             jobs = validation_jobs(tasks, temperature=config.val_temperature, max_tokens=config.max_tokens, seed=seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             ended = stack.run(jobs, deadline_s=deadline_s, on_end=watcher.tick)
-            turns = stack.begin(_turn_scores(judge, ended)).result()
+            turns = stack.wait(stack.begin(_turn_scores(judge, ended)))
             made = [
                 row(0, outcome) | {"turn_scores": json.dumps(scores)}
                 for outcome, scores in zip(ended, turns, strict=True)

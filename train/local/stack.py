@@ -1,14 +1,13 @@
 """Everything that a rollout needs, in one process: policy server, proxy, store and runners on one event loop.
 
-The loop runs in its own thread, so the trainer can be read as plain sequential code: it hands over a batch of jobs,
-waits, and updates the model while the loop is idle.
+The loop runs in its own thread (:mod:`train.loop`), so the trainer can be read as plain sequential code: it hands over
+a batch of jobs, waits, and updates the model while the loop is idle.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from train.clock import StepClock, timed_event_loop
 from train.config import ConfigError, RunConfig
 from train.local.engine import Engine
 from train.local.server import PolicyServer
+from train.loop import EventLoopThread
 from train.rollouts import Job, Outcome, RolloutCollector
 from train.rundir import RunDir
 from train.runner_processes import RunnerProcesses
@@ -98,13 +98,13 @@ class LocalStack:
                 return await reward(task, answer, trace)
 
         self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
-        self._loop = timed_event_loop(clock)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+        # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed.
+        self._loop = EventLoopThread(timed_event_loop(clock), patience_s=config.rollout_timeout_s)
 
     def __enter__(self) -> LocalStack:
-        self._thread.start()
+        self._loop.start()
         try:
-            self._call(self._start())
+            self._loop.call(self._start())
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -113,31 +113,39 @@ class LocalStack:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        if not isinstance(self._engine, Upstream):
-            self._engine.close()
+        try:
+            self._loop.stop(self._stop())
+        finally:
+            if not isinstance(self._engine, Upstream):
+                self._engine.close()
 
     def run(
         self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[Outcome]:
         """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
 
-        Raises :class:`train.config.ConfigError` where nothing can be learnt of any: no call was traced.
+        Raises :class:`train.config.ConfigError` where nothing can be learnt of any: no call was traced. Raises
+        :class:`train.errors.EventLoopError` where an agent blocks them all.
         """
-        outcomes = self._call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
+        outcomes = self._loop.call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
         if outcomes and all(outcome.status == "untraced" for outcome in outcomes):
             raise ConfigError(outcomes[0].message)
         return outcomes
 
     def begin(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Start ``work`` on the loop of the rollouts and return at once."""
-        return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop)
+        """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` brings its result."""
+        return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
+
+    def wait(self, begun: Future[T]) -> T:
+        """The result of what :meth:`begin` began. Raises :class:`train.errors.EventLoopError` where it cannot end."""
+        return self._loop.wait(begun)
 
     def ended_runners(self) -> str:
-        """Why no rollout will end any more, where the run's runner processes are gone; else ""."""
+        """Why no rollout will end any more, where the run's runner processes are gone; else "".
+
+        Raises :class:`train.errors.EventLoopError` where it is an agent that blocks them all.
+        """
+        self._loop.check()
         return self._processes.ended() if self._processes is not None else ""
 
     async def _start(self) -> None:
@@ -224,11 +232,3 @@ class LocalStack:
     async def _stop(self) -> None:
         for part in reversed(self._running):
             await part.stop()
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
