@@ -137,8 +137,8 @@ def test_an_interrupted_run_ends_with_130_even_where_ray_would_abort_behind_it()
 import atexit, os, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
 atexit.register(os.abort)
-from train.run import _one_sentence
-with _one_sentence(debug=False):
+from train.sentence import one_sentence
+with one_sentence():
     sys.stdout.write("buffered")
     raise KeyboardInterrupt
 """

@@ -22,10 +22,15 @@ def _step(run: RunDir, step: int) -> None:
         (folder / "weights").write_text(str(step))
 
 
-def test_latest_points_at_the_newest_run(tmp_path: Path) -> None:
+def test_latest_points_at_the_newest_run_that_has_something(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path, backend="b", domain="d", config={})
+    assert not (tmp_path / "latest").is_symlink()
+    _step(first, 1)
     second = RunDir.create(tmp_path, backend="b", domain="d", config={})
     assert first.path != second.path
+    assert RunDir.open(tmp_path / "latest").path == first.path.resolve()
+    _step(second, 1)
+    _step(first, 2)
     assert RunDir.open(tmp_path / "latest").path == second.path.resolve()
 
 

@@ -18,7 +18,7 @@ import typer
 
 import adapters
 import domains
-from tools.plugins import UnknownNameError
+from tools.plugins import PluginError, UnknownNameError
 from tools.startup import importing
 from tools.terminal import Version
 from train.config import ConfigError
@@ -50,9 +50,9 @@ def main(
         domains.get(domain)
         check_store(external_store_address)
         asyncio.run(_run(external_store_address, backend, agent, domain, n_runners, until_eof, debug))
-    except (StoreAddressError, UnknownNameError, ConfigError) as error:
+    except (StoreAddressError, UnknownNameError, ConfigError, PluginError) as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, PluginError) else 2)
 
 
 async def _run(

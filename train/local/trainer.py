@@ -10,10 +10,10 @@ import hashlib
 import os
 import random
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +26,9 @@ from train.config import ConfigError, RunConfig
 from train.diagnosis import nothing_to_train
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
-from train.local.model import load_policy, save_policy
+from train.local.model import save_policy
 from train.local.stack import LocalStack
+from train.local.start import STARTER, load_start
 from train.rollouts import Job, Outcome
 from train.rows import row
 from train.rundir import RunDir
@@ -40,9 +41,6 @@ __all__ = ["STARTER", "LocalTrainer", "Watcher"]
 _FULL_BYTES = 8 << 20  # less than this is left: a write that failed failed for that
 
 _PATIENCE = 3  # steps in a row that may collect nothing, once one has collected something
-
-STARTER = Path(__file__).with_name("starter")
-"""The checkpoint that ships with the project."""
 
 
 class Watcher(Protocol):
@@ -67,13 +65,11 @@ class LocalTrainer:
         self.threads = torch.get_num_threads()
         self.clock = StepClock()
         self._barren = _PATIENCE - 1  # a run that never collected anything is not waited for
+        start = load_start(config, run)
+        if start.note:
+            print(f"note: {start.note}", file=sys.stderr)
         self.first_step = run.rewind()
-        checkpoints = run.checkpoints()
-        source = checkpoints[-1] if checkpoints else STARTER if config.model == "starter" else Path(config.model)
-        if config.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError(f"device is {config.device}, but torch {torch.__version__} sees no GPU; use cpu")
-        self.model, self.tokenizer = load_policy(source)
-        self.model.to(config.device)
+        self.model, self.tokenizer = start.model, start.tokenizer
         self.grpo = GRPO(
             self.model,
             GRPOConfig(
@@ -85,9 +81,8 @@ class LocalTrainer:
             ),
             seed=config.seed,
         )
-        if checkpoints:
-            state = torch.load(checkpoints[-1] / "trainer.pt", map_location=config.device, weights_only=True)
-            self.grpo.load_state(state)
+        if start.state is not None:
+            self.grpo.load_state(start.state)
         # A run that is resumed gets its earlier wall time back from its last line.
         self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
         backend = make_backend(config)

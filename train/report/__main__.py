@@ -53,7 +53,7 @@ def main(
             typer.echo(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
     except RunDirError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(error.status)
     except OSError as error:
         about = f"--port {port}" if watch else error.filename or page
         typer.echo(f"error: {error.strerror or error} ({about})", err=True)

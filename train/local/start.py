@@ -1,0 +1,62 @@
+"""What a run begins with: the model it was given, or its own newest checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from train.config import RunConfig
+from train.local.device import check_device
+from train.local.model import load_policy
+from train.rundir import RunDamagedError, RunDir
+
+__all__ = ["STARTER", "Start", "load_start"]
+
+STARTER = Path(__file__).with_name("starter")
+"""The checkpoint that ships with the project."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """``state`` is the trainer's, None before the first checkpoint; ``note`` is what a user should be told."""
+
+    model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+    state: dict[str, Any] | None = None
+    note: str = ""
+
+
+def load_start(config: RunConfig, run: RunDir) -> Start:
+    """The model on ``config.device``. A checkpoint that cannot be read is set aside, and the one before is taken.
+
+    Raises :class:`train.config.ConfigError` for a device or a model that cannot be used, and
+    :class:`train.rundir.RunDamagedError` where there are checkpoints and none of them can be read.
+    """
+    check_device(config.device)
+    unreadable: list[tuple[Path, str]] = []
+    for checkpoint in reversed(run.checkpoints()):
+        try:
+            model, tokenizer = load_policy(checkpoint)
+            state = torch.load(checkpoint / "trainer.pt", map_location=config.device, weights_only=True)
+        except (MemoryError, ImportError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # each library below has errors of its own for a file that is missing or damaged
+            unreadable.append((checkpoint, (str(error).strip().splitlines() or [type(error).__name__])[0]))
+            continue
+        notes = [
+            f"{damaged.name} cannot be read ({why}): going on from {checkpoint.name}; it is kept as "
+            f"{run.set_aside(damaged).name}"
+            for damaged, why in unreadable
+        ]
+        return Start(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
+    if unreadable:
+        damaged, why = unreadable[0]
+        raise RunDamagedError(
+            f"{damaged} cannot be read ({why}), and there is no earlier checkpoint that can: start a new run"
+        )
+    model, tokenizer = load_policy(STARTER if config.model == "starter" else Path(config.model))
+    return Start(model=model.to(config.device), tokenizer=tokenizer)
