@@ -178,7 +178,9 @@ def main(
         rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS)
         with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
             found = asyncio.run(replay(rows, ask, on_end=on_end))
-    except (UnknownNameError, PluginError, ValueError, RunDirError) as error:
+    except RunDirError as error:
+        fail(error, status=error.status)
+    except (UnknownNameError, PluginError, ValueError) as error:
         fail(error)
     if json_file is not None:
         write_json(json_file, _report(found, reward, damaged))

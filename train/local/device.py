@@ -16,5 +16,6 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device).item()  # names and builds of torch are many: it is asked, not listed
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"device is {device!r}, which torch cannot use here ({why}); use cpu or cuda") from error
+        raise ConfigError(
+            f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu or cuda"
+        ) from error

@@ -96,10 +96,12 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
         what = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (MemoryError, ImportError):
+    except (MemoryError, ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each library below has errors of its own for a file that is missing or damaged
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if what == "tokenizer" and not (folder / "tokenizer.json").is_file():
+            why = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
         raise ModelUnreadableError(f"the {what} in {folder} cannot be loaded: {why}") from error
     return model.eval(), tokenizer
 

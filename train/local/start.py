@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from train.config import RunConfig
 from train.local.device import check_device
-from train.local.model import load_policy
+from train.local.model import ModelUnreadableError, load_policy
 from train.rundir import RunDamagedError, RunDir
 
 __all__ = ["STARTER", "Start", "load_start"]
@@ -37,26 +37,34 @@ def load_start(config: RunConfig, run: RunDir) -> Start:
     :class:`train.rundir.RunDamagedError` where there are checkpoints and none of them can be read.
     """
     check_device(config.device)
-    unreadable: list[tuple[Path, str]] = []
+    unreadable: list[tuple[Path, RunDamagedError]] = []
     for checkpoint in reversed(run.checkpoints()):
         try:
-            model, tokenizer = load_policy(checkpoint)
-            state = torch.load(checkpoint / "trainer.pt", map_location=config.device, weights_only=True)
-        except (MemoryError, ImportError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # each library below has errors of its own for a file that is missing or damaged
-            unreadable.append((checkpoint, (str(error).strip().splitlines() or [type(error).__name__])[0]))
+            model, tokenizer, state = _checkpoint(checkpoint, config.device)
+        except RunDamagedError as error:
+            unreadable.append((checkpoint, error))
             continue
         notes = [
-            f"{damaged.name} cannot be read ({why}): going on from {checkpoint.name}; it is kept as "
-            f"{run.set_aside(damaged).name}"
-            for damaged, why in unreadable
+            f"{error}: going on from {checkpoint.name}, and {damaged.name} is kept as {run.set_aside(damaged).name}"
+            for damaged, error in unreadable
         ]
         return Start(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
     if unreadable:
-        damaged, why = unreadable[0]
-        raise RunDamagedError(
-            f"{damaged} cannot be read ({why}), and there is no earlier checkpoint that can: start a new run"
-        )
+        raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")
     model, tokenizer = load_policy(STARTER if config.model == "starter" else Path(config.model))
     return Start(model=model.to(config.device), tokenizer=tokenizer)
+
+
+def _checkpoint(folder: Path, device: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
+    try:
+        model, tokenizer = load_policy(folder)
+    except (FileNotFoundError, ModelUnreadableError) as error:
+        raise RunDamagedError(str(error)) from error
+    file = folder / "trainer.pt"
+    try:
+        return model, tokenizer, torch.load(file, map_location=device, weights_only=True)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # torch, zipfile and pickle each have errors of their own for a file that is not whole
+        why = str(error).partition(". ")[0].strip() or type(error).__name__
+        raise RunDamagedError(f"{file} cannot be loaded: {why}") from error
