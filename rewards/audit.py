@@ -193,7 +193,7 @@ def main(
     except (UnknownNameError, PluginError, JudgeSettingsError, domains.DataError) as error:
         fail(error)
     except OSError as error:
-        fail(f"{error.strerror or error} ({error.filename or data_dir})", status=1)
+        fail(f"{error.strerror or error} ({error.filename or data_dir})")
     tasks = _spread([*data.train, *data.validation], limit)
     if not tasks:
         fail(f"{data.source}: there are no tasks to audit")

@@ -239,5 +239,5 @@ def test_a_damaged_file_of_rollouts_is_named_and_the_others_are_read(run: RunDir
     assert pq.read_table(run.path / "rollouts.parquet").to_pylist() == [{"step": 2, "reward": 1.0}]
     (run.path / "rollouts" / "step-00002-train.parquet").write_bytes(b"")
     assert len(run.merge_rollouts()) == 2
-    with pytest.raises(RunDirError, match=r"has no rollouts: step-00001-train\.parquet cannot be read"):
+    with pytest.raises(RunDamagedError, match=r"has no rollouts: step-00001-train\.parquet cannot be read"):
         run.rollouts()

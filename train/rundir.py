@@ -239,8 +239,9 @@ class RunDir:
         damaged: list[str] = []
         rows = [row for batch in self.rollout_batches(columns, damaged) for row in batch]
         if not rows:
-            why = damaged[0] if damaged else "it has not finished a step yet"
-            raise RunDirError(f"{self.path} has no rollouts: {why}")
+            if damaged:
+                raise RunDamagedError(f"{self.path} has no rollouts: {damaged[0]}")
+            raise RunDirError(f"{self.path} has no rollouts: it has not finished a step yet")
         return rows, damaged
 
     def rollout_batches(self, columns: Sequence[str] | None, damaged: list[str]) -> Iterator[list[dict[str, Any]]]:
