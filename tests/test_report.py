@@ -26,6 +26,7 @@ from train.report.charts import Chart, Series, charts
 from train.report.svg import draw, ticks
 from train.report.watch import make_server
 from train.rundir import RunDir
+from train.vocabulary import vocabulary_of
 from train.why import app as why_app
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
@@ -202,6 +203,13 @@ def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
     report = build(run)
     assert [chart.key for chart in report.charts] == ["accuracy", "length", "failures", "time"]
     assert "step 1 of 2" in report.html
+
+
+def test_a_tokenizer_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with run.new_checkpoint(1) as folder:
+        (folder / "tokenizer.json").write_text('{"version": ')
+    assert vocabulary_of(run)  # the starter's
 
 
 def test_a_run_whose_tokenizer_is_gone_shows_ids(tmp_path: Path) -> None:
