@@ -194,10 +194,11 @@ def test_what_is_wrong_is_said_in_one_sentence(arguments: tuple[str, ...], said:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [(), ("--dev",)])
+def test_a_port_in_use_is_said_in_one_sentence(mode: tuple[str, ...], tmp_path: Path) -> None:
     with _port_in_use() as listener:
         port = str(listener.getsockname()[1])
-        done = _run("--proxy-port", port, "--output-dir", str(tmp_path))
+        done = _run(*mode, "--proxy-port", port, "--output-dir", str(tmp_path))
     assert done.returncode == 1
     assert port in done.stderr
     assert "in use" in done.stderr

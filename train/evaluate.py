@@ -20,7 +20,7 @@ from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.resuming import settled
 from train.rundir import RunDir, RunDirError
-from train.sentence import Stop, one_sentence
+from train.sentence import Stop, one_sentence, serving
 
 __all__ = ["app"]
 
@@ -128,7 +128,6 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
         from train.evaluation.endpoint import find_upstream
         from train.evaluation.folder import entry
         from train.evaluation.run import evaluate
-        from train.local.forward import UnsupportedModelError
         from train.quiet import quiet
 
     adapters.check(settings.backend)
@@ -154,7 +153,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     shown = console(stderr=True)
     shown.print(f"data: {data.source}", markup=False)
     shown.print(f"run:  {run.path}", markup=False)
-    with run.held(), Display(shown, 0) as display:
+    with run.held(), serving(), Display(shown, 0) as display:
         try:
             figures = evaluate(
                 settings, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream
@@ -162,8 +161,6 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
         except KeyboardInterrupt:
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
             raise Stop(f"stopped{kept}", code=130) from None
-        except UnsupportedModelError as error:
-            raise Stop(str(error), code=1) from error
     line = entry(run)
     for each, name in (("markdown", "table.md"), ("text", "table.txt")):
         (run.path / name).write_text(f"{table([line], each)}\n\n{details(figures, each)}\n", encoding="utf-8")

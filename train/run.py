@@ -24,7 +24,7 @@ from train.config import PRESETS, VERL_PRESETS, RunConfig, resolve
 from train.quiet import quiet
 from train.resuming import finished, keep_steps, resumed, settled
 from train.rundir import RunDir
-from train.sentence import Stop, one_sentence
+from train.sentence import Stop, one_sentence, serving
 from train.store_address import check_store
 from train.summary import summarize
 from train.tracking import TRACKERS, check_trackers, parse_track
@@ -253,22 +253,17 @@ def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
     with busy("starting"), importing():
-        from adapters.tracing.proxy import HostUnusableError, ProxyError, SpansNotStoredError
+        from adapters.tracing.proxy import SpansNotStoredError
         from train.display import Display
-        from train.local.forward import UnsupportedModelError
         from train.local.trainer import LocalTrainer
         from train.store_client import StoreFailedError, StoreGoneError
 
     try:
-        with Display(shown, settings.steps) as display:
+        with serving(), Display(shown, settings.steps) as display:
             trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
             return trainer.train()
     except KeyboardInterrupt:
         raise Stop(f"stopped; {_kept(run)}", code=130) from None
-    except HostUnusableError as error:
-        raise Stop(str(error)) from error
-    except (ProxyError, UnsupportedModelError) as error:
-        raise Stop(str(error), code=1) from error
     except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
         raise Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:
@@ -341,7 +336,7 @@ def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, sh
         from train.display import Display, show_rollouts
         from train.local.trainer import LocalTrainer
 
-    with TemporaryDirectory() as folder, Display(shown, 0) as display:
+    with serving(), TemporaryDirectory() as folder, Display(shown, 0) as display:
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
         outcomes = trainer.dev()
     show_rollouts(shown, outcomes, settings.agent_match)

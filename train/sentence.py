@@ -17,7 +17,7 @@ from train.errors import ConfigError
 from train.rundir import RunDirError
 from train.store_address import StoreAddressError
 
-__all__ = ["Stop", "one_sentence"]
+__all__ = ["Stop", "one_sentence", "serving"]
 
 _TYPED = (ConfigError, UnknownNameError, StoreAddressError, domains.DataError, rewards.JudgeSettingsError)
 _USERS_ERRNOS = {
@@ -62,3 +62,17 @@ def one_sentence(debug: bool = False) -> Iterator[None]:
         sys.stdout.flush()
         os._exit(code)  # Ray aborts now and then while an interrupted interpreter is torn down: SIGABRT instead of 130
     sys.exit(code)
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """What keeps a model or the proxy from being served here, as a :class:`Stop`. Imports both."""
+    from adapters.tracing.proxy import HostUnusableError, ProxyError
+    from train.local.forward import UnsupportedModelError
+
+    try:
+        yield
+    except HostUnusableError as error:
+        raise Stop(str(error)) from error
+    except (ProxyError, UnsupportedModelError) as error:
+        raise Stop(str(error), code=1) from error
