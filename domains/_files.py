@@ -60,7 +60,10 @@ def read_rows(file: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}); save it as UTF-8 text.") from error
     if file.suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text, newline="")))
+        try:
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        except csv.Error as error:
+            raise DataError(f"{file} is not valid CSV ({error}); repair it.") from error
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from domains._contract import Domain
-from tools.plugins import Registry
+from tools.plugins import PluginError, Registry
 
 __all__ = ["check", "get", "names"]
 
 _registry: Registry[Domain] = Registry("domain", hook="register_domains", builtin="domains._builtin")
 check = _registry.check
-get = _registry.get
 names = _registry.names
+
+
+def get(name: str) -> Domain:
+    """The domain ``name``. Raises :class:`tools.plugins.UnknownNameError` and :class:`tools.plugins.PluginError`."""
+    try:
+        return _registry.get(name)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"domain {name!r} cannot be imported: {error}") from error

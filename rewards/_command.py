@@ -39,10 +39,10 @@ def chosen(
     return rewards.get(name, judge=settings), told
 
 
-def fail(message: object) -> NoReturn:
+def fail(message: object, *, status: int = 2) -> NoReturn:
     """End with one sentence; what the user asked for cannot be done."""
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(status)
 
 
 def write_json(file: Path, value: Any) -> None:

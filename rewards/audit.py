@@ -24,7 +24,7 @@ from rewards._contract import Reward
 from rewards._probes import Probe, probes
 from rewards._scoring import Score, each_at_once, score
 from rewards.judge.settings import JudgeSettingsError
-from tools.plugins import UnknownNameError
+from tools.plugins import PluginError, UnknownNameError
 from tools.terminal import Version, progress
 
 __all__ = ["Audit", "Finding", "ProbeLine", "app", "audit"]
@@ -190,8 +190,10 @@ def main(
         name = reward or asked.default_reward
         ask, told = chosen(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         data = asked.load(data_dir)
-    except (UnknownNameError, JudgeSettingsError, domains.DataError) as error:
+    except (UnknownNameError, PluginError, JudgeSettingsError, domains.DataError) as error:
         fail(error)
+    except OSError as error:
+        fail(f"{error.strerror or error} ({error.filename or data_dir})")
     tasks = _spread([*data.train, *data.validation], limit)
     if not tasks:
         fail(f"{data.source}: there are no tasks to audit")

@@ -24,7 +24,7 @@ import typer
 from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 from rewards._contract import Reward
 from rewards._scoring import Score, each_at_once, score
-from tools.plugins import UnknownNameError
+from tools.plugins import PluginError, UnknownNameError
 from tools.terminal import Version, progress
 
 __all__ = ["COLUMNS", "Group", "Replay", "Rescored", "app", "replay"]
@@ -178,7 +178,9 @@ def main(
         rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS)
         with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
             found = asyncio.run(replay(rows, ask, on_end=on_end))
-    except (UnknownNameError, ValueError, RunDirError) as error:
+    except RunDirError as error:
+        fail(error, status=error.status)
+    except (UnknownNameError, PluginError, ValueError) as error:
         fail(error)
     if json_file is not None:
         write_json(json_file, _report(found, reward, damaged))

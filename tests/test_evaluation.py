@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,8 @@ from train.evaluation.predictions import NO_ANSWER, gold_lines, one_line, predic
 from train.evaluation.statistics import bootstrap, mcnemar
 from train.evaluation.table import comparison, details, table
 from train.rundir import RunDir
+
+STARTER = Path(__file__).parents[1] / "train" / "local" / "starter"
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 
@@ -243,6 +246,42 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(tmp_path: Path) -> Non
         assert said in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_an_evaluation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+    shutil.copy(STARTER / "config.json", tmp_path)
+    (tmp_path / "file").write_text("")
+    for arguments, output, status, said in (
+        (["--device", "tpu"], "out", 2, "device is 'tpu'"),
+        (["--model", str(tmp_path)], "out", 2, f"the model in {tmp_path} cannot be loaded"),
+        ([], "file", 1, "Not a directory"),
+    ):
+        done = _evaluate("--tasks", "1", *arguments, "--output-dir", str(tmp_path / output))
+        *before, last = done.stderr.strip().splitlines()
+        assert (done.returncode, said in last) == (status, True)
+        assert all(line.startswith(("data: ", "run: ")) or not line for line in before)
+        assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_model_is_kept_by_its_own_path(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(STARTER)
+    out = tmp_path / "out"
+    done = _evaluate("--tasks", "1", "--model", str(tmp_path / "latest"), "--output-dir", str(out))
+    assert done.returncode == 0, done.stderr
+    assert RunDir.open(out / "latest").config()["model"] == str(STARTER)
+
+
+def test_a_run_whose_validation_cannot_be_read_is_not_measured_by_the_rest(
+    evaluated: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(evaluated[0].resolve(), tmp_path / "run"))
+    part = sorted((folder / "rollouts").glob("*-val-*"))[0]
+    part.write_bytes(part.read_bytes()[:100])
+    for arguments in ([str(folder)], ["--compare", str(evaluated[0]), str(folder)]):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 1
+        assert f"{part.name} cannot be read" in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
 
 
 # -- an endpoint of somebody else's

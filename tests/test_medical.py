@@ -268,6 +268,8 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_sentence(tmp_path: Path)
     folder = folder_of(tmp_path / "c", suffix=".csv")
     (folder / "questions.csv").write_text("id,question,answer\n1,Who?,Me.,and,more\n")
     assert "questions.csv, row 0: it does not fit the columns" in refusal(folder)
+    (folder / "questions.csv").write_text(f"id,question,answer\n1,Who?,{'x' * 200_000}\n")
+    assert "questions.csv is not valid CSV (field larger than field limit" in refusal(folder)
 
 
 def test_questions_of_one_side_only_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agentlightning.types import AttemptedRollout
 
 from adapters import AGENT_HEADER
 from adapters.tracing import Call, all_calls_from_spans
-from adapters.tracing.proxy import LLMProxy, PortInUseError, SpansNotStoredError
+from adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
 from adapters.tracing.testing import END, Reply, ScriptedPolicyServer, encode, render
 
 HELLO = [{"role": "user", "content": "héllo"}]
@@ -232,6 +232,13 @@ async def test_a_port_in_use_is_one_clear_sentence(bench: Any) -> None:
     b = await bench([])
     with pytest.raises(PortInUseError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
         await LLMProxy(upstreams=[b.server.base_url], store=b.store, port=b.proxy.port).start()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+async def test_an_address_of_another_machine_is_one_clear_sentence(bench: Any, host: str) -> None:
+    b = await bench([])
+    with pytest.raises(HostUnusableError, match=f"cannot listen on {host}, .* --proxy-host"):
+        await LLMProxy(upstreams=[b.server.base_url], store=b.store, host=host).start()
 
 
 async def test_many_calls_at_once_all_arrive(bench: Any) -> None:

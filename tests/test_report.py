@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import re
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -25,6 +26,8 @@ from train.report.charts import Chart, Series, charts
 from train.report.svg import draw, ticks
 from train.report.watch import make_server
 from train.rundir import RunDir
+from train.vocabulary import vocabulary_of
+from train.why import app as why_app
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -202,6 +205,13 @@ def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
     assert "step 1 of 2" in report.html
 
 
+def test_a_tokenizer_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with run.new_checkpoint(1) as folder:
+        (folder / "tokenizer.json").write_text('{"version": ')
+    assert vocabulary_of(run)  # the starter's
+
+
 def test_a_run_whose_tokenizer_is_gone_shows_ids(tmp_path: Path) -> None:
     run = new_run(tmp_path, model="somebody/elses")
     run.write_rollouts(1, [rollout(mode="train", step=1)])
@@ -319,6 +329,21 @@ def served(finished: RunDir) -> Iterator[str]:
 def get(address: str, **headers: str) -> str:
     with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as reply:
         return reply.read().decode()
+
+
+def test_damage_that_comes_while_it_is_watched_is_said_on_the_page(finished: RunDir, tmp_path: Path) -> None:
+    run = RunDir.open(shutil.copytree(finished.path, tmp_path / "run"))
+    (run.path / "config.json").write_text("{")
+    with make_server(run) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(f"http://127.0.0.1:{server.server_port}")
+        assert "config.json is damaged" in refused.value.read().decode()
+        server.shutdown()
+    for module in (app, why_app):
+        done = CliRunner().invoke(module, [str(run.path)])
+        assert done.exit_code == 1
+        assert "config.json is damaged" in done.stderr
 
 
 def test_a_live_page_loads_itself_again_when_the_run_has_gone_on(served: str, finished: RunDir) -> None:

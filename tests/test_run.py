@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Program, run, until
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from domains.spider.loader import BUNDLED
 from train.config import resolve
+from train.run import app
 from train.rundir import RunDir
 
 SMALL = ("--val-tasks", "8", "--n-runners", "16")
@@ -137,8 +141,8 @@ def test_an_interrupted_run_ends_with_130_even_where_ray_would_abort_behind_it()
 import atexit, os, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
 atexit.register(os.abort)
-from train.run import _one_sentence
-with _one_sentence(debug=False):
+from train.sentence import one_sentence
+with one_sentence():
     sys.stdout.write("buffered")
     raise KeyboardInterrupt
 """
@@ -174,6 +178,8 @@ def _port_in_use() -> socket.socket:
         (("--max-turns", "0"), "max_turns is 0"),
         (("--agent-match", "("), "is not a regular expression"),
         (("--agent-match", "nobody"), "matches none of its agents"),
+        (("--device", "tpu"), "device is 'tpu', which torch"),
+        (("--proxy-host", "203.0.113.7"), "cannot listen on 203.0.113.7, which is no address of this machine"),
         (
             ("--trainer", "verl", "--config", "starter", "data.train_batch_size=5000"),
             "1800 training tasks, but tasks_per_step is 5000",
@@ -188,14 +194,66 @@ def test_what_is_wrong_is_said_in_one_sentence(arguments: tuple[str, ...], said:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_port_in_use_is_said_in_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [(), ("--dev",)])
+def test_a_port_in_use_is_said_in_one_sentence(mode: tuple[str, ...], tmp_path: Path) -> None:
     with _port_in_use() as listener:
         port = str(listener.getsockname()[1])
-        done = _run("--proxy-port", port, "--output-dir", str(tmp_path))
+        done = _run(*mode, "--proxy-port", port, "--output-dir", str(tmp_path))
     assert done.returncode == 1
     assert port in done.stderr
     assert "in use" in done.stderr
+    assert "--proxy-port" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    refused = CliRunner().invoke(app, ["--proxy-port", port])
+    assert refused.exit_code == 2
+    assert "'--proxy-port'" in refused.stderr
+
+
+def test_the_printed_configuration_is_json_and_what_is_given_wins_over_a_short_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.symlink(BUNDLED, "data")
+    arguments = ["--trainer", "local", "--ci-fast", "--steps", "3", "--data-dir", "data", "--print-config"]
+    printed = CliRunner().invoke(app, arguments)
+    settings = json.loads(printed.stdout)
+    assert (settings["steps"], settings["data_dir"]) == (3, str(BUNDLED.resolve()))
+    assert printed.stderr.startswith("data: ")
+
+
+def test_a_finished_run_says_so_and_goes_on_for_as_long_as_it_was_told(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished[0].resolve(), tmp_path / "run"))
+    again = _run("--resume", str(run))
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.splitlines()[-1] == "all 1 steps are done; give --steps 2, say, to go on"
+    with RunDir.open(run).held():
+        refused = _run("--resume", str(run), "--steps", "2")
+    assert refused.returncode == 2
+    assert f"in use by process {os.getpid()}" in refused.stderr
+    assert RunDir.open(run).config()["steps"] == 1
+    assert _run("--resume", str(run), "--steps", "2").returncode == 0
+    assert RunDir.open(run).config()["steps"] == 2
+    damaged = run / "checkpoints" / "step-00002" / "trainer.pt"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    (run / "rollouts" / "step-00000-val-0.parquet").write_bytes(b"half")
+    repaired = _run("--resume", str(run))
+    assert repaired.returncode == 0
+    assert "step-00002/trainer.pt cannot be loaded" in repaired.stderr
+    assert "going on from step-00001" in repaired.stderr
+    assert "warning: step-00000-val-0.parquet cannot be read" in repaired.stderr
+    assert [line["step"] for line in RunDir.open(run).metrics()] == [0, 1, 2]
+    assert RunDir.open(run).saved_step() == 2
+    (run / "config.json").write_text("{")
+    broken = _run("--resume", str(run))
+    assert broken.returncode == 1
+    assert len(broken.stderr.strip().splitlines()) == 1
 
 
 def test_a_broken_database_is_said_in_one_sentence(tmp_path: Path) -> None:

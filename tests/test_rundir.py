@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from programs import ROOT
 
-from train.rundir import RunDir, RunDirError
+from train.rundir import RunDamagedError, RunDir, RunDirError
 
 
 @pytest.fixture
@@ -22,15 +27,116 @@ def _step(run: RunDir, step: int) -> None:
         (folder / "weights").write_text(str(step))
 
 
-def test_latest_points_at_the_newest_run(tmp_path: Path) -> None:
+def test_latest_points_at_the_newest_run_that_has_something(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path, backend="b", domain="d", config={})
+    assert not (tmp_path / "latest").is_symlink()
+    _step(first, 1)
     second = RunDir.create(tmp_path, backend="b", domain="d", config={})
     assert first.path != second.path
+    assert RunDir.open(tmp_path / "latest").path == first.path.resolve()
+    _step(second, 1)
+    _step(first, 2)
     assert RunDir.open(tmp_path / "latest").path == second.path.resolve()
+
+
+def test_a_run_that_could_not_start_leaves_nothing_and_one_that_did_stays(tmp_path: Path) -> None:
+    def fail(run: RunDir, steps: int) -> None:
+        with run.held():
+            run.rewind()
+            for step in range(1, steps + 1):
+                _step(run, step)
+            raise OSError("port in use")
+
+    with pytest.raises(OSError, match="port in use"):
+        fail(RunDir.create(tmp_path, backend="b", domain="d", config={}), 0)
+    assert not list(tmp_path.iterdir())
+    run = RunDir.create(tmp_path, backend="b", domain="d", config={})
+    for again in (run, RunDir.open(run.path)):
+        with pytest.raises(OSError, match="port in use"):
+            fail(again, 1)
+        assert run.checkpoints()
+    killed = RunDir.create(tmp_path, backend="c", domain="d", config={})  # before its first step
+    with pytest.raises(OSError, match="port in use"):
+        fail(RunDir.open(killed.path), 0)
+    assert killed.config() == {}  # settings are somebody's: who resumed it did not make it
+
+
+_HOLD = """
+import sys
+from train.rundir import RunDir, RunDirError
+try:
+    with RunDir.open(sys.argv[1]).held():
+        print("held", flush=True)
+        sys.stdin.read()
+except RunDirError as error:
+    print(error, flush=True)
+"""
+
+
+def _holder(run: RunDir) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _HOLD, str(run.path)]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+
+
+def test_a_second_process_is_refused_until_the_first_has_ended_however_it_ends(run: RunDir) -> None:
+    _step(run, 1)
+    with run.held(), _holder(run) as second:
+        said = second.communicate()[0]
+    assert f"is in use by process {os.getpid()} on " in said
+    assert len(said.splitlines()) == 1
+    with _holder(run) as third:
+        assert third.stdout is not None
+        assert third.stdout.readline() == "held\n"
+        with pytest.raises(RunDirError, match=f"process {third.pid} on"), run.held():
+            pass
+        third.send_signal(signal.SIGKILL)
+        third.wait()
+    with run.held():
+        pass
+
+
+def test_a_process_that_was_forked_off_does_not_keep_the_run(run: RunDir) -> None:
+    """A run's runners and agents may outlive it for a while."""
+    _step(run, 1)
+    with run.held():
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        os.close(reading)
+    with _holder(run) as other:
+        said = other.communicate()[0]
+    os.close(writing)
+    os.waitpid(child, 0)
+    assert said == "held\n"
 
 
 def test_the_settings_come_back(run: RunDir) -> None:
     assert RunDir.open(run.path).config() == {"steps": 3}
+
+
+@pytest.mark.parametrize("text", ['{"steps": 3', "[1, 2]", "3", "\x00\xff"])
+def test_damaged_settings_are_named(run: RunDir, text: str) -> None:
+    (run.path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RunDamagedError, match=r"config\.json is damaged"):
+        run.config()
+
+
+@pytest.mark.parametrize("text", ['{"step": 1, "rew', "[3]", '{"reward": 1}', "\xff\xfe"])
+def test_a_damaged_line_of_the_metrics_is_named_but_not_a_last_one_that_was_cut_short(run: RunDir, text: str) -> None:
+    _step(run, 1)
+    with open(run.path / "metrics.jsonl", "ab") as file:
+        file.write(text.encode("latin-1"))
+    assert [line["step"] for line in run.metrics()] == [1]
+    run.append_metrics({"step": 3})
+    _step(run, 4)
+    with pytest.raises(RunDamagedError, match=r"metrics\.jsonl, line 2 cannot be read"):
+        run.metrics()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -66,6 +172,30 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one(run: RunDir)
     [checkpoint] = run.checkpoints()
     assert (checkpoint / "weights").read_text() == "1"
     assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-00001"]
+
+
+def test_what_is_no_checkpoint_of_a_step_counts_for_nothing(run: RunDir) -> None:
+    _step(run, 2)
+    for name in ("step-abc", "step-00009-copy", "other", ".step-00007.part"):
+        (run.path / "checkpoints" / name).mkdir()
+    (run.path / "checkpoints" / "step-00008").write_text("a file")
+    (run.path / "rollouts" / "step-abc-train.parquet").write_text("somebody's")
+    _step(run, 100_000)
+    assert [folder.name for folder in run.checkpoints()] == ["step-00002", "step-100000"]
+    assert run.rewind() == 100_000
+    assert (run.path / "rollouts" / "step-abc-train.parquet").exists()
+
+
+def test_a_checkpoint_that_is_set_aside_counts_no_more_and_is_still_there(run: RunDir) -> None:
+    for step in (1, 2):
+        _step(run, step)
+    aside = run.set_aside(run.checkpoints()[-1])
+    assert (aside / "weights").read_text() == "2"
+    assert run.rewind() == 1
+    for step in (2, 3, 4):
+        _step(run, step)
+    assert [folder.name for folder in run.checkpoints()] == ["step-00003", "step-00004"]
+    assert aside.exists()
 
 
 def test_the_newest_two_checkpoints_are_kept(run: RunDir) -> None:
@@ -105,6 +235,9 @@ def test_a_damaged_file_of_rollouts_is_named_and_the_others_are_read(run: RunDir
     rows, [sentence] = run.rollouts()
     assert [row["step"] for row in rows] == [2]
     assert sentence.startswith("step-00001-train.parquet cannot be read")
+    assert run.merge_rollouts() == [sentence]
+    assert pq.read_table(run.path / "rollouts.parquet").to_pylist() == [{"step": 2, "reward": 1.0}]
     (run.path / "rollouts" / "step-00002-train.parquet").write_bytes(b"")
-    with pytest.raises(RunDirError, match=r"has no rollouts: step-00001-train\.parquet cannot be read"):
+    assert len(run.merge_rollouts()) == 2
+    with pytest.raises(RunDamagedError, match=r"has no rollouts: step-00001-train\.parquet cannot be read"):
         run.rollouts()

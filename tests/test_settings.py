@@ -101,7 +101,7 @@ def test_a_resumed_run_keeps_its_settings_and_may_change_them(tmp_path: Path) ->
 
 
 def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
-    from train.run import _resumed
+    from train.resuming import resumed
 
     class Stored:
         path = Path("a-run")
@@ -110,5 +110,5 @@ def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
             return resolve("fast", trainer="verl", verl={SHARED["learning_rate"]: 1e-4}).to_dict()
 
     none = dict.fromkeys(("trainer", "backend", "agent", "domain", "model", "data_dir", "seed"))
-    config = _resumed(Stored(), None, {**none, **by_name({"learning_rate": 1e-5}, options=OPTIONS)})  # type: ignore[arg-type]
+    config = resumed(Stored(), None, {**none, **by_name({"learning_rate": 1e-5}, options=OPTIONS)})  # type: ignore[arg-type]
     assert (config.learning_rate, dict(config.verl)) == (1e-5, {})

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 import pluggy
 
-__all__ = ["NAMESPACE", "Registry", "UnknownNameError", "hookimpl", "plugin"]
+__all__ = ["NAMESPACE", "PluginError", "Registry", "UnknownNameError", "hookimpl", "plugin"]
 
 NAMESPACE = "lightning_rod"
 T = TypeVar("T")
@@ -47,6 +48,10 @@ def plugin(module: Any) -> None:
     _PLUGINS.append(module)
 
 
+class PluginError(Exception):
+    """A package that names a plugin of this project, which does not work; the message says which and why."""
+
+
 class UnknownNameError(LookupError):
     """A name that no plugin registered; the message lists those that are known."""
 
@@ -73,13 +78,24 @@ class Registry(Generic[T]):
             raise UnknownNameError(f"unknown {self._kind} {name!r}; known: {', '.join(self.names())}")
 
     def get(self, name: str) -> T:
-        """The object registered under ``name``. Raises :class:`UnknownNameError`."""
+        """The object registered under ``name``.
+
+        Raises :class:`UnknownNameError`, :class:`PluginError`, and ``ImportError`` or ``AttributeError`` where what it
+        names is not installed: the room knows what to say of that.
+        """
         self.check(name)
         entries = self._loaded()
         entry = entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
-            entries[name] = entry = getattr(importlib.import_module(module), attribute)
+            try:
+                entries[name] = entry = getattr(importlib.import_module(module), attribute)
+            except (ImportError, AttributeError):
+                raise
+            except Exception as error:  # whatever somebody else's module does when it is imported
+                raise PluginError(
+                    f"{self._kind} {name!r} ({entry}) cannot be loaded: {type(error).__name__}: {error}"
+                ) from error
         return entry
 
     def _loaded(self) -> dict[str, Any]:
@@ -87,7 +103,8 @@ class Registry(Generic[T]):
             manager = pluggy.PluginManager(NAMESPACE)
             manager.add_hookspecs(_Hooks)
             manager.register(importlib.import_module(self._builtin), self._builtin)
-            manager.load_setuptools_entrypoints(NAMESPACE)
+            for point in metadata.entry_points(group=NAMESPACE):
+                _load(manager, point)
             for module in _PLUGINS:
                 manager.register(module)
             entries: dict[str, Any] = {}
@@ -102,3 +119,14 @@ class Registry(Generic[T]):
             entries[name] = value
 
         return register
+
+
+def _load(manager: pluggy.PluginManager, point: metadata.EntryPoint) -> None:
+    try:
+        manager.load_setuptools_entrypoints(NAMESPACE, point.name)
+    except Exception as error:  # whatever somebody else's module does when it is imported
+        package = f" of the package {point.dist.name}" if point.dist else ""
+        raise PluginError(
+            f"plugin {point.name!r} ({point.value}){package} cannot be loaded: {type(error).__name__}: {error}; repair "
+            "the package, or uninstall it"
+        ) from error

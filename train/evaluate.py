@@ -6,22 +6,21 @@ Without a run's folder it evaluates a model, and writes a folder like a training
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
 import adapters
 import domains
 import rewards
-from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, busy, console, leave
+from tools.terminal import Version, busy, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
-from train.errors import EventLoopError, RolloutsFailedError
 from train.evaluation.table import FORMATS, comparison, details, table
+from train.resuming import settled
 from train.rundir import RunDir, RunDirError
+from train.sentence import Stop, one_sentence, serving
 
 __all__ = ["app"]
 
@@ -81,12 +80,12 @@ def main(
     if compare and len(runs or []) != 2:
         raise typer.BadParameter(f"--compare needs two runs, and {len(runs or [])} are given")
     given: dict[str, Any] = {
-        "model": model,
+        "model": model if base_url else settled(model),
         "trainer": "local",
         "backend": backend,
         "agent": agent,
         "domain": domain,
-        "data_dir": data_dir,
+        "data_dir": settled(data_dir),
         "reward": reward,
         "max_turns": max_turns,
         "max_tokens": max_tokens,
@@ -99,36 +98,14 @@ def main(
         "val_temperature": temperature,
         "val_tasks": tasks,
     }
-    if runs:
-        from train.evaluation.folder import NoValidationError
-
-        try:
+    with one_sentence():
+        if runs:
             with busy("reading the runs"):
                 text = _read(runs, compare=compare, form=form)
-        except (RunDirError, NoValidationError) as error:
-            _stop(error)
+        else:
+            settings = resolve(config or ("hf" if base_url else "fast"), **given)
+            text = _evaluate(settings, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form)
         typer.echo(text)
-        return
-    from train.evaluation.endpoint import EndpointUnusableError
-
-    try:
-        settings = resolve(config or ("hf" if base_url else "fast"), **given)
-        typer.echo(_evaluate(settings, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form))
-    except (ConfigError, UnknownNameError, domains.DataError, RunDirError, EndpointUnusableError) as error:
-        _stop(error)
-    except RolloutsFailedError as error:
-        _stop(error, 1)
-    except KeyboardInterrupt:
-        typer.echo("stopped; the samples that were complete are in the evaluation's folder", err=True)
-        leave(130)
-    except EventLoopError as error:
-        typer.echo(f"error: {error}", err=True)
-        leave(1)
-
-
-def _stop(error: Exception, code: int = 2) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
-    sys.exit(code)
 
 
 def _read(paths: list[str], *, compare: bool, form: str) -> str:
@@ -176,10 +153,14 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     shown = console(stderr=True)
     shown.print(f"data: {data.source}", markup=False)
     shown.print(f"run:  {run.path}", markup=False)
-    with Display(shown, 0) as display:
-        figures = evaluate(
-            settings, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream
-        )
+    with run.held(), serving(), Display(shown, 0) as display:
+        try:
+            figures = evaluate(
+                settings, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream
+            )
+        except KeyboardInterrupt:
+            kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
+            raise Stop(f"stopped{kept}", code=130) from None
     line = entry(run)
     for each, name in (("markdown", "table.md"), ("text", "table.txt")):
         (run.path / name).write_text(f"{table([line], each)}\n\n{details(figures, each)}\n", encoding="utf-8")

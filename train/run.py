@@ -5,13 +5,9 @@ Everything heavy is imported once the arguments are known to be right, so ``--he
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,46 +17,28 @@ import adapters
 import domains
 import rewards
 from rewards.judge.settings import parse_settings
-from tools.plugins import UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, busy, console, leave
+from tools.terminal import Version, busy, console
 from train.backends import make_backend
-from train.config import PRESETS, VERL_PRESETS, ConfigError, RunConfig, resolve
-from train.errors import EventLoopError, RolloutsFailedError
+from train.config import PRESETS, VERL_PRESETS, RunConfig, resolve
+from train.errors import RolloutsFailedError
 from train.quiet import quiet
-from train.rundir import RunDir, RunDirError
+from train.resuming import finished, keep_steps, resumed, settled
+from train.rundir import RunDir
+from train.sentence import Stop, one_sentence, serving
 from train.settings import by_name
-from train.store_address import StoreAddressError, check_store
+from train.store_address import check_store
 from train.summary import summarize
 from train.tracking import TRACKERS, check_trackers, parse_track
 from train.trainers import default_trainer, resolved
-from train.verl.config import parse_overrides, without_twins
+from train.verl.config import parse_overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
-_FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
-"""What a resumed run cannot change: it would be another run."""
-
-
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-_USERS_ERRNOS = {getattr(errno, name) for name in ("ENOSPC", "EACCES", "EROFS", "EDQUOT", "ENOENT", "ENOTDIR")} | {None}
-_USERS_ERRORS = (
-    *(ConfigError, UnknownNameError, StoreAddressError, RunDirError),
-    *(domains.DataError, rewards.JudgeSettingsError),
-)
-
-
-class _Stop(Exception):
-    """Ends the program with one sentence."""
-
-    def __init__(self, message: str, code: int = 2) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @app.command()
@@ -157,7 +135,9 @@ def main(
             help="Address of this machine at which runners elsewhere reach the proxy, or without it the model"
         ),
     ] = None,
-    proxy_port: Annotated[int | None, typer.Option(help="Port of the same. Default: any that is free")] = None,
+    proxy_port: Annotated[
+        int | None, typer.Option(help="Port of the same. Default: 0, any that is free", min=0, max=65535)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the order of tasks. Default: 0")] = None,
     resume: Annotated[
@@ -175,9 +155,9 @@ def main(
         "agent": agent,
         "domain": domain,
         "trainer": trainer,
-        "model": _settled(model),
+        "model": settled(model),
         "reward": reward,
-        "steps": 1 if ci_fast else 20 if ci else steps,
+        "steps": steps if steps is not None else 1 if ci_fast else 20 if ci else None,
         "n_runners": n_runners,
         "agent_match": agent_match,
         "credit": credit,
@@ -186,7 +166,7 @@ def main(
         "execution_truncate": execution_truncate,
         "val_temperature": val_temperature,
         "val_tasks": 32 if ci_fast and val_tasks is None else val_tasks,
-        "data_dir": data_dir,
+        "data_dir": settled(data_dir),
         "output_dir": output_dir,
         "external_store_address": external_store_address,
         "llm_proxy": llm_proxy or None,
@@ -195,7 +175,7 @@ def main(
         "device": device,
         "seed": seed,
     }
-    with _one_sentence(debug):
+    with one_sentence(debug):
         given["track"] = parse_track(track)
         given["judge"] = parse_settings(judge or [], model=judge_model, base_url=judge_base_url)
         given |= by_name(parse_overrides(overrides or []), options=[*given, "config"])
@@ -206,28 +186,29 @@ def _run(
     preset: str | None, given: dict[str, Any], *, resume: str | None, dev: bool, debug: bool, print_config: bool
 ) -> None:
     shown = console()
+    note = console(stderr=print_config)  # what --print-config prints is read by programs, too
     run = RunDir.open(resume) if resume else None
     if run is None and given["trainer"] is None:
         given["trainer"] = default_trainer(preset, device=given["device"], dev=dev)
-    settings = _resumed(run, preset, given) if run else resolve(preset or "fast", **given)
+    settings = resumed(run, preset, given) if run else resolve(preset or "fast", **given)
     check_trackers(settings.track)
     _check_store(settings.external_store_address)
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
-    notes = _check_reward(settings, domain)
+    told = _check_reward(settings, domain)
     data = domain.load(settings.data_dir)
-    shown.print(f"data: {data.source}")
+    note.print(f"data: {data.source}")
     for reason, count in data.left_out.items():
-        shown.print(f"      left out of training: {count} ({reason})")
+        note.print(f"      left out of training: {count} ({reason})")
     if not data.train or not data.validation:
         empty = "training" if not data.train else "validation"
-        raise _Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
-    for note in notes:
-        shown.print(f"reward: {note}", markup=False)
+        raise Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
+    for sentence in told:
+        note.print(f"reward: {sentence}", markup=False)
     _check_model(settings.model, settings.trainer)
     agents = make_backend(settings).agents
     if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
-        raise _Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
+        raise Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
     if print_config:
         shown.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
@@ -236,55 +217,68 @@ def _run(
     if dev:
         _dev(settings, data, domain, shown)
         return
+    if run is not None and (done := _finished(run, settings, data)):
+        shown.print(done)
+        return
     if settings.trainer == "verl":
         from train.verl import launch
 
         with busy("starting"):
-            launch.check(settings, data)  # before the run's folder: runs/latest stays what it was
-    if run is None:
-        run = RunDir.create(
-            settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
-        )
-    shown.print(f"run:  {run.path}")
-    summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, run, shown)
+            launch.check(settings, data)  # before the run's folder: nothing is left of a run that cannot be
+    begun = run or RunDir.create(
+        settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
+    )
+    with begun.held():
+        keep_steps(begun, settings.steps)
+        shown.print(f"run:  {begun.path}")
+        summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, begun, shown)
     from train.display import show_summary
 
-    show_summary(shown, summary, _relative(run.path))
+    show_summary(shown, summary, _relative(begun.path))
+
+
+def _finished(run: RunDir, settings: RunConfig, data: domains.TaskData) -> str:
+    """What to say of a run that has no step left to do; empty where it has one."""
+    if not finished(run, settings):
+        return ""
+    with run.held():
+        if settings.trainer == "local":
+            with busy("reading the newest checkpoint"), importing():
+                from train.local.start import load_start
+
+                note = load_start(settings, run).note
+            if note:  # what can be read is older
+                typer.echo(f"note: {note}", err=True)
+                return ""
+        if not run.is_concluded():  # it was killed after its last step
+            _conclude(settings, data, run)
+    return finished(run, settings)
 
 
 def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
     with busy("starting"), importing():
-        from adapters.tracing.proxy import ProxyError, SpansNotStoredError
+        from adapters.tracing.proxy import SpansNotStoredError
         from train.display import Display
-        from train.local.forward import UnsupportedModelError
         from train.local.trainer import LocalTrainer
         from train.store_client import StoreFailedError, StoreGoneError
 
     try:
-        with Display(shown, settings.steps) as display:
+        with serving(), Display(shown, settings.steps) as display:
             trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
             return trainer.train()
     except KeyboardInterrupt:
-        raise _Stop(
-            f"stopped; {_kept(run)}. Go on with: python -m train.run --resume {_relative(run.path)}",
-            code=130,
-        ) from None
-    except (ProxyError, UnsupportedModelError) as error:
-        raise _Stop(str(error), code=1) from error
+        raise Stop(f"stopped; {_kept(run)}", code=130) from None
     except RolloutsFailedError as error:
         where = _relative(run.path)
-        raise _Stop(
+        raise Stop(
             f"{error}. More: python -m train.why {where}; go on with: python -m train.run --resume {where}", code=1
         ) from error
     except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
-        raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
+        raise Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:
-        # Whatever ended the run, what it has so far is put into the files that people read.
-        if run.metrics():
-            summarize(run, settings, data.source)
-            _merge(run)
+        _conclude(settings, data, run)
 
 
 def _train_verl(
@@ -295,27 +289,34 @@ def _train_verl(
     try:
         launch.train(settings, data, run)
     except KeyboardInterrupt:
-        raise _Stop(
+        raise Stop(
             f"stopped; go on from the last checkpoint with: python -m train.run --resume {_relative(run.path)}",
             code=130,
         ) from None
     except launch.TrainingError as error:
-        raise _Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
+        raise Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
     finally:
-        launch.collect(run)
-        summary = summarize(run, settings, data.source)
-        _merge(run)
+        summary = _conclude(settings, data, run)
     return summary
 
 
-def _merge(run: RunDir) -> None:
-    """The files about all steps, of those about each."""
+def _conclude(settings: RunConfig, data: domains.TaskData, run: RunDir) -> dict[str, Any]:
+    """Whatever ended the run, what it has so far is put into the files that people read; its summary."""
     from train.curve import draw_curve
 
-    if metrics := run.metrics():
-        with busy("writing rollouts.parquet and the curve"):
-            run.merge_rollouts()
-            draw_curve(metrics, run.path / "curve.png")
+    if settings.trainer == "verl":
+        from train.verl import launch
+
+        launch.collect(run)
+    if not (metrics := run.metrics()):
+        return {}
+    summary = summarize(run, settings, data.source)
+    with busy("writing rollouts.parquet and the curve"):
+        damaged = run.merge_rollouts()
+        draw_curve(metrics, run.path / "curve.png")
+    for sentence in damaged:
+        typer.echo(f"warning: {sentence}, and is left out", err=True)
+    return summary
 
 
 def _check_store(address: str | None) -> None:
@@ -323,11 +324,11 @@ def _check_store(address: str | None) -> None:
     name = "AGL_MANAGED_STORE"
     said = os.environ.get(name, "").strip().lower()
     if said not in ("", *_YES, *_NO):
-        raise _Stop(f"{name} is {said!r}; it is one of {', '.join((*_YES, *_NO))}")
+        raise Stop(f"{name} is {said!r}; it is one of {', '.join((*_YES, *_NO))}")
     if said in _NO and address is None:
-        raise _Stop(f"{name}={said} says that the store is somewhere else: give its --external-store-address")
+        raise Stop(f"{name}={said} says that the store is somewhere else: give its --external-store-address")
     if said in _YES and address is not None:
-        raise _Stop(f"{name}={said} asks for a store in the trainer, --external-store-address for {address}: give one")
+        raise Stop(f"{name}={said} asks for a store in the trainer, --external-store-address for {address}: give one")
     if address is not None:
         check_store(address)
 
@@ -336,28 +337,7 @@ def _check_model(model: str, trainer: str) -> None:
     if trainer == "verl" and not Path(model).exists() and model.count("/") == 1:
         return  # a name on the model hub
     if model != "starter" and not (Path(model) / "config.json").is_file():
-        raise _Stop(f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers")
-
-
-def _resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:
-    """The run's own settings with what may be changed of them."""
-    stored = run.config()
-    for name in _FIXED:
-        if given[name] is not None and given[name] != stored.get(name):
-            raise _Stop(
-                f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored.get(name)}; "
-                "leave it out, or start a new run"
-            )
-    if preset is not None and preset != stored["config"]:
-        raise _Stop(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
-    changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
-    preset = stored.pop("config")
-    if stored["trainer"] == "verl":
-        stored = without_twins(stored, changed)
-    for name in ("judge", "verl"):
-        if name in changed:
-            changed[name] = {**stored.get(name, {}), **changed[name]}
-    return resolve(preset, **{**stored, **changed})
+        raise Stop(f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers")
 
 
 def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, shown: Console) -> None:
@@ -367,7 +347,7 @@ def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, sh
         from train.display import Display, show_rollouts
         from train.local.trainer import LocalTrainer
 
-    with TemporaryDirectory() as folder, Display(shown, 0) as display:
+    with serving(), TemporaryDirectory() as folder, Display(shown, 0) as display:
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
         outcomes = trainer.dev()
     show_rollouts(shown, outcomes, settings.agent_match)
@@ -375,16 +355,12 @@ def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, sh
 
 def _kept(run: RunDir) -> str:
     """What ``--resume`` will find."""
-    if not (saved := run.checkpoints()):
-        return "there is no checkpoint yet"
-    return f"what was learnt up to step {int(saved[-1].name.removeprefix('step-'))} is kept"
-
-
-def _settled(model: str | None) -> str | None:
-    """A folder's own path: ``runs/latest``, a link, is another folder as soon as the run begins."""
-    if model is None or model == "starter" or not Path(model).exists():
-        return model
-    return str(Path(model).resolve())
+    if run.is_empty():
+        return "nothing was done yet"
+    kept = (
+        f"what was learnt up to step {saved} is kept" if (saved := run.saved_step()) else "there is no checkpoint yet"
+    )
+    return f"{kept}. Go on with: python -m train.run --resume {_relative(run.path)}"
 
 
 def _relative(path: Path) -> str:
@@ -394,40 +370,12 @@ def _relative(path: Path) -> str:
         return str(path)
 
 
-@contextmanager
-def _one_sentence(debug: bool) -> Iterator[None]:
-    """What a user can mend ends in one sentence and a non-zero exit."""
-    blocked = False
-    try:
-        yield
-    except _Stop as stop:
-        message, code = str(stop), stop.code
-    except _USERS_ERRORS as error:
-        message, code = str(error), 2
-    except KeyboardInterrupt:
-        message, code = "stopped", 130
-    except EventLoopError as error:
-        message, code, blocked = str(error), 1, True
-    except OSError as error:
-        if debug or error.errno not in _USERS_ERRNOS:
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        hint = {errno.ENOSPC: "; make room and go on with --resume"}.get(error.errno or 0, "")
-        message, code = f"{error.strerror or error}{where}{hint}", 1
-    else:
-        return
-    typer.echo(f"error: {message}" if code != 130 else message, err=True)
-    if blocked or code == 130:  # there are threads at work: an agent's, or Ray's, which then aborts now and then
-        leave(code)
-    sys.exit(code)
-
-
 def _check_reward(settings: RunConfig, domain: domains.Domain) -> list[str]:
     """What a user should be told of the reward before the run; an option that it ignores is refused."""
     name = settings.reward or domain.default_reward
     told = rewards.notes(name, judge=settings.judge_settings())
     if settings.judge and not told:
-        raise _Stop(f"a judge means nothing to reward {name!r}: leave out --judge-model, --judge-base-url and --judge")
+        raise Stop(f"a judge means nothing to reward {name!r}: leave out --judge-model, --judge-base-url and --judge")
     return told
 
 

@@ -1,22 +1,26 @@
 """A run's folder: written so that a kill at any moment leaves it whole, and readable while the run goes on.
 
-    runs/<time>-<backend>-<domain>/     and runs/latest, a link to the newest
+    runs/<time>-<backend>-<domain>/     and runs/latest, a link to the newest that has rollouts
         config.json                     the resolved settings
         metrics.jsonl                   one line a step; line 0 is the validation before training
         rollouts/step-00012.parquet     the rollouts of a step; merged into rollouts.parquet at the end
         checkpoints/step-00012/         what transformers loads, and the optimizer's state
         curve.png, summary.json
+        .lock                           held by the process that writes here
 
-A step is written in the order rollouts, metrics, checkpoint, each by renaming a finished file. The checkpoint is what
-makes a step count: on resuming, whatever lies beyond the newest one is dropped and done again.
+A step is written in the order rollouts, metrics, checkpoint, each by renaming what is finished and on the disk. The
+checkpoint is what makes a step count: on resuming, whatever lies beyond the newest one is dropped and done again.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,11 +28,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunDir", "RunDirError"]
+__all__ = ["RunDamagedError", "RunDir", "RunDirError"]
 
 
 class RunDirError(Exception):
-    """The run's folder cannot be used: not there, not a run, or another run's."""
+    """The run's folder cannot be used: not there, not a run, or in use.
+
+    ``status`` is what a command ends with: 2 for what was typed, 1 for what broke.
+    """
+
+    status = 2
+
+
+class RunDamagedError(RunDirError):
+    """A file of the run cannot be read; the message names it."""
+
+    status = 1
 
 
 class RunDir:
@@ -36,10 +51,11 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._created = False
 
     @classmethod
     def create(cls, root: str | Path, *, backend: str, domain: str, config: Mapping[str, Any]) -> RunDir:
-        """A new folder under ``root``, with its settings written and ``latest`` pointing at it."""
+        """A new folder under ``root`` with its settings; ``latest`` points at it once it has rollouts."""
         root = Path(root)
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{backend}-{domain}"
         for number in range(100):
@@ -48,11 +64,8 @@ class RunDir:
                 path.mkdir(parents=True)
                 break
         run = cls(path)
+        run._created = True
         run.write_json("config.json", config)
-        link = root / f".latest-{os.getpid()}"
-        with suppress(OSError):  # a file system without links still has the run
-            link.symlink_to(path.name)
-            link.replace(root / "latest")
         return run
 
     @classmethod
@@ -63,17 +76,65 @@ class RunDir:
             raise RunDirError(f"{path} is not a run: it has no config.json. Give a folder like runs/latest")
         return cls(folder)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it this process alone writes here. A folder that it made and has nothing to keep in goes away again.
+
+        Raises :class:`RunDirError` where another process holds the run.
+        """
+        with open(self.path / ".lock", "a+") as file:
+            try:
+                # Of POSIX's locks, not flock's: a forked child does not share it, so that none can outlive this
+                # process and keep the run from being resumed. No process may open the file a second time.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    file.seek(0)
+                    who = file.read().strip() or "another process"
+                    raise RunDirError(f"{self.path} is in use by {who}: wait until it has ended, or stop it") from None
+                # a file system without locks still has the run
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                if self._created and self.is_empty():
+                    shutil.rmtree(self.path, ignore_errors=True)
+
+    def is_empty(self) -> bool:
+        """Whether nothing but the settings was written yet."""
+        files = (file for file in self.path.rglob("*") if file.is_file() and file.name not in ("config.json", ".lock"))
+        return not any(file.stat().st_size for file in files)
+
+    def is_concluded(self) -> bool:
+        """Whether the files about all steps are there: the curve is the last that is written."""
+        try:
+            return (self.path / "curve.png").stat().st_mtime >= (self.path / "metrics.jsonl").stat().st_mtime
+        except FileNotFoundError:
+            return False
+
+    def _be_latest(self) -> None:
+        link = self.path.with_name(f".latest-{os.getpid()}")
+        with suppress(OSError):  # a file system without links still has the run
+            link.symlink_to(self.path.name)
+            link.replace(self.path.with_name("latest"))
+
     @property
     def resources_id(self) -> str:
         """What a store shared with other runs knows this one by; a resumed run is the same one."""
         return f"rs-{hashlib.sha256(f'{platform.node()}:{self.path.resolve()}'.encode()).hexdigest()[:12]}"
 
     def config(self) -> dict[str, Any]:
-        """The settings that the run was started with."""
+        """The settings that the run was started with. Raises :class:`RunDamagedError`."""
+        file = self.path / "config.json"
         try:
-            return dict(json.loads((self.path / "config.json").read_text()))
-        except ValueError as error:
-            raise RunDirError(f"{self.path / 'config.json'} is damaged ({error}); the run cannot be resumed") from error
+            config = json.loads(file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
+        if not isinstance(config, dict):
+            raise RunDamagedError(f"{file} is damaged (it holds no settings): restore it, or start a new run")
+        return config
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file in one piece."""
@@ -96,12 +157,24 @@ class RunDir:
             part.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines so far; a last line that a kill cut short is left out."""
+        """The lines so far; a last line that a kill cut short is left out.
+
+        Raises :class:`RunDamagedError` for any other that cannot be read: without it, a step would seem never done.
+        """
+        file = self.path / "metrics.jsonl"
+        try:
+            *texts, cut_short = file.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
         lines = []
-        with suppress(FileNotFoundError):
-            for text in (self.path / "metrics.jsonl").read_text().splitlines():
-                with suppress(ValueError):
-                    lines.append(dict(json.loads(text)))
+        for number, text in enumerate([*texts, cut_short], 1):
+            try:
+                line = dict(json.loads(text))
+                int(line["step"])
+                lines.append(line)
+            except (ValueError, TypeError, LookupError):
+                if number <= len(texts):
+                    raise RunDamagedError(f"{file}, line {number} cannot be read: restore the file") from None
         return lines
 
     def append_rollout_figures(self, line: Mapping[str, Any]) -> None:
@@ -119,33 +192,50 @@ class RunDir:
         import pyarrow.parquet as pq
 
         path = self.path / "rollouts" / f"step-{step:05d}-{kind}.parquet"
+        first = not path.parent.exists()
         path.parent.mkdir(exist_ok=True)
         table = pa.Table.from_pylist([dict(row) for row in rows])
         if more and path.exists():
             table = pa.concat_tables([pq.read_table(path), table], promote_options="permissive")
         with self.whole(path) as part:
             pq.write_table(table, part, compression="zstd")
+        if first:
+            self._be_latest()
 
-    def merge_rollouts(self) -> None:
-        """Put the steps' rollouts into the one file ``rollouts.parquet``, a step at a time."""
+    def merge_rollouts(self) -> list[str]:
+        """Put the steps' rollouts into the one file ``rollouts.parquet``, a step at a time.
+
+        Returns a sentence for each file that cannot be read and is left out.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        parts = sorted((self.path / "rollouts").glob("step-*.parquet"))
-        if not parts:
-            return
-        schema = pa.unify_schemas([pq.read_schema(part) for part in parts], promote_options="permissive")
+        damaged: list[str] = []
+        schemas = {}
+        for part in sorted((self.path / "rollouts").glob("step-*.parquet")):
+            try:
+                schemas[part] = pq.read_schema(part)
+            except (pa.ArrowException, OSError) as error:
+                damaged.append(_unreadable(part, error))
+        if not schemas:
+            return damaged
+        schema = pa.unify_schemas(list(schemas.values()), promote_options="permissive")
         with (
             self.whole(self.path / "rollouts.parquet") as whole,
             pq.ParquetWriter(whole, schema, compression="zstd") as out,
         ):
-            for part in parts:
-                with pq.ParquetFile(part) as file:
-                    table = file.read()
+            for part in schemas:
+                try:
+                    with pq.ParquetFile(part) as file:
+                        table = file.read()
+                except (pa.ArrowException, OSError) as error:
+                    damaged.append(_unreadable(part, error))
+                    continue
                 for field in schema:
                     if field.name not in table.column_names:
                         table = table.append_column(field.name, pa.nulls(len(table), field.type))
                 out.write_table(table.select(schema.names).cast(schema))
+        return damaged
 
     def rollouts(self, columns: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
         """The rollouts so far (all columns, or those named), and a sentence for each file that cannot be read.
@@ -155,8 +245,9 @@ class RunDir:
         damaged: list[str] = []
         rows = [row for batch in self.rollout_batches(columns, damaged) for row in batch]
         if not rows:
-            why = damaged[0] if damaged else "it has not finished a step yet"
-            raise RunDirError(f"{self.path} has no rollouts: {why}")
+            if damaged:
+                raise RunDamagedError(f"{self.path} has no rollouts: {damaged[0]}")
+            raise RunDirError(f"{self.path} has no rollouts: it has not finished a step yet")
         return rows, damaged
 
     def rollout_batches(self, columns: Sequence[str] | None, damaged: list[str]) -> Iterator[list[dict[str, Any]]]:
@@ -177,7 +268,7 @@ class RunDir:
                     for group in range(file.num_row_groups):  # in the whole file each is a step's
                         yield file.read_row_group(group, columns=there).to_pylist()
             except (pa.ArrowException, OSError) as error:
-                damaged.append(f"{path.name} cannot be read ({str(error).splitlines()[0]})")
+                damaged.append(_unreadable(path, error))
 
     # -- checkpoints
 
@@ -191,9 +282,12 @@ class RunDir:
         part.mkdir()
         try:
             yield part
+            for file in (*part.rglob("*"), part):
+                _sync(file)
             final = folder / f"step-{step:05d}"
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
+            _sync(folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
@@ -202,17 +296,31 @@ class RunDir:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted((self.path / "checkpoints").glob("step-*"))
+        found = (path for path in (self.path / "checkpoints").glob("step-*") if path.is_dir())
+        return sorted((path for path in found if _step(path) is not None), key=lambda path: _step(path) or 0)
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """Give a checkpoint that cannot be read another name, under which it counts no more; that name."""
+        aside = checkpoint.with_name(f"damaged-{checkpoint.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        return checkpoint.rename(aside)
+
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint, the local trainer's or verl's; 0 before the first."""
+        if checkpoints := self.checkpoints():
+            return _step(checkpoints[-1]) or 0
+        with suppress(OSError, ValueError):
+            return int((self.path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+        return 0
 
     def rewind(self) -> int:
         """Drop what lies beyond the newest checkpoint; the number of the last step that counts (0 before the first)."""
-        checkpoints = self.checkpoints()
-        step = int(checkpoints[-1].name.split("-")[1]) if checkpoints else 0
+        step = self.saved_step()
         kept = [line for line in self.metrics() if line["step"] <= step]
         with self.whole(self.path / "metrics.jsonl") as part:
             part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
         for part in (self.path / "rollouts").glob("step-*.parquet"):
-            if int(part.name.split("-")[1]) > step:
+            if (_step(part) or 0) > step:
                 part.unlink()
         return step
 
@@ -222,6 +330,29 @@ class RunDir:
         part = path.with_name(f".{path.name}.part")
         try:
             yield part
+            _sync(part)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _step(path: Path) -> int | None:
+    """The number in a name like step-00012 or step-00012-train.parquet; None in a name of somebody else's."""
+    found = re.fullmatch(r"step-(\d+)(-.+\.parquet)?", path.name)
+    return int(found[1]) if found else None
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold it: else a crash of the machine may leave a final name over half a file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # there are file systems that cannot do it with folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return f"{path.name} cannot be read ({str(error).splitlines()[0]})"

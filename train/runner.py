@@ -20,7 +20,7 @@ import typer
 
 import adapters
 import domains
-from tools.plugins import UnknownNameError
+from tools.plugins import PluginError, UnknownNameError
 from tools.startup import importing
 from tools.terminal import Version, leave
 from tools.threads import in_thread
@@ -54,9 +54,9 @@ def main(
         domains.get(domain)
         check_store(external_store_address)
         _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
-    except (StoreAddressError, UnknownNameError, ConfigError) as error:
+    except (StoreAddressError, UnknownNameError, ConfigError, PluginError) as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, PluginError) else 2)
     except EventLoopError as error:
         typer.echo(f"error: {error}", err=True)
         leave(1)

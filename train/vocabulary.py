@@ -7,6 +7,7 @@ tokenizer is nowhere on this machine is still read, in ids.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -76,4 +77,8 @@ def vocabulary_of(run: RunDir) -> Vocabulary:
 
 
 def _has(folder: Path) -> bool:
-    return (folder / "tokenizer.json").is_file()
+    try:
+        json.loads((folder / "tokenizer.json").read_bytes())
+    except (OSError, ValueError):  # none, or one that a crash cut short
+        return False
+    return True

@@ -30,7 +30,7 @@ _COLUMNS = (
 )
 
 
-class UnknownRolloutError(Exception):
+class UnknownRolloutError(RunDirError):
     """No rollout of the run has the id, or several begin with it."""
 
 
@@ -57,9 +57,9 @@ def main(
             typer.echo(line)
         for sentence in damaged:
             typer.echo(f"warning: {sentence}", err=True)
-    except (RunDirError, UnknownRolloutError) as error:
+    except RunDirError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(error.status)
 
 
 def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:

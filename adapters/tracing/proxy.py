@@ -9,6 +9,7 @@ One process, one event loop: start it where the store lives. A request for more 
 because a conversation can only go on from one of them and the others would be samples that nobody judged.
 
 ProxyError
+├── HostUnusableError this machine has no such address
 └── PortInUseError    the port that was asked for is taken
 SpansNotStoredError   (writer) the store refused calls, or did not take them before the proxy stopped
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -43,7 +45,7 @@ from adapters.tracing.wire import (
 )
 from adapters.tracing.writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
 
-__all__ = ["LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
+__all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 64 << 20
@@ -57,6 +59,10 @@ _PASSED_BACK = ("Content-Type", "Retry-After", "X-Request-Id")
 
 class ProxyError(Exception):
     """The proxy could not do what it was asked to."""
+
+
+class HostUnusableError(ProxyError):
+    """This machine cannot listen on the address."""
 
 
 class PortInUseError(ProxyError):
@@ -131,7 +137,7 @@ class LLMProxy:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen. Raises :class:`PortInUseError`; ``port`` is the real one afterwards."""
+        """Listen. Raises :class:`ProxyError`; ``port`` is the real one afterwards."""
         if self._runner is not None:
             raise ProxyError(f"the proxy is already running on port {self.port}")
         import agentlightning.types  # noqa: F401  (seconds of import: now, not in the first call)
@@ -148,10 +154,21 @@ class LLMProxy:
             await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()
         except OSError as error:
             await runner.cleanup()
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise HostUnusableError(
+                    f"cannot listen on {self.host}, which is no address of this machine: give one of its own with "
+                    "--proxy-host"
+                ) from error
+            if error.errno == errno.EACCES:
+                raise ProxyError(
+                    f"port {self.port} on {self.host} may not be used by this user: give one above 1023 with "
+                    "--proxy-port, or leave it out for any that is free"
+                ) from error
             if error.errno != errno.EADDRINUSE:
                 raise
             raise PortInUseError(
-                f"port {self.port} on {self.host} is in use: stop what listens there, or take any free port with port=0"
+                f"port {self.port} on {self.host} is in use: stop what listens there, give another one with "
+                "--proxy-port, or leave it out for any that is free"
             ) from error
         self.port = runner.addresses[0][1]
         self._session = aiohttp.ClientSession(

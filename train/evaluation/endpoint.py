@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from train.errors import ConfigError
 from train.local.stack import Upstream
 
 __all__ = ["EndpointUnusableError", "find_upstream"]
@@ -20,7 +21,7 @@ _REFUSALS = (400, 422)
 _TIMEOUT_S = 60.0
 
 
-class EndpointUnusableError(Exception):
+class EndpointUnusableError(ConfigError):
     """The endpoint does not answer a chat completion; the message has its own words."""
 
 

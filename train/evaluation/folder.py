@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from train.evaluation.measure import measure
-from train.rundir import RunDir
+from train.rundir import RunDamagedError, RunDir, RunDirError
 
 __all__ = ["NoValidationError", "entry", "final_rows"]
 
 
-class NoValidationError(Exception):
+class NoValidationError(RunDirError):
     """A run that validated nothing."""
 
 
@@ -65,7 +65,11 @@ def _ends(run: RunDir) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def _validations(run: RunDir) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
-    """Step, temperature and rows of each part of a validation. Raises :class:`NoValidationError` for none."""
+    """Step, temperature and rows of each part of a validation.
+
+    Raises :class:`NoValidationError` for none, and :class:`train.rundir.RunDamagedError` for a file that cannot be
+    read: figures without its questions would be another measurement.
+    """
     damaged: list[str] = []
     found = False
     for batch in run.rollout_batches(None, damaged):
@@ -73,6 +77,7 @@ def _validations(run: RunDir) -> Iterator[tuple[int, float, list[dict[str, Any]]
         if rows:
             found = True
             yield rows[0]["step"], rows[0]["temperature"], rows
+    if missing := [sentence for sentence in damaged if "-train.parquet" not in sentence]:
+        raise RunDamagedError(f"{run.path} cannot be measured: {missing[0]}")
     if not found:
-        why = damaged[0] if damaged else "there is nothing to measure"
-        raise NoValidationError(f"{run.path} has no validation yet: {why}")
+        raise NoValidationError(f"{run.path} has no validation yet: there is nothing to measure")

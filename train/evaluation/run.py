@@ -18,7 +18,7 @@ from domains import Domain, Task, TaskData
 from rewards import Reward, total
 from train.backends import make_backend, make_reward
 from train.clock import StepClock
-from train.config import ConfigError, RunConfig
+from train.config import RunConfig
 from train.diagnosis import may_pass, nothing_judged
 from train.errors import RolloutsFailedError
 from train.evaluation.measure import measure
@@ -147,13 +147,11 @@ def _write_answers(run: RunDir, tasks: Sequence[Task], outcomes: Sequence[Outcom
 
 
 def _engine(config: RunConfig, clock: StepClock) -> Any:
-    import torch
-
+    from train.local.device import check_device
     from train.local.engine import Engine
     from train.local.model import fitting_length, load_policy
 
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device is {config.device}, but torch {torch.__version__} sees no GPU; use cpu")
+    check_device(config.device)
     model, tokenizer = load_policy(_STARTER if config.model == "starter" else Path(config.model))
     model.to(config.device)
     length = fitting_length(model, config.max_model_len)

@@ -19,7 +19,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-__all__ = ["count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
+from train.errors import ConfigError
+
+__all__ = ["ModelUnreadableError", "count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
+
+
+class ModelUnreadableError(ConfigError):
+    """A folder whose model or tokenizer cannot be loaded; the message says which, and why."""
 
 
 def _keep_freed_memory() -> None:
@@ -78,15 +84,26 @@ def new_policy(
 def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """The model (float32, evaluation mode, on the CPU) and the tokenizer of a checkpoint folder.
 
-    Raises :class:`FileNotFoundError` where ``path`` is not a checkpoint folder: nothing is ever fetched from a hub.
+    Raises :class:`FileNotFoundError` where ``path`` is not a checkpoint folder: nothing is ever fetched from a hub; and
+    :class:`ModelUnreadableError` where what is in it cannot be loaded.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"no checkpoint in {folder}: config.json is missing; give a folder saved by transformers"
         )
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    what = "model"
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        what = "tokenizer"
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (MemoryError, ImportError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # each library below has errors of its own for a file that is missing or damaged
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if what == "tokenizer" and not (folder / "tokenizer.json").is_file():
+            why = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
+        raise ModelUnreadableError(f"the {what} in {folder} cannot be loaded: {why}") from error
     return model.eval(), tokenizer
 
 

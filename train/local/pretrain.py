@@ -194,9 +194,9 @@ if __name__ == "__main__":
     from tools.terminal import Version, busy, progress
 
     def main(
-        out: Annotated[Path, typer.Option(help="The folder for the checkpoint")],
+        out: Annotated[Path, typer.Option(help="The folder for the checkpoint", file_okay=False)],
         seed: Annotated[int, typer.Option(help="Another seed, other weights")] = 0,
-        threads: Annotated[int, typer.Option(help="Torch threads; another number rounds otherwise")] = 1,
+        threads: Annotated[int, typer.Option(help="Torch threads; another number rounds otherwise", min=1)] = 1,
         size: Annotated[str | None, typer.Option(help="On a GPU, one of 30m, 100m, 300m, 1b, 3b")] = None,
         minutes: Annotated[float, typer.Option(help="With --size: how long")] = 5.0,
         data_dir: Annotated[str | None, typer.Option(help="With --size: real Spider, its training questions")] = None,

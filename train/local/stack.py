@@ -216,10 +216,9 @@ class LocalStack:
         try:
             await self._run(server)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
             address = f"port {listens['port']} on {listens['host']}"
-            raise ConfigError(f"{address} is in use: give another one") from error
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
+            raise ConfigError(f"{address} {why}: give another one with --proxy-port or --proxy-host") from error
         return f"{server.url}/v1"
 
     def _nudge(self, rollout_id: str) -> None:

@@ -12,11 +12,11 @@ import hashlib
 import os
 import random
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -30,8 +30,9 @@ from train.diagnosis import may_pass, nothing_judged, nothing_to_train
 from train.errors import RolloutsFailedError
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
-from train.local.model import fitting_length, load_policy, save_policy
+from train.local.model import fitting_length, save_policy
 from train.local.stack import LocalStack
+from train.local.start import STARTER, load_start
 from train.local.stopping import Stopping
 from train.rollouts import Job, Outcome
 from train.rows import row
@@ -45,9 +46,6 @@ __all__ = ["STARTER", "LocalTrainer", "Watcher"]
 _FULL_BYTES = 8 << 20  # less than this is left: a write that failed failed for that
 
 _PATIENCE = 3  # steps in a row that may collect nothing, once one has collected something
-
-STARTER = Path(__file__).with_name("starter")
-"""The checkpoint that ships with the project."""
 
 
 class Watcher(Protocol):
@@ -72,15 +70,13 @@ class LocalTrainer:
         self.threads = torch.get_num_threads()
         self.clock = StepClock()
         self._barren = _PATIENCE - 1  # a run that never collected anything is not waited for
+        start = load_start(config, run)
+        if start.note:
+            print(f"note: {start.note}", file=sys.stderr)
         self.first_step = run.rewind()
         self._step_of_model: int | None = self.first_step  # None: in the middle of an update
         self._line: dict[str, Any] | None = None  # of that step, where it still lacks its validation
-        checkpoints = run.checkpoints()
-        source = checkpoints[-1] if checkpoints else STARTER if config.model == "starter" else Path(config.model)
-        if config.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigError(f"device is {config.device}, but torch {torch.__version__} sees no GPU; use cpu")
-        self.model, self.tokenizer = load_policy(source)
-        self.model.to(config.device)
+        self.model, self.tokenizer = start.model, start.tokenizer
         self.grpo = GRPO(
             self.model,
             GRPOConfig(
@@ -92,9 +88,8 @@ class LocalTrainer:
             ),
             seed=config.seed,
         )
-        if checkpoints:
-            state = torch.load(checkpoints[-1] / "trainer.pt", map_location=config.device, weights_only=True)
-            self.grpo.load_state(state)
+        if start.state is not None:
+            self.grpo.load_state(start.state)
         # A run that is resumed gets its earlier wall time back from its last line.
         self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
         backend = make_backend(config)

@@ -30,7 +30,7 @@ def main(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve it on this machine, and load it again as the run goes on")
     ] = False,
-    port: Annotated[int, typer.Option(help="With --watch: the port; 0 is any that is free")] = 0,
+    port: Annotated[int, typer.Option(help="With --watch: the port; 0 is any that is free", min=0, max=65535)] = 0,
     version: Version = False,
 ) -> None:
     """Write a run's report: one page that needs nothing else, and a folder of PNGs beside it."""
@@ -53,7 +53,7 @@ def main(
             typer.echo(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
     except RunDirError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(error.status)
     except OSError as error:
         about = f"--port {port}" if watch else error.filename or page
         typer.echo(f"error: {error.strerror or error} ({about})", err=True)

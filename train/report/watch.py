@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from train.report.build import build
-from train.rundir import RunDir
+from train.rundir import RunDir, RunDirError
 
 __all__ = ["make_server", "serve"]
 
@@ -76,7 +76,10 @@ def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
             elif self.path == "/state":
                 self._send(200, report.state().encode(), "text/plain")
             elif self.path == "/":
-                self._send(200, report.html(), "text/html; charset=utf-8")
+                try:
+                    self._send(200, report.html(), "text/html; charset=utf-8")
+                except RunDirError as error:
+                    self._send(500, str(error).encode(), "text/plain; charset=utf-8")
             else:
                 self._send(404, b"there is only one page", "text/plain")
 

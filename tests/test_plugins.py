@@ -1,0 +1,60 @@
+"""A package of somebody else's that does not work is named in one sentence, whichever command meets it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+from tools.plugins import PluginError, Registry
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment with a plugin whose module cannot be imported."""
+    info = tmp_path / "fancy-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "fancy_rewards.py").write_text("raise RuntimeError('no licence')")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fancy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lightning_rod]\nfancy = fancy_rewards\n")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (("train.run", "--trainer", "local"), 1),
+        (("train.evaluate",), 1),
+        (("train.runner", "--external-store-address", "http://127.0.0.1:9"), 1),
+        (("rewards.audit",), 2),  # there, 1 is a reward that is not fit
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_is_named(
+    command: tuple[str, ...], status: int, environment: dict[str, str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr == (
+        "error: plugin 'fancy' (fancy_rewards) of the package fancy cannot be loaded: RuntimeError: no licence; repair "
+        "the package, or uninstall it\n"
+    )
+
+
+def test_a_name_whose_module_breaks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_domain.py").write_text("1 / 0")
+    (tmp_path / "broken_builtin.py").write_text(
+        "from tools.plugins import hookimpl\n\n\n"
+        "@hookimpl\ndef register_domains(register):\n    register('mine', 'broken_domain:domain')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry: Registry[object] = Registry("domain", hook="register_domains", builtin="broken_builtin")
+    with pytest.raises(
+        PluginError, match=r"domain 'mine' \(broken_domain:domain\) cannot be loaded: ZeroDivisionError"
+    ):
+        registry.get("mine")

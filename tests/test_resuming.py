@@ -1,0 +1,134 @@
+"""What a resumed run goes on with: its settings, its newest checkpoint that can be read, how far it is to go."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train.config import ConfigError, RunConfig, resolve
+from train.local.model import ModelUnreadableError, load_policy
+from train.local.start import STARTER, load_start
+from train.resuming import finished, keep_steps, resumed, settled
+from train.rundir import RunDamagedError, RunDir
+
+NOTHING: dict[str, Any] = dict.fromkeys(
+    ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed", "steps", "judge", "verl")
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of two steps, both with a checkpoint."""
+    config = resolve("fast", steps=2).to_dict()
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+    for step in (1, 2):
+        with run.new_checkpoint(step) as folder:
+            shutil.copytree(STARTER, folder, dirs_exist_ok=True)
+            torch.save({"step": step}, folder / "trainer.pt")
+    return run
+
+
+def _cut(run: RunDir, step: int, name: str) -> None:
+    file = run.path / "checkpoints" / f"step-{step:05d}" / name
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def test_more_steps_are_asked_for_once(run: RunDir) -> None:
+    config = resumed(run, None, {**NOTHING, "steps": 5, "device": "cuda"})
+    assert (config.steps, config.device) == (5, "cuda")
+    keep_steps(run, config.steps)
+    again = resumed(run, None, NOTHING)
+    assert (again.steps, again.device) == (5, "cpu")
+
+
+def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Path) -> None:
+    config = resolve("fast", trainer="verl", verl={"trainer.total_training_steps": 10, "data.seed": 3})
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
+    keep_steps(run, resumed(run, None, {**NOTHING, "steps": 20}).steps)
+    again = resumed(run, None, NOTHING)
+    assert (again.steps, again.verl) == (20, {"data.seed": 3})
+
+
+@pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])
+def test_a_run_with_no_step_left_says_how_to_go_on(run: RunDir, steps: int, over: bool) -> None:
+    said = finished(run, resumed(run, None, {**NOTHING, "steps": steps}))
+    assert said.startswith("all 2 steps are done; give --steps ") if over else not said
+
+
+def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+    assert run.saved_step() == 0
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
+    assert finished(run, RunConfig(steps=4, trainer="verl"))
+    assert not finished(run, RunConfig(steps=5, trainer="verl"))
+    assert not finished(run, RunConfig(steps=0, trainer="verl"))  # as many as its epochs have
+
+
+@pytest.mark.parametrize("missing", ["config", "trainer", "steps"])
+def test_settings_that_are_no_runs_are_damage(run: RunDir, missing: str) -> None:
+    stored = run.config()
+    del stored[missing]
+    run.write_json("config.json", stored)
+    with pytest.raises(RunDamagedError, match=f"has no '{missing}'"):
+        resumed(run, None, NOTHING)
+
+
+def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").mkdir()
+    os.symlink("one", tmp_path / "latest")
+    monkeypatch.chdir(tmp_path)
+    assert settled("latest") == settled("one") == str((tmp_path / "one").resolve())
+    assert [settled(name) for name in ("starter", "org/name", "no/such", None)] == [
+        *("starter", "org/name", "no/such", None)
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "trainer.pt"])
+def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDir, name: str) -> None:
+    config = resumed(run, None, NOTHING)
+    assert load_start(config, run).state == {"step": 2}
+    _cut(run, 2, name)
+    start = load_start(config, run)
+    assert start.state == {"step": 1}
+    assert "step-00002" in start.note
+    assert "cannot be loaded: " in start.note
+    assert start.note.endswith("going on from step-00001, and step-00002 is kept as damaged-step-00002")
+    assert run.saved_step() == 1
+    assert not load_start(config, run).note
+
+
+def test_an_empty_file_of_the_trainers_is_damage_like_any_other(run: RunDir) -> None:
+    (run.path / "checkpoints" / "step-00002" / "trainer.pt").write_bytes(b"")
+    assert load_start(resumed(run, None, NOTHING), run).state == {"step": 1}
+
+
+def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) -> None:
+    _cut(run, 1, "model.safetensors")
+    _cut(run, 2, "trainer.pt")
+    with pytest.raises(RunDamagedError, match=r"step-00002/trainer.pt cannot be loaded: .* no earlier checkpoint"):
+        load_start(resumed(run, None, NOTHING), run)
+    assert [folder.name for folder in run.checkpoints()] == ["step-00001", "step-00002"]
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])
+def test_a_device_that_torch_cannot_use_is_refused(tmp_path: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device is '?{device}"):
+        load_start(resolve("fast", device=device), RunDir(tmp_path))
+
+
+def test_a_model_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(STARTER / name, tmp_path)
+    with pytest.raises(ModelUnreadableError, match=r"the tokenizer in .* there is no tokenizer\.json"):
+        load_policy(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ModelUnreadableError, match="the model in "):
+        load_policy(tmp_path)

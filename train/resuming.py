@@ -1,0 +1,69 @@
+"""What a later process finds in a run's settings, and what it may change of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from train.config import ConfigError, RunConfig, resolve
+from train.rundir import RunDamagedError, RunDir
+from train.verl.config import without_twins
+
+__all__ = ["finished", "keep_steps", "resumed", "settled"]
+
+_FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
+"""What a resumed run cannot change: it would be another run."""
+
+
+def settled(place: str | None) -> str | None:
+    """A folder's own path, as long as it exists; a name stays what it is.
+
+    ``runs/latest``, a link, is another folder as soon as the run begins, and a run may be resumed from another folder.
+    """
+    if place is None or place == "starter" or not Path(place).exists():
+        return place
+    return str(Path(place).resolve())
+
+
+def resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:
+    """The run's own settings with what may be changed of them.
+
+    Raises :class:`train.config.ConfigError`, and :class:`train.rundir.RunDamagedError` for settings of no run.
+    """
+    stored = run.config()
+    if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:
+        raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
+    for name in _FIXED:
+        if given[name] is not None and given[name] != stored.get(name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored.get(name)}; "
+                "leave it out, or start a new run"
+            )
+    if preset is not None and preset != stored["config"]:
+        raise ConfigError(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
+    changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
+    preset = stored.pop("config")
+    if stored["trainer"] == "verl":
+        stored = without_twins(stored, changed)
+    for name in ("judge", "verl"):
+        if name in changed:
+            changed[name] = {**stored.get(name, {}), **changed[name]}
+    return resolve(preset, **{**stored, **changed})
+
+
+def finished(run: RunDir, settings: RunConfig) -> str:
+    """What to say of a run that has no step left to do; empty where it has one."""
+    saved = run.saved_step()
+    if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
+        return ""
+    return f"all {saved} steps are done; give --steps {saved + settings.steps}, say, to go on"
+
+
+def keep_steps(run: RunDir, steps: int) -> None:
+    """Have the run's settings say how far it goes, so that who resumes it next need not say it again.
+
+    Nothing else that was changed is kept: a device or a port belongs to one life of the run.
+    """
+    stored = run.config()
+    if stored["steps"] != steps:
+        run.write_json("config.json", {**without_twins(stored, {"steps": steps}), "steps": steps})
