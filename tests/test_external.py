@@ -22,8 +22,9 @@ from adapters.tracing.testing import Reply, ScriptedPolicyServer
 from domains import Task
 from train.config import resolve
 from train.rollouts import Outcome, RolloutCollector
-from train.run import _check_store, _Stop
+from train.run import _check_store
 from train.rundir import RunDir
+from train.sentence import Stop
 from train.store_address import StoreAddressError, check_store
 from train.store_client import StoreClient
 
@@ -287,7 +288,7 @@ def test_agent_lightnings_variable_is_understood(
     monkeypatch: pytest.MonkeyPatch, value: str, address: str | None, said: str
 ) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", value)
-    with pytest.raises(_Stop, match=said):
+    with pytest.raises(Stop, match=said):
         _check_store(address)
 
 
