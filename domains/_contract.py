@@ -31,6 +31,8 @@ class TaskData:
     source: str
     left_out: dict[str, int] = field(default_factory=dict)
     """Reason to number of tasks left out, e.g. ``{"gold returns no rows": 254}``."""
+    folder: str | None = None
+    """The ``data_dir`` that a later process needs to read the same; None where that is the one which was given."""
 
 
 class Domain(Protocol):

@@ -57,7 +57,7 @@ async def _blocks(seconds: float) -> None:
 
 def test_whoever_waits_for_a_loop_that_is_blocked_is_told_where(started: Any) -> None:
     place = rf"{__file__}:{inspect.getsourcelines(_sleeps)[1] + 1} \(_sleeps\)"
-    with pytest.raises(EventLoopError, match=f"an agent blocks the event loop at {place} for 2 s"):
+    with pytest.raises(EventLoopError, match=f"the agents' event loop is blocked at {place} for 2 s"):
         started(2.0).call(_blocks(60))
 
 
@@ -189,9 +189,9 @@ def test_a_run_whose_agent_waits_for_itself_ends_with_the_line_that_does(tmp_pat
     line = next(number for number, text in enumerate(lines, first) if "completions.create(" in text)
     ended = _program(tmp_path, rollout_timeout_s=4.0).wait(120)
     assert ended.returncode == 1
-    said = f"error: an agent blocks the event loop at {__file__}:{line} (synchronous) for 4 s: "
+    said = f"error: the agents' event loop is blocked at {__file__}:{line} (synchronous) for 4 s: "
     assert ended.stderr.splitlines()[-1].startswith(said)
-    assert "Make the agent a plain `def`" in ended.stderr
+    assert "a plain `def`, which runs in a thread" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from domains import TaskData
 from train.config import ConfigError, RunConfig, resolve
 from train.local.model import ModelUnreadableError, load_policy
 from train.local.start import STARTER, load_start
-from train.resuming import finished, keep_steps, resumed, settled
+from train.resuming import finished, keep_steps, resumed, settled, with_data
 from train.rundir import RunDamagedError, RunDir
 
 NOTHING: dict[str, Any] = dict.fromkeys(
@@ -44,6 +45,16 @@ def test_more_steps_are_asked_for_once(run: RunDir) -> None:
     keep_steps(run, config.steps)
     again = resumed(run, None, NOTHING)
     assert (again.steps, again.device) == (5, "cpu")
+
+
+def test_the_data_that_a_variable_names_is_the_runs(run: RunDir, tmp_path: Path) -> None:
+    named = TaskData(train=[], validation=[], source=f"SPIDER_DATA_DIR {tmp_path}", folder=str(tmp_path))
+    begun = with_data(resolve("fast"), named, None)
+    assert begun.data_dir == str(tmp_path)
+    assert with_data(begun, named, run) == begun
+    with pytest.raises(ConfigError, match="was started with the bundled data, and now there is SPIDER_DATA_DIR"):
+        with_data(resolve("fast"), named, run)
+    assert with_data(resolve("fast"), TaskData(train=[], validation=[], source="bundled"), run).data_dir is None
 
 
 def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ daemons, and are left behind.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,14 +20,14 @@ __all__ = ["DaemonThreads", "in_thread"]
 T = TypeVar("T")
 
 
-def in_thread(function: Callable[[], T], *, name: str) -> Future[T]:
+def in_thread(function: Callable[[], T]) -> Future[T]:
     """Start ``function`` in a thread of its own, with the caller's context variables.
 
     There are as many threads as calls, so one that hangs takes no other's place.
     """
     future: Future[T] = Future()
     call = partial(copy_context().run, function)
-    threading.Thread(target=_fulfil, args=(future, call), name=name, daemon=True).start()
+    _thread.start_new_thread(_fulfil, (future, call))  # Thread.start() has moments at which it must not be interrupted
     return future
 
 

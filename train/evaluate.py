@@ -18,7 +18,7 @@ from tools.startup import importing
 from tools.terminal import Version, busy, console
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
-from train.resuming import settled
+from train.resuming import settled, with_data
 from train.rundir import RunDir, RunDirError
 from train.sentence import Stop, one_sentence, serving
 
@@ -134,6 +134,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     domain = domains.get(settings.domain)
     rewards.check(settings.reward or domain.default_reward)
     data = domain.load(settings.data_dir)
+    settings = with_data(settings, data, None)
     if not data.validation:
         raise ConfigError(f"{data.source}: there are no validation tasks")
     if base_url is None and settings.model != "starter" and not (Path(settings.model) / "config.json").is_file():

@@ -126,8 +126,9 @@ class EventLoopThread:
 
     def _blocked(self, ticks: int) -> str:
         return (
-            f"an agent blocks the event loop at {self._place()} for {ticks * _TICK_S:g} s: all others wait, and so "
-            "does the LLM proxy. Make the agent a plain `def`, so that it runs in a thread, or use the async client"
+            f"the agents' event loop is blocked at {self._place()} for {ticks * _TICK_S:g} s: all of them wait, and so "
+            "does the LLM proxy. What blocks has to await an async client, or be an agent that is a plain `def`, which "
+            "runs in a thread"
         )
 
     def _place(self) -> str:

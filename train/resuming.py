@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from domains import TaskData
 from train.config import ConfigError, RunConfig, resolve
 from train.rundir import RunDamagedError, RunDir
 from train.verl.config import without_twins
 
-__all__ = ["finished", "keep_steps", "resumed", "settled"]
+__all__ = ["finished", "keep_steps", "resumed", "settled", "with_data"]
 
 _FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
 """What a resumed run cannot change: it would be another run."""
@@ -49,6 +51,19 @@ def resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig
         if name in changed:
             changed[name] = {**stored.get(name, {}), **changed[name]}
     return resolve(preset, **{**stored, **changed})
+
+
+def with_data(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:
+    """The settings with the folder that was read, which a variable of the environment may have named.
+
+    Raises :class:`train.config.ConfigError` where ``run``, which is resumed, was started with other data.
+    """
+    if data.folder is None or data.folder == settings.data_dir:
+        return settings
+    if run is not None:
+        began = settings.data_dir or "the bundled data"
+        raise ConfigError(f"{run.path} was started with {began}, and now there is {data.source}: leave that out")
+    return replace(settings, data_dir=data.folder)
 
 
 def finished(run: RunDir, settings: RunConfig) -> str:

@@ -23,7 +23,7 @@ from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, RunConfig, resolve
 from train.errors import RolloutsFailedError
 from train.quiet import quiet
-from train.resuming import finished, keep_steps, resumed, settled
+from train.resuming import finished, keep_steps, resumed, settled, with_data
 from train.rundir import RunDir
 from train.sentence import Stop, one_sentence, serving
 from train.settings import by_name
@@ -197,6 +197,7 @@ def _run(
     domain = domains.get(settings.domain)
     told = _check_reward(settings, domain)
     data = domain.load(settings.data_dir)
+    settings = with_data(settings, data, run)
     note.print(f"data: {data.source}")
     for reason, count in data.left_out.items():
         note.print(f"      left out of training: {count} ({reason})")

@@ -87,6 +87,7 @@ class SpiderDomain:
             validation=validation,
             source=f"{chosen}: train {_size(train)}, validation {_size(validation)}",
             left_out=left_out,
+            folder=None if folder == BUNDLED.resolve() else str(folder),
         )
 
     def database(self, task: Task) -> str:
