@@ -58,7 +58,7 @@ class CustomBackend:
             with typed_failures(endpoint):  # here, since no future can hold a StopIteration
                 return self._function(question, endpoint)
 
-        return await asyncio.wrap_future(in_thread(called))
+        return await asyncio.wrap_future(in_thread(called, name=f"agent {question.id}"))
 
 
 def _find(name: str) -> Any:

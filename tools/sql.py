@@ -14,18 +14,20 @@ Errors, one for each party that has to do something::
 
 from __future__ import annotations
 
+import _thread
 import os
 import re
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools import _sqlite
-from tools.threads import in_thread
+from tools.threads import fulfil
 
 __all__ = [
     "DatabaseError",
@@ -100,9 +102,11 @@ def _beside(query: Callable[[threading.Event], QueryResult]) -> QueryResult:
     Signal handlers run in the main thread, wherever it is. Inside a callback of SQLite's what they raise is lost before
     a line of ours could catch it, and Ctrl-C would look like a query that failed.
     """
-    left = threading.Event()
+    left, answer = threading.Event(), Future[QueryResult]()
     try:
-        return in_thread(lambda: query(left)).result()
+        # Thread.start() has moments at which it must not be interrupted.
+        _thread.start_new_thread(fulfil, (answer, lambda: query(left)))
+        return answer.result()
     except BaseException:
         left.set()  # nobody waits for the query any more
         raise

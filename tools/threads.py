@@ -6,7 +6,6 @@ daemons, and are left behind.
 
 from __future__ import annotations
 
-import _thread
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,19 +14,19 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["DaemonThreads", "in_thread"]
+__all__ = ["DaemonThreads", "fulfil", "in_thread"]
 
 T = TypeVar("T")
 
 
-def in_thread(function: Callable[[], T]) -> Future[T]:
+def in_thread(function: Callable[[], T], *, name: str) -> Future[T]:
     """Start ``function`` in a thread of its own, with the caller's context variables.
 
     There are as many threads as calls, so one that hangs takes no other's place.
     """
     future: Future[T] = Future()
     call = partial(copy_context().run, function)
-    _thread.start_new_thread(_fulfil, (future, call))  # Thread.start() has moments at which it must not be interrupted
+    threading.Thread(target=fulfil, args=(future, call), name=name, daemon=True).start()
     return future
 
 
@@ -55,11 +54,12 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            _fulfil(*call)
+            fulfil(*call)
             del call  # it may hold much, and the next may be long in coming
 
 
-def _fulfil(future: Future[T], call: Callable[[], T]) -> None:
+def fulfil(future: Future[T], call: Callable[[], T]) -> None:
+    """Give ``future`` what ``call`` returns or raises, unless it was cancelled: what a thread is started with."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -100,7 +100,7 @@ def _run(
     try:
         loop.call(start())
         typer.echo(f"runner: {n_runners} {backend} agents for {address}")
-        loop.wait(in_thread(_eof) if until_eof else Future[None]())
+        loop.wait(in_thread(_eof, name="eof") if until_eof else Future[None]())
     finally:
         loop.stop(stop())
 
