@@ -5,12 +5,12 @@ Run as ``python -m benchmarks.bench_sql``.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks._results import record
@@ -27,8 +27,7 @@ ROUNDS, REPEATS = 15, 200
 
 def main() -> None:
     """Print microseconds a query, bare and guarded, and the median ratio over interleaved rounds."""
-    with ThreadPoolExecutor(1) as threads:  # agents' queries run in threads; the main thread's wait for one each
-        threads.submit(_measure).result()
+    asyncio.run(asyncio.to_thread(_measure))  # where agents' queries run; the main thread's wait for a thread each
 
 
 def _measure() -> None:
