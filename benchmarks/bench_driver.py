@@ -110,10 +110,10 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     from train.backends import make_backend, make_reward
     from train.clock import StepClock
     from train.config import RunConfig
+    from train.local import STARTER
     from train.local.model import load_policy
     from train.local.stack import LocalStack
     from train.rundir import RunDir
-    from train.verl.launch import STARTER
     from train.verl.policy import VerlEngine
     from train.verl.service import Prompt, RolloutService
 

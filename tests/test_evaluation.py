@@ -21,9 +21,8 @@ from train.evaluation.measure import compare, measure
 from train.evaluation.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
 from train.evaluation.statistics import bootstrap, mcnemar
 from train.evaluation.table import comparison, details, table
+from train.local import STARTER
 from train.rundir import RunDir
-
-STARTER = Path(__file__).parents[1] / "train" / "local" / "starter"
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 

@@ -207,5 +207,5 @@ def test_one_ctrl_c_ends_a_run_that_is_blocked(tmp_path: Path) -> None:
 
 def test_the_end_of_a_run_waits_for_no_thread(tmp_path: Path) -> None:
     ended = _program(tmp_path, agent="hangs_in_the_loops_threads", rollout_timeout_s=1.0).wait(120)
-    assert ended.returncode == 2
+    assert ended.returncode == 1
     assert "no answer within 1 s" in ended.stderr

@@ -47,6 +47,18 @@ def register_rewards(register):
         register(reward.__name__, reward)
 """
 
+# Answers what is validated, and hangs where it is trained.
+SLOW = """
+import openai, time
+
+def answer(question, endpoint):
+    client = openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=60)
+    asked = [{"role": "user", "content": question.text}]
+    client.chat.completions.create(model=endpoint.model, messages=asked, **{**endpoint.sampling, "max_tokens": 4})
+    time.sleep(0 if endpoint.sampling["temperature"] < 1 else 60)
+    return "SELECT 1"
+"""
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
@@ -109,6 +121,20 @@ def test_a_run_whose_reward_fails_for_a_whole_step_ends_there(tmp_path: Path, en
     assert "error: none of 4 rollouts could be judged; the first failed of reward" in done.stderr
     assert [line["step"] for line in run.metrics()] == [0]
     assert run.checkpoints() == []
+
+
+def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment: dict[str, str]) -> None:
+    (tmp_path / "slow_agent.py").write_text(SLOW)
+    path = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    run, done = _resumed(
+        tmp_path,
+        {**environment, "PYTHONPATH": path},
+        **{"backend": "custom", "agent": "slow_agent:answer", "rollout_timeout_s": 1.0, "retries": 0, "steps": 9},
+        val_temperature=0.5,
+    )
+    assert done.returncode == 1
+    assert "error: none of 4 rollouts could be judged; the first failed of timeout" in done.stderr
+    assert [line["step"] for line in run.metrics()] == [0]
 
 
 def test_a_run_whose_reward_fails_now_and_then_goes_on_and_counts(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -12,8 +12,9 @@ import torch
 
 from domains import TaskData
 from train.config import ConfigError, RunConfig, resolve
+from train.local import STARTER
 from train.local.model import ModelUnreadableError, load_policy
-from train.local.start import STARTER, load_start
+from train.local.start import load_start
 from train.resuming import finished, keep_steps, resumed, settled, with_data
 from train.rundir import RunDamagedError, RunDir
 
@@ -52,6 +53,8 @@ def test_the_data_that_a_variable_names_is_the_runs(run: RunDir, tmp_path: Path)
     begun = with_data(resolve("fast"), named, None)
     assert begun.data_dir == str(tmp_path)
     assert with_data(begun, named, run) == begun
+    relative = resolve("fast", data_dir=os.path.relpath(tmp_path))
+    assert with_data(relative, named, run) == relative
     with pytest.raises(ConfigError, match="was started with the bundled data, and now there is SPIDER_DATA_DIR"):
         with_data(resolve("fast"), named, run)
     assert with_data(resolve("fast"), TaskData(train=[], validation=[], source="bundled"), run).data_dir is None
@@ -69,6 +72,13 @@ def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Pat
 def test_a_run_with_no_step_left_says_how_to_go_on(run: RunDir, steps: int, over: bool) -> None:
     said = finished(run, resumed(run, None, {**NOTHING, "steps": steps}))
     assert said.startswith("all 2 steps are done; give --steps ") if over else not said
+
+
+def test_a_run_that_was_stopped_before_its_last_validation_has_that_left(run: RunDir) -> None:
+    run.append_metrics({"step": 2, "reward": 0.5})
+    assert not finished(run, resumed(run, None, NOTHING))
+    run.amend_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
+    assert finished(run, resumed(run, None, NOTHING))
 
 
 def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:

@@ -39,6 +39,22 @@ def test_latest_points_at_the_newest_run_that_has_something(tmp_path: Path) -> N
     assert RunDir.open(tmp_path / "latest").path == second.path.resolve()
 
 
+def test_a_first_write_that_failed_does_not_keep_latest_from_moving(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="b", domain="d", config={})
+    (run.path / "rollouts").mkdir()
+    _step(run, 1)
+    assert RunDir.open(tmp_path / "latest").path == run.path.resolve()
+
+
+def test_tasks_for_verl_are_nothing_done(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="b", domain="d", config={})
+    (run.path / "tasks").mkdir()
+    (run.path / "tasks" / "train.parquet").write_text("x")
+    assert run.is_empty()
+    (run.path / "error.txt").write_text("x")
+    assert not run.is_empty()
+
+
 def test_a_run_that_could_not_start_leaves_nothing_and_one_that_did_stays(tmp_path: Path) -> None:
     def fail(run: RunDir, steps: int) -> None:
         with run.held():

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-import train.local
 from domains import get
+from train.local import STARTER
 from train.local.model import load_policy
 from train.local.pretrain import accuracy
-
-STARTER = Path(train.local.__file__).parent / "starter"
 
 
 @pytest.fixture(scope="module")

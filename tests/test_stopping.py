@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from programs import Program, run, until
 
-from train.config import resolve
+import domains
+from train.config import RunConfig, resolve
 from train.local.stopping import Stopping
+from train.local.trainer import LocalTrainer
 from train.rundir import RunDir
 
 STEPS = 4
@@ -68,6 +71,31 @@ def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
     assert state["updates"] == sum(line["groups_used"] > 0 for line in lines[1:])
 
 
+class _Nobody:
+    def phase(self, text: str, total: int) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def step(self, line: dict[str, object]) -> None: ...
+
+
+def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, domain = _begun(tmp_path), domains.get("spider")
+    append = RunDir.append_metrics
+
+    def full(run: RunDir, line: Mapping[str, Any]) -> None:
+        if line["step"] == 1:
+            raise OSError("no space left")
+        append(run, line)
+
+    monkeypatch.setattr(RunDir, "append_metrics", full)
+    config = RunConfig(**folder.config())
+    with pytest.raises(OSError, match="no space left"):
+        LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, watcher=_Nobody()).train()
+    assert [line["step"] for line in folder.metrics()] == [0]
+    assert folder.checkpoints() == []
+
+
 def _update(done: list[str], signals: Callable[[], None]) -> None:
     with Stopping() as stopping:
         with stopping.whole("the update of step 3"):
@@ -97,6 +125,42 @@ def test_who_asks_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         _update(done, twice)
     assert done == []
+
+
+def test_who_asks_again_while_it_stops_gets_nothing_else_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Stopping() as stopping:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not stopping.at_once
+        now[0] += 5
+        with pytest.raises(KeyboardInterrupt), stopping.whole("writing a checkpoint"):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stopping.at_once
+
+
+def _fails(stopping: Stopping) -> None:
+    with stopping.whole("writing step 3"):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise OSError("no space left")
+
+
+def test_what_failed_is_the_reason_and_not_that_it_was_to_stop() -> None:
+    with Stopping() as stopping:
+        with pytest.raises(OSError, match="no space left"):
+            _fails(stopping)
+        with stopping.whole("writing a checkpoint"):
+            pass
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Stopping():
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_afterwards_signals_are_what_they_were() -> None:

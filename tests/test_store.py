@@ -32,8 +32,9 @@ from agentlightning.types import (
 )
 from aiohttp import web
 
+from train.sentence import Stop
 from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
-from train.store import _open, _Stop
+from train.store import _open
 from train.store_address import check_store
 from train.store_client import StoreClient, StoreGoneError
 from train.store_server import application
@@ -439,7 +440,7 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
     for name in ("train.mongo_store", "agentlightning.store.mongo", "agentlightning.store.collection.mongo"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pymongo", None)
-    with pytest.raises(_Stop, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
+    with pytest.raises(Stop, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
         _open(None, "mongodb://127.0.0.1:9/")
 
 
@@ -455,7 +456,7 @@ def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(
 ) -> None:
     pytest.importorskip("pymongo")
     monkeypatch.setattr("train.mongo_store._ANSWER_MS", 300)  # it is waited for, though it refuses
-    with pytest.raises(_Stop) as caught:
+    with pytest.raises(Stop) as caught:
         _open(None, uri)
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)

@@ -20,9 +20,9 @@ from transformers import AutoTokenizer
 import domains
 from adapters import Endpoint, Question
 from train.config import RunConfig, resolve
+from train.local import STARTER
 from train.rundir import RunDir
 from train.verl import manager as manager_module
-from train.verl.launch import STARTER
 from train.verl.manager import RolloutManager
 from train.verl.queue import TransferQueueRows
 

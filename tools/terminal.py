@@ -22,7 +22,7 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Version", "busy", "console", "leave", "progress", "version"]
+__all__ = ["Version", "busy", "console", "interrupt", "leave", "progress", "version"]
 
 
 def version() -> str:
@@ -77,6 +77,11 @@ def busy(description: str) -> Iterator[None]:
         return
     with shown.status(description):
         yield
+
+
+def interrupt(_signal: int, _frame: object) -> NoReturn:
+    """A signal handler: what a scheduler's SIGTERM asks for is done as Ctrl-C's, cleanly."""
+    raise KeyboardInterrupt
 
 
 def leave(code: int) -> NoReturn:

@@ -116,7 +116,7 @@ class RunConfig:
     step_deadline_s: float = 300.0
     retries: int = 1
     checkpoint_every: int = 1
-    """Steps between checkpoints; what ``--resume`` may lose."""
+    """Steps between checkpoints, which is what a kill may lose."""
 
     verl: Mapping[str, Any] = field(default_factory=dict)
     """Settings of verl's own, by their dotted names; they win over a preset's."""

@@ -9,6 +9,7 @@ from typing import Any
 from domains import TaskData
 from train.config import ConfigError, RunConfig, resolve
 from train.rundir import RunDamagedError, RunDir
+from train.validation import owes
 from train.verl.config import without_twins
 
 __all__ = ["finished", "keep_steps", "resumed", "settled", "with_data"]
@@ -58,7 +59,7 @@ def with_data(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunCon
 
     Raises :class:`train.config.ConfigError` where ``run``, which is resumed, was started with other data.
     """
-    if data.folder is None or data.folder == settings.data_dir:
+    if data.folder is None or (settings.data_dir and data.folder == str(Path(settings.data_dir).resolve())):
         return settings
     if run is not None:
         began = settings.data_dir or "the bundled data"
@@ -68,8 +69,10 @@ def with_data(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunCon
 
 def finished(run: RunDir, settings: RunConfig) -> str:
     """What to say of a run that has no step left to do; empty where it has one."""
-    saved = run.saved_step()
+    saved, lines = run.saved_step(), run.metrics()
     if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
+        return ""
+    if settings.trainer == "local" and lines and owes(settings, lines[-1]):
         return ""
     return f"all {saved} steps are done; give --steps {saved + settings.steps}, say, to go on"
 

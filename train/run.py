@@ -18,10 +18,10 @@ import domains
 import rewards
 from rewards.judge.settings import parse_settings
 from tools.startup import importing
-from tools.terminal import Version, busy, console
+from tools.terminal import Version, busy, console, interrupt
 from train.backends import make_backend
 from train.config import PRESETS, VERL_PRESETS, RunConfig, resolve
-from train.errors import RolloutsFailedError
+from train.errors import EventLoopError, RolloutsFailedError
 from train.quiet import quiet
 from train.resuming import finished, keep_steps, resumed, settled, with_data
 from train.rundir import RunDir
@@ -214,11 +214,11 @@ def _run(
         shown.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
     quiet(debug)
-    signal.signal(signal.SIGTERM, _terminate)  # stopped by a scheduler as by Ctrl-C: cleanly
+    signal.signal(signal.SIGTERM, interrupt)
     if dev:
         _dev(settings, data, domain, shown)
         return
-    if run is not None and (done := _finished(run, settings, data)):
+    if run is not None and (done := _nothing_left(run, settings, data)):
         shown.print(done)
         return
     if settings.trainer == "verl":
@@ -238,7 +238,7 @@ def _run(
     show_summary(shown, summary, _relative(begun.path))
 
 
-def _finished(run: RunDir, settings: RunConfig, data: domains.TaskData) -> str:
+def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> str:
     """What to say of a run that has no step left to do; empty where it has one."""
     if not finished(run, settings):
         return ""
@@ -262,24 +262,29 @@ def _train(
     with busy("starting"), importing():
         from adapters.tracing.proxy import SpansNotStoredError
         from train.display import Display
+        from train.local.stopping import Stopping
         from train.local.trainer import LocalTrainer
         from train.store_client import StoreFailedError, StoreGoneError
 
-    try:
-        with serving(), Display(shown, settings.steps) as display:
-            trainer = LocalTrainer(settings, data=data, domain=domain, run=run, watcher=display)
-            return trainer.train()
-    except KeyboardInterrupt:
-        raise Stop(f"stopped; {_kept(run)}", code=130) from None
-    except RolloutsFailedError as error:
-        where = _relative(run.path)
-        raise Stop(
-            f"{error}. More: python -m train.why {where}; go on with: python -m train.run --resume {where}", code=1
-        ) from error
-    except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
-        raise Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
-    finally:
-        _conclude(settings, data, run)
+    with Stopping() as stopping:
+        try:
+            try:
+                with serving(), Display(shown, settings.steps) as display:
+                    LocalTrainer(
+                        settings, data=data, domain=domain, run=run, watcher=display, stopping=stopping
+                    ).train()
+            finally:
+                with stopping.whole("writing the summary"):
+                    summary = _conclude(settings, data, run)
+        except KeyboardInterrupt:
+            raise Stop(f"stopped; {_kept(run)}", code=130) from None
+        except RolloutsFailedError as error:
+            raise Stop(f"{error}; {_kept(run)}. More: python -m train.why {_relative(run.path)}", code=1) from error
+        except EventLoopError as error:
+            raise EventLoopError(f"{error}; {_kept(run)}") from error
+        except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
+            raise Stop(f"{error}; {_kept(run)}", code=1) from error
+    return summary
 
 
 def _train_verl(
@@ -290,12 +295,9 @@ def _train_verl(
     try:
         launch.train(settings, data, run)
     except KeyboardInterrupt:
-        raise Stop(
-            f"stopped; go on from the last checkpoint with: python -m train.run --resume {_relative(run.path)}",
-            code=130,
-        ) from None
+        raise Stop(f"stopped; {_kept(run)}", code=130) from None
     except launch.TrainingError as error:
-        raise Stop(f"{error}. Go on with: python -m train.run --resume {_relative(run.path)}", code=1) from error
+        raise Stop(f"{error}; {_kept(run)}", code=1) from error
     finally:
         summary = _conclude(settings, data, run)
     return summary
@@ -378,10 +380,6 @@ def _check_reward(settings: RunConfig, domain: domains.Domain) -> list[str]:
     if settings.judge and not told:
         raise Stop(f"a judge means nothing to reward {name!r}: leave out --judge-model, --judge-base-url and --judge")
     return told
-
-
-def _terminate(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -103,9 +103,10 @@ class RunDir:
                     shutil.rmtree(self.path, ignore_errors=True)
 
     def is_empty(self) -> bool:
-        """Whether nothing but the settings was written yet."""
-        files = (file for file in self.path.rglob("*") if file.is_file() and file.name not in ("config.json", ".lock"))
-        return not any(file.stat().st_size for file in files)
+        """Whether nothing was done yet: there are only the settings, and with verl the tasks."""
+        before = ("config.json", ".lock", "tasks")
+        files = (file for each in self.path.iterdir() if each.name not in before for file in (each, *each.rglob("*")))
+        return not any(file.stat().st_size for file in files if file.is_file())
 
     def is_concluded(self) -> bool:
         """Whether the files about all steps are there: the curve is the last that is written."""
@@ -192,8 +193,8 @@ class RunDir:
         import pyarrow.parquet as pq
 
         path = self.path / "rollouts" / f"step-{step:05d}-{kind}.parquet"
-        first = not path.parent.exists()
         path.parent.mkdir(exist_ok=True)
+        first = not any(path.parent.glob("step-*.parquet"))
         table = pa.Table.from_pylist([dict(row) for row in rows])
         if more and path.exists():
             table = pa.concat_tables([pq.read_table(path), table], promote_options="permissive")

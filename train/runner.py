@@ -14,19 +14,18 @@ import os
 import signal
 import sys
 from concurrent.futures import Future
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
 import adapters
 import domains
-from tools.plugins import PluginError, UnknownNameError
 from tools.startup import importing
-from tools.terminal import Version, leave
+from tools.terminal import Version, interrupt, leave
 from tools.threads import in_thread
-from train.config import ConfigError
-from train.errors import EventLoopError
-from train.store_address import StoreAddressError, check_store
+from train.sentence import one_sentence
+from train.store_address import check_store
 
 __all__ = ["app"]
 
@@ -49,19 +48,12 @@ def main(
     version: Version = False,
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
-    try:
+    with one_sentence(debug):
         adapters.check(backend)
         domains.get(domain)
         check_store(external_store_address)
-        _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
-    except (StoreAddressError, UnknownNameError, ConfigError, PluginError) as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(1 if isinstance(error, PluginError) else 2)
-    except EventLoopError as error:
-        typer.echo(f"error: {error}", err=True)
-        leave(1)
-    except KeyboardInterrupt:  # politely
-        pass
+        with suppress(KeyboardInterrupt):  # politely
+            _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
     leave(0)
 
 
@@ -69,7 +61,7 @@ def _run(
     address: str, backend: str, agent: str | None, domain: str, n_runners: int, until_eof: bool, debug: bool
 ) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _terminate)
+        signal.signal(number, interrupt)
     with importing():
         from train.loop import EventLoopThread
         from train.runners import POLL_S, RunnerPool
@@ -108,10 +100,6 @@ def _run(
 def _eof() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
-
-
-def _terminate(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

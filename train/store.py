@@ -11,23 +11,19 @@ import errno
 import inspect
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tools.terminal import Version
+from train.sentence import Stop, one_sentence
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _KEEPALIVE_S = 75.0
 _BACKLOG = 1024
-
-
-class _Stop(Exception):
-    """Ends the program with one sentence."""
 
 
 @app.command()
@@ -42,14 +38,11 @@ def main(
     version: Version = False,
 ) -> None:
     """Serve rollouts, spans and resources to trainers and runners."""
-    try:
+    with one_sentence():
         if sum((path is not None, memory, mongo is not None)) != 1:
-            raise _Stop("give one of --path FILE, --memory and --mongo URI")
+            raise Stop("give one of --path FILE, --memory and --mongo URI")
         with _bound(host, port) as listener:
             asyncio.run(_serve(_open(path, mongo), listener))
-    except _Stop as stop:
-        typer.echo(f"error: {stop}", err=True)
-        sys.exit(2)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -61,8 +54,8 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise _Stop(f"port {port} on {host} is in use: stop what listens there, or give another --port") from error
-        raise _Stop(f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}") from error
+            raise Stop(f"port {port} on {host} is in use: stop what listens there, or give another --port") from error
+        raise Stop(f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}") from error
     return listener
 
 
@@ -71,17 +64,17 @@ def _open(path: Path | None, mongo: str | None) -> Any:
         try:
             from train.mongo_store import MongoStore, MongoStoreError
         except ImportError as error:
-            raise _Stop(f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'") from error
+            raise Stop(f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'") from error
         try:
             return MongoStore(mongo)
         except MongoStoreError as error:
-            raise _Stop(str(error)) from error
+            raise Stop(str(error)) from error
     from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
 
     try:
         return SqliteLightningStore(path or MEMORY)
     except StoreFileError as error:
-        raise _Stop(str(error)) from error
+        raise Stop(str(error)) from error
 
 
 async def _serve(store: Any, listener: socket.socket) -> None:

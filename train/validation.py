@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 from domains import Task
 
 if TYPE_CHECKING:
+    from train.config import RunConfig
     from train.rollouts import Job, Outcome
 
 __all__ = [
     "JUDGED_FAILURES",
     "accuracy",
     "choose_tasks",
+    "due",
     "is_judged",
+    "owes",
     "shown",
     "validation_jobs",
     "validation_name",
@@ -36,6 +39,18 @@ def is_judged(rollout: Mapping[str, Any]) -> bool:
 def validation_name(temperature: float) -> str:
     """What a validation at ``temperature`` is called in metrics and summaries: ``validation`` is the greedy one."""
     return "validation" if temperature == 0 else "validation_sampled"
+
+
+def due(config: RunConfig, step: int) -> list[float]:
+    """Temperatures of the local trainer's validations at a step; before and after training one is sampled."""
+    if step in (0, config.steps):
+        return [0.0, config.temperature] if config.val_temperature == 0 else [config.val_temperature]
+    return [config.val_temperature] if config.val_every and step % config.val_every == 0 else []
+
+
+def owes(config: RunConfig, line: Mapping[str, Any]) -> bool:
+    """Whether the local trainer was stopped between a step and its validation: ``line`` lacks one that was due."""
+    return any(validation_name(temperature) not in line for temperature in due(config, line["step"]))
 
 
 def shown(value: float | None) -> str:

@@ -13,11 +13,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from train.local import STARTER
 from train.rundir import RunDir
 
 __all__ = ["Vocabulary", "vocabulary_of"]
-
-_STARTER = Path(__file__).parent / "local" / "starter"
 
 
 class Vocabulary:
@@ -72,7 +71,7 @@ class Vocabulary:
 def vocabulary_of(run: RunDir) -> Vocabulary:
     """The vocabulary of ``run``."""
     model = str(run.config().get("model", ""))
-    folders = [*reversed(run.checkpoints()), run.path / "model", _STARTER if model == "starter" else Path(model)]
+    folders = [*reversed(run.checkpoints()), run.path / "model", STARTER if model == "starter" else Path(model)]
     return Vocabulary(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
 
 

@@ -23,6 +23,7 @@ from train.diagnosis import may_pass, nothing_judged
 from train.errors import RolloutsFailedError
 from train.evaluation.measure import measure
 from train.evaluation.predictions import gold_lines, prediction_lines
+from train.local import STARTER
 from train.local.stack import LocalStack, Upstream
 from train.rollouts import Outcome, RolloutCollector
 from train.rows import row
@@ -30,8 +31,6 @@ from train.rundir import RunDir
 from train.validation import accuracy, choose_tasks, validation_jobs, validation_name
 
 __all__ = ["Watcher", "evaluate"]
-
-_STARTER = Path(__file__).parent.parent / "local" / "starter"
 
 
 class Watcher(Protocol):
@@ -152,7 +151,7 @@ def _engine(config: RunConfig, clock: StepClock) -> Any:
     from train.local.model import fitting_length, load_policy
 
     check_device(config.device)
-    model, tokenizer = load_policy(_STARTER if config.model == "starter" else Path(config.model))
+    model, tokenizer = load_policy(STARTER if config.model == "starter" else Path(config.model))
     model.to(config.device)
     length = fitting_length(model, config.max_model_len)
     return Engine(model, tokenizer, max_model_len=length, max_batch=128, clock=clock)

@@ -10,14 +10,12 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from train.config import RunConfig
+from train.local import STARTER
 from train.local.device import check_device
 from train.local.model import ModelUnreadableError, load_policy
 from train.rundir import RunDamagedError, RunDir
 
-__all__ = ["STARTER", "Start", "load_start"]
-
-STARTER = Path(__file__).with_name("starter")
-"""The checkpoint that ships with the project."""
+__all__ = ["Start", "load_start"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,8 @@ class Stopping:
     """
 
     def __init__(self) -> None:
+        self.at_once = False
+        """Whether it was asked for once more: nothing else is begun."""
         self._asked_at: float | None = None
         self._whole = False
         self._owed = False
@@ -36,7 +38,8 @@ class Stopping:
     def __enter__(self) -> Stopping:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._asked)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what is to outlive it
+                    self._before[number] = signal.signal(number, self._asked)
         return self
 
     def __exit__(
@@ -51,6 +54,9 @@ class Stopping:
         self._whole, self._what = True, what
         try:
             yield
+        except BaseException:  # which is the reason to stop then
+            self._owed = False
+            raise
         finally:
             self._whole = False
         if self._owed:
@@ -68,4 +74,5 @@ class Stopping:
                 f"stopping after {self._what}; once more: at once, at the last checkpoint", file=sys.stderr, flush=True
             )
             return
+        self.at_once = before is not None
         raise KeyboardInterrupt

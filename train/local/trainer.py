@@ -1,8 +1,8 @@
 """The training loop on one machine: sample, score, update, write down, again.
 
 Each step leaves the run directory complete before the next begins, so that a kill loses at most the steps since the
-last checkpoint. A run that is stopped, or that fails, writes one of its last whole step first: it loses at most the
-step that it was in.
+last checkpoint. A run that is stopped, or that fails, writes one of its last whole step first: unless it is stopped
+once more while it does, it loses at most the step that it was in.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from adapters.tracing import select, trajectories
 from domains import Domain, Task, TaskData
 from train.backends import make_backend, make_reward
 from train.clock import StepClock
-from train.config import ConfigError, RunConfig
+from train.config import RunConfig
 from train.diagnosis import may_pass, nothing_judged, nothing_to_train
 from train.errors import RolloutsFailedError
 from train.local.engine import Engine
 from train.local.grpo import GRPO, GRPOConfig, Rollout
 from train.local.model import fitting_length, save_policy
 from train.local.stack import LocalStack
-from train.local.start import STARTER, load_start
+from train.local.start import load_start
 from train.local.stopping import Stopping
 from train.rollouts import Job, Outcome
 from train.rows import row
 from train.rundir import RunDir
-from train.summary import summarize
 from train.tracking import Tracking
-from train.validation import accuracy, choose_tasks, validation_jobs, validation_name
+from train.validation import accuracy, choose_tasks, due, owes, validation_jobs, validation_name
 
-__all__ = ["STARTER", "LocalTrainer", "Watcher"]
+__all__ = ["LocalTrainer", "Watcher"]
 
 _FULL_BYTES = 8 << 20  # less than this is left: a write that failed failed for that
 
@@ -62,10 +61,23 @@ class Watcher(Protocol):
 
 
 class LocalTrainer:
-    """One run: everything that is built once, and the loop over steps."""
+    """One run: everything that is built once, and the loop over steps.
 
-    def __init__(self, config: RunConfig, *, data: TaskData, domain: Domain, run: RunDir, watcher: Watcher) -> None:
+    ``stopping`` is the program's, where its signals are taken.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        data: TaskData,
+        domain: Domain,
+        run: RunDir,
+        watcher: Watcher,
+        stopping: Stopping | None = None,
+    ) -> None:
         self.config, self.data, self.domain, self.run, self.watcher = config, data, domain, run, watcher
+        self.stopping = stopping or Stopping()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
         self.clock = StepClock()
@@ -111,23 +123,21 @@ class LocalTrainer:
             config=config,
         )
 
-    def train(self) -> dict[str, Any]:
-        """Run the remaining steps; returns the run's summary."""
+    def train(self) -> None:
+        """Run the remaining steps."""
         config = self.config
         with (
-            Stopping() as self.stopping,
-            Tracking(config, self.run, first_step=self.first_step) as self.tracking,
             self.stack,
+            Tracking(config, self.run, first_step=self.first_step) as self.tracking,
             self._kept(),
         ):
             lines = self.run.metrics()
             if not any(line["step"] == 0 for line in lines):
                 self._log({"step": 0, **self._validation(0)})
-            elif self._owes(lines[-1]):
+            elif owes(config, lines[-1]):
                 self._amend(lines[-1])
             for step in range(self.first_step + 1, config.steps + 1):
                 self._step(step)
-        return summarize(self.run, config, self.data.source)
 
     def dev(self, count: int = 10) -> list[Outcome]:
         """No training: ``count`` tasks, their outcomes with every call."""
@@ -154,8 +164,9 @@ class LocalTrainer:
             self._step_of_model = step
         line = self._line | self._validation(step)
         with self.stopping.whole(f"writing step {step}"):
-            self._line = None
+            self._step_of_model = None  # a step without its line is none
             self._log(line)
+            self._step_of_model, self._line = step, None
             if step == config.steps or step % config.checkpoint_every == 0:
                 self._checkpoint(step)
 
@@ -210,17 +221,6 @@ class LocalTrainer:
         random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
         return [tasks[i] for i in order[position * size : (position + 1) * size]]
 
-    def _due(self, step: int) -> list[float]:
-        """Temperatures of the validations that come with a step; before and after training one is sampled."""
-        config = self.config
-        if step in (0, config.steps):
-            return [0.0, config.temperature] if config.val_temperature == 0 else [config.val_temperature]
-        return [config.val_temperature] if config.val_every and step % config.val_every == 0 else []
-
-    def _owes(self, line: Mapping[str, Any]) -> bool:
-        """Whether the run was stopped between a step and its validation."""
-        return any(validation_name(temperature) not in line for temperature in self._due(line["step"]))
-
     def _validation(self, step: int) -> dict[str, Any]:
         """What of a step's line is its validation."""
         config = self.config
@@ -228,44 +228,43 @@ class LocalTrainer:
             self.data.validation, config.val_tasks if step in (0, config.steps) else config.val_every_tasks
         )
         results: dict[str, Any] = {}
-        for temperature in self._due(step):
+        for temperature in due(config, step):
             self.watcher.phase(f"validation at temperature {temperature:g}", len(tasks))
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             outcomes = self.stack.run(jobs, deadline_s=deadline_s, on_end=self.watcher.tick)
             rows = [row(step, o) for o in outcomes]
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
-            if step == 0 and (why := nothing_to_train(rows)):
-                raise self._nothing(why)
-            self._check_judged(rows, wait=step > 0)
+            if step == 0 and (why := nothing_judged(rows) or nothing_to_train(rows)):
+                raise RolloutsFailedError(why)
+            self._check_judged(rows)
             results[validation_name(temperature)] = accuracy(outcomes)
         return results
 
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raise where training on such rollouts would only take time."""
-        self._check_judged(rows, wait=True)
-        why = nothing_to_train(rows, agent_match=self.config.agent_match)
+        """Raise :class:`RolloutsFailedError` where training on such rollouts would only take time."""
+        self._check_judged(rows)
+        why = nothing_judged(rows) or nothing_to_train(rows, agent_match=self.config.agent_match)
         self._barren = self._barren + 1 if why else 0
         if self._barren >= _PATIENCE:
-            raise self._nothing(why)
-
-    def _check_judged(self, rows: Sequence[Mapping[str, Any]], *, wait: bool) -> None:
-        """Raise :class:`RolloutsFailedError` where no rollout could be judged, and to ``wait`` would change nothing."""
-        if (why := nothing_judged(rows)) and not (wait and may_pass(rows)):
             raise RolloutsFailedError(why)
 
-    def _nothing(self, why: str) -> ConfigError:
-        """More steps would only take time."""
-        return ConfigError(f"{why}. More: python -m train.why {self.run.path}")
+    def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raise where no rollout could be judged, and none could in the next step."""
+        if (why := nothing_judged(rows)) and not may_pass(rows):
+            raise RolloutsFailedError(why)
 
     def _log(self, line: dict[str, Any]) -> None:
-        line["wall_s"] = round(self.earlier_s + time.monotonic() - self.started, 2)
+        line["wall_s"] = self._wall_s()
         self.run.append_metrics(line)
         self.tracking.step(line)
         self.watcher.step(line)
 
+    def _wall_s(self) -> float:
+        return round(self.earlier_s + time.monotonic() - self.started, 2)
+
     def _amend(self, line: Mapping[str, Any]) -> None:
-        whole = {**line, **self._validation(line["step"])}
+        whole = {**line, **self._validation(line["step"]), "wall_s": self._wall_s()}
         self.run.amend_metrics(whole)
         self.tracking.step(whole)
         self.watcher.step(whole)
@@ -278,7 +277,7 @@ class LocalTrainer:
         except BaseException:
             step, line = self._step_of_model, self._line
             saved = self.run.checkpoints()
-            if step and (not saved or saved[-1].name != f"step-{step:05d}"):
+            if step and not self.stopping.at_once and (not saved or saved[-1].name != f"step-{step:05d}"):
                 # What ended the run is what is told of: a disk without room has the checkpoint before.
                 with suppress(OSError), self.stopping.whole("writing a checkpoint"):
                     if line is not None:

@@ -20,15 +20,14 @@ from typing import Any
 from domains import Task, TaskData
 from train.clock import PARTS
 from train.config import ConfigError, RunConfig
+from train.local import STARTER
 from train.rundir import RunDir
 from train.validation import choose_tasks
 from train.verl.config import compose, on_npu, values
 from train.verl.hub import check_hub
 from train.verl.lora import merge_adapters, peft_problem
 
-__all__ = ["STARTER", "TrainingError", "check", "collect", "export", "following", "resolved", "train"]
-
-STARTER = Path(__file__).parents[1] / "local" / "starter"
+__all__ = ["TrainingError", "check", "collect", "export", "following", "resolved", "train"]
 
 
 class TrainingError(Exception):
