@@ -37,6 +37,7 @@ from train.local.stopping import Stopping
 from train.rollouts import Job, Outcome
 from train.rows import row
 from train.rundir import RunDir
+from train.summary import summarize
 from train.tracking import Tracking
 from train.validation import accuracy, choose_tasks, due, owes, validation_jobs, validation_name
 
@@ -123,8 +124,8 @@ class LocalTrainer:
             config=config,
         )
 
-    def train(self) -> None:
-        """Run the remaining steps."""
+    def train(self) -> dict[str, Any]:
+        """Run the remaining steps; returns the run's summary."""
         config = self.config
         with (
             self.stack,
@@ -138,6 +139,7 @@ class LocalTrainer:
                 self._amend(lines[-1])
             for step in range(self.first_step + 1, config.steps + 1):
                 self._step(step)
+        return summarize(self.run, config, self.data.source)
 
     def dev(self, count: int = 10) -> list[Outcome]:
         """No training: ``count`` tasks, their outcomes with every call."""
