@@ -6,6 +6,7 @@ Without a run's folder it evaluates a model, and writes a folder like a training
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import adapters
 import domains
 import rewards
 from tools.startup import importing
-from tools.terminal import Version, busy, console
+from tools.terminal import Version, busy, console, interrupt
 from train.config import PRESETS, ConfigError, RunConfig, resolve
 from train.evaluation.table import FORMATS, comparison, details, table
 from train.resuming import settled, with_data
@@ -143,6 +144,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
             "--base-url with the name of a model there"
         )
     quiet()
+    signal.signal(signal.SIGTERM, interrupt)
     upstream = None
     if base_url is not None:
         sampling = {"temperature": settings.val_temperature, "max_tokens": settings.max_tokens, "seed": settings.seed}
