@@ -187,9 +187,9 @@ def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s
 def test_a_run_whose_agent_waits_for_itself_ends_with_the_line_that_does(tmp_path: Path) -> None:
     lines, first = inspect.getsourcelines(synchronous)
     line = next(number for number, text in enumerate(lines, first) if "completions.create(" in text)
-    ended = _program(tmp_path, rollout_timeout_s=4.0).wait(120)
+    ended = _program(tmp_path, rollout_timeout_s=1.0).wait(120)
     assert ended.returncode == 1
-    said = f"error: the agents' event loop is blocked at {__file__}:{line} (synchronous) for 4 s: "
+    said = f"error: the agents' event loop is blocked at {__file__}:{line} (synchronous) for 10 s: "
     assert ended.stderr.splitlines()[-1].startswith(said)
     assert "a plain `def`, which runs in a thread" in ended.stderr
     assert "Traceback" not in ended.stderr

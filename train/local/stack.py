@@ -39,6 +39,7 @@ __all__ = ["LocalStack", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
+_LEAST_PATIENCE_S = 10.0
 _SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
 
 
@@ -98,8 +99,10 @@ class LocalStack:
                 return await reward(task, answer, trace)
 
         self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
-        # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed.
-        self._loop = EventLoopThread(timed_event_loop(clock), patience_s=config.rollout_timeout_s)
+        # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed. But imports
+        # on a busy machine hold it up for seconds, too.
+        patience_s = max(config.rollout_timeout_s, _LEAST_PATIENCE_S)
+        self._loop = EventLoopThread(timed_event_loop(clock), patience_s=patience_s)
 
     def __enter__(self) -> LocalStack:
         self._loop.start()
