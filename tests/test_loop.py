@@ -16,6 +16,7 @@ from typing import Any
 import openai
 import pytest
 from programs import Program, until
+from watchers import Nobody
 
 import domains
 from adapters import prompts
@@ -111,18 +112,10 @@ def test_a_loop_that_ends_is_not_waited_for(started: Any) -> None:
         started(math.inf).call(breaks_its_loop())
 
 
-class _Nobody:
-    def phase(self, text: str, total: int) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def step(self, line: dict[str, object]) -> None: ...
-
-
 def _dev(agent: str, folder: Path) -> list[Any]:
     domain = domains.get("spider")
     config = resolve("fast", backend="custom", agent=f"{__name__}:{agent}", n_runners=4, retries=0)
-    trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(folder), watcher=_Nobody())
+    trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(folder), watcher=Nobody())
     return trainer.dev(4)
 
 

@@ -7,20 +7,13 @@ from pathlib import Path
 
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
+from watchers import Nobody
 
 import domains
 from train.config import resolve
 from train.local.trainer import LocalTrainer
 from train.rundir import RunDir
 from train.runner_processes import RunnerProcesses
-
-
-class _Nobody:
-    def phase(self, text: str, total: int) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def step(self, line: dict[str, object]) -> None: ...
 
 
 def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +24,7 @@ def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(asyncio.events, "get_child_watcher", none, raising=False)
     config = resolve("fast", runner_processes=2, n_runners=8, seed=1)
     domain = domains.get("spider")
-    trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(tmp_path), watcher=_Nobody())
+    trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(tmp_path), watcher=Nobody())
     outcomes = trainer.dev(6)
     assert [outcome.status for outcome in outcomes] == ["succeeded"] * 6
     assert all(outcome.calls for outcome in outcomes)

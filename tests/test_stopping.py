@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from programs import Program, run, until
+from watchers import Nobody
 
 import domains
 from train.config import RunConfig, resolve
@@ -71,14 +72,6 @@ def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
     assert state["updates"] == sum(line["groups_used"] > 0 for line in lines[1:])
 
 
-class _Nobody:
-    def phase(self, text: str, total: int) -> None: ...
-
-    def tick(self) -> None: ...
-
-    def step(self, line: dict[str, object]) -> None: ...
-
-
 def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, domain = _begun(tmp_path), domains.get("spider")
     append = RunDir.append_metrics
@@ -91,7 +84,7 @@ def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeyp
     monkeypatch.setattr(RunDir, "append_metrics", full)
     config = RunConfig(**folder.config())
     with pytest.raises(OSError, match="no space left"):
-        LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, watcher=_Nobody()).train()
+        LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, watcher=Nobody()).train()
     assert [line["step"] for line in folder.metrics()] == [0]
     assert folder.checkpoints() == []
 

@@ -230,7 +230,8 @@ def _run(
         settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
     )
     with begun.held():
-        keep_steps(begun, settings.steps)
+        if run is not None:
+            keep_steps(run, settings.steps)
         shown.print(f"run:  {begun.path}")
         summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, begun, shown)
     from train.display import show_summary

@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import domains
@@ -23,7 +22,6 @@ from train.diagnosis import may_pass, nothing_judged
 from train.errors import RolloutsFailedError
 from train.evaluation.measure import measure
 from train.evaluation.predictions import gold_lines, prediction_lines
-from train.local import STARTER
 from train.local.stack import LocalStack, Upstream
 from train.rollouts import Outcome, RolloutCollector
 from train.rows import row
@@ -85,7 +83,7 @@ def evaluate(
     reward = make_reward(config, domain)
     judge = _Judge(reward=reward, wanted=domains.answer_form(domain) == "sql")
     stack = LocalStack(
-        engine=upstream or _engine(config, clock),
+        engine=upstream or _engine(config, run, clock),
         backend=make_backend(config),
         domain=domain,
         reward=reward,
@@ -145,13 +143,11 @@ def _write_answers(run: RunDir, tasks: Sequence[Task], outcomes: Sequence[Outcom
         (run.path / "gold.sql").write_text("\n".join(gold_lines(tasks)) + "\n", encoding="utf-8")
 
 
-def _engine(config: RunConfig, clock: StepClock) -> Any:
-    from train.local.device import check_device
+def _engine(config: RunConfig, run: RunDir, clock: StepClock) -> Any:
     from train.local.engine import Engine
-    from train.local.model import fitting_length, load_policy
+    from train.local.model import fitting_length
+    from train.local.start import load_start
 
-    check_device(config.device)
-    model, tokenizer = load_policy(STARTER if config.model == "starter" else Path(config.model))
-    model.to(config.device)
-    length = fitting_length(model, config.max_model_len)
-    return Engine(model, tokenizer, max_model_len=length, max_batch=128, clock=clock)
+    start = load_start(config, run)
+    length = fitting_length(start.model, config.max_model_len)
+    return Engine(start.model, start.tokenizer, max_model_len=length, max_batch=128, clock=clock)
