@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from adapters._contract import (
+from groundwire.adapters._registry import check, get, names
+from groundwire.adapters._types import (
     AGENT_HEADER,
     AgentError,
     Answer,
@@ -15,7 +16,6 @@ from adapters._contract import (
     Stoppable,
     ToolError,
 )
-from adapters._registry import check, get, names
 
 __all__ = [
     "AGENT_HEADER",

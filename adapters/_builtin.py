@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tools.plugins import hookimpl
+from groundwire.tools.plugins import hookimpl
 
 
 @hookimpl
 def register_backends(register: Callable[[str, str], None]) -> None:
     """Each framework is one line here and one file beside."""
-    register("custom", "adapters.custom:CustomBackend")
-    register("langgraph", "adapters.langgraph:LangGraphBackend")
-    register("mcp", "adapters.mcp:McpBackend")
-    register("openai-agents", "adapters.openai_agents:OpenAIAgentsBackend")
+    register("custom", "groundwire.adapters.custom:CustomBackend")
+    register("langgraph", "groundwire.adapters.sql_agents.langgraph:LangGraphBackend")
+    register("mcp", "groundwire.adapters.sql_agents.mcp:McpBackend")
+    register("openai-agents", "groundwire.adapters.sql_agents.openai_agents:OpenAIAgentsBackend")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adapters._contract import Backend
-from tools.plugins import Registry
+from groundwire.adapters._types import Backend
+from groundwire.tools.plugins import Registry
 
 __all__ = ["check", "get", "names"]
 
-_registry: Registry[Callable[..., Backend]] = Registry("backend", hook="register_backends", builtin="adapters._builtin")
+_registry: Registry[Callable[..., Backend]] = Registry(
+    "backend", hook="register_backends", builtin="groundwire.adapters._builtin"
+)
 check = _registry.check
 get = _registry.get
 names = _registry.names

@@ -1,7 +1,8 @@
 # ruff: noqa: D102 - the names of the rules say what they are
 """The conformance kit: does a backend lose, change or invent anything between the policy and the trainer?
 
-    python -m pytest -p adapters.conformance --pyargs adapters.conformance --backend-under-test my_module:MyBackend
+    python -m pytest -p groundwire.adapters.conformance --pyargs groundwire.adapters.conformance --backend-under-test
+    my_module:MyBackend
 
 names a class (built without arguments), a function without arguments that returns a backend, a backend, a function of
 (question, endpoint) as for ``--backend custom``, or a registered name. In a test file of your own, subclass
@@ -29,14 +30,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-import adapters
-from adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
-from adapters.tracing import Call, calls_from_spans, trajectories
-from adapters.tracing.proxy import LLMProxy
-from adapters.tracing.recorder import Recorder
-from adapters.tracing.testing import END, Reply, ScriptedPolicyServer, encode, text_of
-from adapters.tracing.writer import SpanWriter
-from tools.sql import QueryError, run_query
+from groundwire import adapters
+from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
+from groundwire.adapters.tracing import Call, calls_from_spans, trajectories
+from groundwire.adapters.tracing.client_tracing import Recorder
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
+from groundwire.adapters.tracing.span_writer import SpanWriter
+from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
 
@@ -249,7 +250,9 @@ class TestBackendUnderTest(BackendConformance):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The option that names the backend."""
-    parser.addoption("--backend-under-test", metavar="MODULE:NAME", help="the backend that adapters.conformance tests")
+    parser.addoption(
+        "--backend-under-test", metavar="MODULE:NAME", help="the backend that groundwire.adapters.conformance tests"
+    )
 
 
 def load_backend(name: str) -> Backend:
@@ -257,7 +260,7 @@ def load_backend(name: str) -> Backend:
     module, _, attribute = name.partition(":")
     found: Any = getattr(importlib.import_module(module), attribute) if attribute else adapters.get(name)
     if inspect.isroutine(found) and not _takes_nothing(found):
-        from adapters.custom import CustomBackend
+        from groundwire.adapters.custom import CustomBackend
 
         return CustomBackend(agent=found)
     return found if isinstance(found, Backend) and not isinstance(found, type) else found()

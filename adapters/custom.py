@@ -18,9 +18,9 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from adapters._client import typed_failures
-from adapters._contract import AgentError, Answer, Endpoint, Question
-from tools.threads import in_thread
+from groundwire.adapters._openai_client import typed_failures
+from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
+from groundwire.tools.daemon_threads import in_thread
 
 __all__ = ["CustomBackend"]
 

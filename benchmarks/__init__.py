@@ -1,1 +1,1 @@
-"""Plain scripts, each printing one small table: ``python -m benchmarks.bench_proxy``."""
+"""Plain scripts, each printing one small table: ``python -m benchmarks.tracing.proxy``."""

@@ -15,7 +15,7 @@ __all__ = ["store_process"]
 @contextmanager
 def store_process(command: Sequence[str]) -> Iterator[tuple[str, psutil.Process]]:
     """``command`` with a free ``--port``: its address once it answers, and its process; it is ended afterwards."""
-    from train.store_address import check_store
+    from groundwire.train.store.health import check_store
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks._results import record
 from benchmarks._store_process import store_process
 
-AGENT = "benchmarks._gpu_agents:once"
+AGENT = "benchmarks.gpu.agents:once"
 ROLLOUTS = (128, 512)
 GROUP, REPLY = 8, 256
 STEPS, WARM_UP = 5, 1
@@ -91,9 +91,16 @@ def _store(rollouts: int) -> Iterator[str]:
     python = [sys.executable, "-m"]
     with (
         tempfile.TemporaryDirectory() as folder,
-        store_process([*python, "train.store", "--path", f"{folder}/store.db"]) as (address, _),
+        store_process([*python, "groundwire.train.store", "--path", f"{folder}/store.db"]) as (address, _),
     ):
-        runner = [*python, "train.runner", "--external-store-address", address, "--n-runners", str(rollouts // 2)]
+        runner = [
+            *python,
+            "groundwire.train.runner",
+            "--external-store-address",
+            address,
+            "--n-runners",
+            str(rollouts // 2),
+        ]
         runner += ["--backend", "custom", "--agent", AGENT, "--domain", "spider"]
         running = [subprocess.Popen(runner, stdout=subprocess.DEVNULL) for _ in range(2)]
         try:
@@ -106,16 +113,16 @@ def _store(rollouts: int) -> Iterator[str]:
 
 
 def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
-    import domains
-    from train.backends import make_backend, make_reward
-    from train.clock import StepClock
-    from train.config import RunConfig
-    from train.local import STARTER
-    from train.local.model import load_policy
-    from train.local.stack import LocalStack
-    from train.rundir import RunDir
-    from train.verl.policy import VerlEngine
-    from train.verl.service import Prompt, RolloutService
+    from groundwire import domains
+    from groundwire.tools.step_timer import StepClock
+    from groundwire.train.artifacts.run_dir import RunDir
+    from groundwire.train.config.run_config import RunConfig
+    from groundwire.train.policy import STARTER
+    from groundwire.train.policy.model import load_policy
+    from groundwire.train.rollouts.factory import make_backend, make_reward
+    from groundwire.train.rollouts.runtime import LocalStack
+    from groundwire.train.verl.engine import VerlEngine
+    from groundwire.train.verl.rollout_service import Prompt, RolloutService
 
     runners: dict[str, Any] = {"n_runners": rollouts, "runner_processes": 2}
     if address is not None:

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from benchmarks._results import record
-from train.local.engine import Engine
-from train.local.model import count_parameters, load_policy, new_policy
-from train.local.sampling import Sampling
-from train.local.server import PolicyServer
-from train.local.tokenizer import train_tokenizer
+from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.model import count_parameters, load_policy, new_policy
+from groundwire.train.policy.server import PolicyServer
+from groundwire.train.policy.types import Sampling
+from groundwire.train.pretrain.tokenizer import train_tokenizer
 
 PROMPT_TOKENS, REPLY_TOKENS, GROUP = 150, 20, 8
 SIZES, MAKES = (1, 8, 96), ("engine", "transformers")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks._results import record
-from tools.sql import run_query
+from groundwire.tools.sql import run_query
 
 QUERIES = {
     "one row by key": "SELECT name FROM item WHERE id = 500",

@@ -99,7 +99,7 @@ def _client(url: str, runners: int, batches: bool, queue: Any) -> None:
 async def _work(url: str, runners: int, batches: bool) -> tuple[int, float]:
     from agentlightning import LightningStoreClient
 
-    from train.store_client import StoreClient
+    from groundwire.train.store.client import StoreClient
 
     client = StoreClient(url) if batches else LightningStoreClient(url)
     if isinstance(client, StoreClient):
@@ -155,7 +155,7 @@ def history() -> None:
 
 
 async def _fill() -> None:
-    from train.sqlite_store import SqliteLightningStore
+    from groundwire.train.store.sqlite import SqliteLightningStore
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domains._contract import DataError, Domain, Task, TaskData, answer_form
-from domains._registry import check, get, names
+from groundwire.domains._registry import check, get, names
+from groundwire.domains._types import DataError, Domain, Task, TaskData, answer_form
 
 __all__ = ["DataError", "Domain", "Task", "TaskData", "answer_form", "check", "get", "names"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tools.plugins import hookimpl
+from groundwire.tools.plugins import hookimpl
 
 
 @hookimpl
 def register_domains(register: Callable[[str, str], None]) -> None:
     """Text-to-SQL on Spider, questions on medicine in prose, and whatever has the shape of either."""
-    register("medical", "domains.medical:domain")
-    register("spider", "domains.spider:domain")
+    register("medical", "groundwire.domains.medical:domain")
+    register("spider", "groundwire.domains.spider:domain")

@@ -13,10 +13,11 @@ import asyncio
 import httpx
 import openai
 
-from adapters import Answer, Endpoint, Question, prompts
-from tools.schema import table_info
-from tools.sql import DatabaseError, QueryError, render, run_query
-from tools.types import Step
+from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters.sql_agents import prompts
+from groundwire.tools.schema import table_info
+from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
+from groundwire.tools.types import Step
 
 # One client for all rollouts: building one costs more than a call. A retry would be a sample that nobody judged.
 client = openai.AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(timeout=120, trust_env=False), max_retries=0)

@@ -13,7 +13,7 @@ import sys
 
 from langchain_openai import ChatOpenAI
 
-from adapters.langgraph import SQLContext, build_sql_graph
+from groundwire.adapters.sql_agents.langgraph import SQLContext, build_sql_graph
 
 
 async def main(database: str, question: str) -> None:

@@ -2,7 +2,7 @@
 
     python examples/train_your_graph.py --ci-fast
 
-A package of your own would register the backend through the entry-point group ``lightning_rod`` (CONTRIBUTING.md) and
+A package of your own would register the backend through the entry-point group ``groundwire`` (CONTRIBUTING.md) and
 then use ``python -m train.run --backend first_try``; here the file registers itself and calls the same program.
 """
 
@@ -13,9 +13,10 @@ from typing import Any, TypedDict
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
-from adapters import Answer, Endpoint, Question, prompts
-from tools.plugins import hookimpl, plugin
-from tools.schema import table_info
+from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters.sql_agents import prompts
+from groundwire.tools.plugins import hookimpl, plugin
+from groundwire.tools.schema import table_info
 
 
 class State(TypedDict, total=False):
@@ -71,7 +72,7 @@ class Plugin:
 if __name__ == "__main__":
     import sys
 
-    from train.run import app
+    from groundwire.train.run import app
 
     plugin(Plugin())
     app(["--backend", "first_try", *sys.argv[1:]])

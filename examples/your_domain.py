@@ -4,7 +4,7 @@
     python examples/your_domain.py --data-dir my_folder      # with a library.sqlite and a questions.csv of your own
 
 docs/your-domain.md explains it. A package of your own would register the domain through the entry-point group
-``lightning_rod`` and use ``python -m train.run --domain library``; here the file registers itself.
+``groundwire`` and use ``python -m train.run --domain library``; here the file registers itself.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from domains import DataError, Task, TaskData
-from tools.plugins import hookimpl, plugin
+from groundwire.domains import DataError, Task, TaskData
+from groundwire.tools.plugins import hookimpl, plugin
 
 BUNDLED = Path(__file__).with_name("library")
 
@@ -57,7 +57,7 @@ class Plugin:
 if __name__ == "__main__":
     import sys
 
-    from train.run import app
+    from groundwire.train.run import app
 
     plugin(Plugin())
     app(["--domain", "library", *sys.argv[1:]])

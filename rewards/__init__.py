@@ -7,9 +7,9 @@ from being computed is raised as :class:`RewardError`, never turned into a numbe
 
 from __future__ import annotations
 
-from rewards._contract import METRIC, JudgeAbstainedError, Reward, RewardError, total
-from rewards._registry import UnusableRewardError, check, get, names, notes
-from rewards.judge.settings import JudgeSettings, JudgeSettingsError
+from groundwire.rewards._registry import UnusableRewardError, check, get, names, notes
+from groundwire.rewards._types import METRIC, JudgeAbstainedError, Reward, RewardError, total
+from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [
     "METRIC",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tools.plugins import hookimpl
+from groundwire.tools.plugins import hookimpl
 
 
 @hookimpl
 def register_rewards(register: Callable[[str, str], None]) -> None:
     """Spider's execution match made safe to train on, its dense form, and rule plus judge for answers in prose."""
-    register("executes", "rewards.executes:executes")
-    register("rule_judge_hybrid", "rewards.hybrid:rule_judge_hybrid")
-    register("spider_dense", "rewards.spider_dense:spider_dense")
-    register("spider_exec_match", "rewards.execution_match:spider_exec_match")
+    register("executes", "groundwire.rewards.executes:executes")
+    register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
+    register("spider_dense", "groundwire.rewards.spider.dense:spider_dense")
+    register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")

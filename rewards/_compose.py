@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewards._contract import METRIC, Reward
-from tools.plugins import UnknownNameError
-from tools.types import Step
+from groundwire.rewards._types import METRIC, Reward
+from groundwire.tools.plugins import UnknownNameError
+from groundwire.tools.types import Step
 
 __all__ = ["combine", "parse"]
 
@@ -22,7 +22,9 @@ _EXAMPLE = "0.9*spider_exec_match+0.1*executes"
 
 
 def parse(text: str) -> list[tuple[float, str]]:
-    """The weight and name of each term. Raises :class:`tools.plugins.UnknownNameError` where ``text`` is no sum."""
+    """The weight and name of each term. Raises :class:`groundwire.tools.plugins.UnknownNameError` where ``text`` is no
+    sum.
+    """
     terms: list[tuple[float, str]] = []
     at = 0
     while True:

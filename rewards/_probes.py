@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tools.sql import QueryError, render, run_query
-from tools.types import Step
+from groundwire.tools.sql import QueryError, render, run_query
+from groundwire.tools.types import Step
 
 __all__ = ["Kind", "Probe", "probes"]
 

@@ -1,8 +1,8 @@
 """Rewards by name: the registry, and ``0.9*a+0.1*b`` wherever a name is asked for.
 
-The built-in names come from :mod:`rewards._builtin`, through the hook that anybody uses. A reward with a keyword
-parameter ``judge`` is given the run's judge settings, as a backend is given the options that it names: nothing has to
-be said twice, and the reward stays a plain function.
+The built-in names come from :mod:`groundwire.rewards._builtin`, through the hook that anybody uses. A reward with a
+keyword parameter ``judge`` is given the run's judge settings, as a backend is given the options that it names: nothing
+has to be said twice, and the reward stays a plain function.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import functools
 import inspect
 from typing import Any
 
-from rewards._compose import combine, parse
-from rewards._contract import Reward
-from rewards.judge.settings import JudgeSettings
-from tools.plugins import Registry, UnknownNameError
+from groundwire.rewards._compose import combine, parse
+from groundwire.rewards._types import Reward
+from groundwire.rewards.judge.settings import JudgeSettings
+from groundwire.tools.plugins import Registry, UnknownNameError
 
 __all__ = ["UnusableRewardError", "check", "get", "names", "notes"]
 
-_registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin="rewards._builtin")
+_registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin="groundwire.rewards._builtin")
 names = _registry.names
 _SHAPE = "reward(task, answer, trace)"
 
@@ -28,7 +28,7 @@ class UnusableRewardError(UnknownNameError):
 
 
 def check(name: str) -> None:
-    """Raise :class:`tools.plugins.UnknownNameError` where ``name`` is no reward and no sum of rewards."""
+    """Raise :class:`groundwire.tools.plugins.UnknownNameError` where ``name`` is no reward and no sum of rewards."""
     for _, each in _terms(name):
         _registry.check(each)
 
@@ -36,7 +36,7 @@ def check(name: str) -> None:
 def get(name: str, *, judge: JudgeSettings | None = None) -> Reward:
     """The reward ``name``, or the sum that it says.
 
-    Raises :class:`tools.plugins.UnknownNameError`, and :class:`UnusableRewardError`, which is one.
+    Raises :class:`groundwire.tools.plugins.UnknownNameError`, and :class:`UnusableRewardError`, which is one.
 
     ``judge`` is for those that ask a judge; without it they are graded on this machine.
     """

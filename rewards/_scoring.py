@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rewards._contract import Reward, RewardError, total
-from tools.types import Step
+from groundwire.rewards._types import Reward, RewardError, total
+from groundwire.tools.types import Step
 
 __all__ = ["Score", "each_at_once", "score"]
 

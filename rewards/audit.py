@@ -19,13 +19,13 @@ from typing import Annotated, Any
 
 import typer
 
-from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
-from rewards._contract import Reward
-from rewards._probes import Probe, probes
-from rewards._scoring import Score, each_at_once, score
-from rewards.judge.settings import JudgeSettingsError
-from tools.plugins import PluginError, UnknownNameError
-from tools.terminal import Version, progress
+from groundwire.rewards._probes import Probe, probes
+from groundwire.rewards._scoring import Score, each_at_once, score
+from groundwire.rewards._types import Reward
+from groundwire.rewards.judge.settings import JudgeSettingsError
+from groundwire.tools.plugins import PluginError, UnknownNameError
+from groundwire.tools.terminal import Version, progress
+from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 
 __all__ = ["Audit", "Finding", "ProbeLine", "app", "audit"]
 
@@ -182,7 +182,7 @@ def main(
     Exits with 0 where the reward is fit to train on, 1 where it is not (nothing told apart, an attack that wins,
     conditions not seen, too many tasks with findings), 2 where it could not be asked.
     """
-    import domains
+    from groundwire import domains
 
     started = time.monotonic()
     try:

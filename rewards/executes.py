@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tools.types import Step
+from groundwire.tools.types import Step
 
 __all__ = ["executed", "executes"]
 

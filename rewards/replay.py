@@ -21,11 +21,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rewards._command import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
-from rewards._contract import Reward
-from rewards._scoring import Score, each_at_once, score
-from tools.plugins import PluginError, UnknownNameError
-from tools.terminal import Version, progress
+from groundwire.rewards._scoring import Score, each_at_once, score
+from groundwire.rewards._types import Reward
+from groundwire.tools.plugins import PluginError, UnknownNameError
+from groundwire.tools.terminal import Version, progress
+from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, chosen, fail, write_json
 
 __all__ = ["COLUMNS", "Group", "Replay", "Rescored", "app", "replay"]
 
@@ -170,7 +170,7 @@ def main(
 
     The run may still be going on, or have been killed.
     """
-    from train.rundir import RunDir, RunDirError
+    from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 
     started = time.monotonic()
     try:

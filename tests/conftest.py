@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-import tools.lightning  # noqa: F401  (before anything of agentlightning)
+import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
 
 # Importing torch, transformers and the agent frameworks makes a million objects that stay: looking through all of them
 # for garbage, again and again, is a fifth of the time that collecting the tests takes.
@@ -30,8 +30,8 @@ def pytest_collection_finish() -> None:
 def tiny_policy():
     """(model, tokenizer): the project's architecture with random weights, in the project's own chat format."""
     torch = pytest.importorskip("torch")
-    from train.local.model import new_policy
-    from train.local.tokenizer import train_tokenizer
+    from groundwire.train.policy.model import new_policy
+    from groundwire.train.pretrain.tokenizer import train_tokenizer
 
     torch.set_num_threads(1)
     tokenizer = train_tokenizer([WORDS] * 30, words=WORDS.split(), min_count=2)

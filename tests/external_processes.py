@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train.config import resolve
+from groundwire.train.config.run_config import resolve
 
 AGENT = "external_processes:ask"
 SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()
@@ -24,8 +24,8 @@ def free_port() -> int:
 
 def store(path: str, port: int) -> None:
     """The command's own store, which here looks for runners that fell silent more often than every two seconds."""
-    from train.sqlite_store import SqliteLightningStore
-    from train.store import main
+    from groundwire.train.store.__main__ import main
+    from groundwire.train.store.sqlite import SqliteLightningStore
 
     SqliteLightningStore.__init__.__kwdefaults__["scan_s"] = 0.2
     main(path=Path(path), memory=False, mongo=None, port=port, host="127.0.0.1")
@@ -43,7 +43,7 @@ def their_store(port: int) -> None:
 
 
 def runner(address: str, n_runners: int, backend: str, agent: str = AGENT) -> None:
-    from train.runner import main
+    from groundwire.train.runner import main
 
     main(
         external_store_address=address,
@@ -62,9 +62,9 @@ def trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int, 
 
 
 async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count: int) -> list[Any]:
-    from adapters.tracing.proxy import LLMProxy
-    from train.rollouts import RolloutCollector
-    from train.store_client import StoreClient
+    from groundwire.adapters.tracing.proxy import LLMProxy
+    from groundwire.train.rollouts.collector import RolloutCollector
+    from groundwire.train.store.client import StoreClient
 
     client = StoreClient(address)
     await client.start()
@@ -78,7 +78,7 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
 
 
 def jobs(task: Mapping[str, Any], count: int) -> list[Any]:
-    from train.rollouts import Job
+    from groundwire.train.rollouts.collector import Job
 
     return [Job(task=task, group="t1", mode="train", sampling={}) for _ in range(count)]
 

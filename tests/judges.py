@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
-from rewards import JudgeSettings
-from rewards.judge import Judge, Verdict
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.rewards import JudgeSettings
+from groundwire.rewards.judge import Judge, Verdict
 
 CASE = {"question": "What is Noravil for?", "reference": "Noravil is for fever.", "answer": "It is for fever."}
 

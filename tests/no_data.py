@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from domains import Task
+from groundwire.domains import Task
 
 
 class NoData:

@@ -5,13 +5,13 @@ import importlib
 
 gc.disable()
 for _name in (
-    "adapters.langgraph",
-    "adapters.openai_agents",
-    "train.local.trainer",
-    "train.told",
-    "train.curve",
+    "groundwire.adapters.sql_agents.langgraph",
+    "groundwire.adapters.sql_agents.openai_agents",
+    "groundwire.train.local.trainer",
+    "groundwire.train.rollouts.remote_agent",
+    "groundwire.train.report.curve",
     "agents.mcp",
-    "tools._mcp_server",
+    "groundwire.tools.mcp_sql.server",
     "typer.core",
     "pyarrow.dataset",  # with pandas
     "openai.resources.chat.completions",  # the client imports it at its first use

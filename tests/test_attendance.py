@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from train.attendance import Attendance
-from train.rollouts import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.no_runner_warning import Attendance
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 JOBS = [Job(task=TASK, group="t", mode="train")] * 3
@@ -30,7 +30,9 @@ async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Ou
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "train.attendance"]
+    return [
+        record.getMessage() for record in caplog.records if record.name == "groundwire.train.rollouts.no_runner_warning"
+    ]
 
 
 async def test_rollouts_that_nobody_takes_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -69,9 +71,9 @@ async def test_after_some_ended_a_new_silence_is_told_of_again(caplog: pytest.Lo
 def test_what_a_trainer_waits_for_is_not_silenced() -> None:
     code = """
 import logging
-from train.quiet import quiet
+from groundwire.train.cli.log_setup import quiet
 quiet()
-logging.getLogger("train.store_client").warning("the store does not answer")
+logging.getLogger("groundwire.train.store.client").warning("the store does not answer")
 logging.getLogger("agentlightning").error("noise")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

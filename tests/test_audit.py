@@ -12,11 +12,11 @@ import pytest
 from spider_folder import make_database, make_spider
 from typer.testing import CliRunner
 
-from rewards import RewardError
-from rewards._probes import probes
-from rewards.audit import Audit, app, audit
-from rewards.execution_match import execution_match, spider_exec_match
-from tools.types import Step
+from groundwire.rewards import RewardError
+from groundwire.rewards._probes import probes
+from groundwire.rewards.audit import Audit, app, audit
+from groundwire.rewards.spider.execution_match import execution_match, spider_exec_match
+from groundwire.tools.types import Step
 
 ROWS = "('Rex', 3), ('Ada', 5), ('Tom', 9)"
 

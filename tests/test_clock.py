@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from train.clock import PARTS, StepClock, timed_event_loop
+from groundwire.tools.step_timer import PARTS, StepClock, timed_event_loop
 
 
 def test_parts_sum_up_to_the_wall_time() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
-from tools.terminal import version
-from train.cli import COMMANDS
+from groundwire.tools.terminal import version
+from groundwire.train.cli.app import COMMANDS
 
 MODULES = [module.removesuffix(".__main__") for module, _ in COMMANDS.values()]
 ESCAPE = "\x1b"
@@ -50,25 +50,25 @@ def _on_a_terminal(*command: str, **more: str) -> str:
 
 def _complete(words: str) -> list[str]:
     """What bash is offered for the last of ``words``."""
-    asked = {"_LIGHTNING_ROD_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-    return _run("-m", "train.cli", **asked).stdout.split()
+    asked = {"_GROUNDWIRE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    return _run("-m", "train.cli.app", **asked).stdout.split()
 
 
 def test_a_shell_completes_commands_and_their_options() -> None:
-    assert _complete("lightning-rod re") == ["report", "replay"]
-    assert set(_complete("lightning-rod ")) == set(COMMANDS)
-    assert _complete("lightning-rod evaluate --comp") == ["--compare"]
-    assert "--judge-model" in _complete("lightning-rod run --ju")
-    assert "--host" in _complete("lightning-rod store --")
+    assert _complete("groundwire re") == ["report", "replay"]
+    assert set(_complete("groundwire ")) == set(COMMANDS)
+    assert _complete("groundwire evaluate --comp") == ["--compare"]
+    assert "--judge-model" in _complete("groundwire run --ju")
+    assert "--host" in _complete("groundwire store --")
 
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:
     named = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # the shell is named here
-    done = _run("-m", "train.cli", "--install-completion", "bash", **named)
+    done = _run("-m", "train.cli.app", "--install-completion", "bash", **named)
     assert done.returncode == 0, done.stderr
-    script = (tmp_path / ".bash_completions" / "lightning-rod.sh").read_text()
-    assert "_LIGHTNING_ROD_COMPLETE=complete_bash" in script
-    assert "lightning-rod.sh" in (tmp_path / ".bashrc").read_text()
+    script = (tmp_path / ".bash_completions" / "groundwire.sh").read_text()
+    assert "_GROUNDWIRE_COMPLETE=complete_bash" in script
+    assert "groundwire.sh" in (tmp_path / ".bashrc").read_text()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -78,19 +78,20 @@ def test_every_command_says_its_version(module: str) -> None:
 
 
 def test_the_commands_are_those_that_python_runs_and_know_their_options() -> None:
-    listed = _run("-m", "train.cli", "--help").stdout
+    listed = _run("-m", "train.cli.app", "--help").stdout
     assert all(f"│ {name} " in listed for name in COMMANDS)
-    assert _run("-m", "train.cli", "--version").stdout == f"{version()}\n"
-    here, there = (_run(*command, "why", "no/such/run") for command in (("-m", "train.cli"), ("-m", "train.why")))
+    assert _run("-m", "train.cli.app", "--version").stdout == f"{version()}\n"
+    here, there = (_run(*command, "why", "no/such/run") for command in (("-m", "train.cli.app"), ("-m", "train.why")))
     assert here.returncode == there.returncode == 2
-    said = _run("-m", "train.cli", "mcp-sql", "--port", "x")
+    said = _run("-m", "train.cli.app", "mcp-sql", "--port", "x")
     assert said.returncode == 2
     assert "'x' is no port" in said.stderr
 
 
 def test_an_agent_in_this_folder_is_found_by_either_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("async def answer(question, endpoint): ...")
-    program = "import sys; sys.path.remove(''); from train.cli import app; app()"  # the path as a console script has it
+    # The path as a console script has it.
+    program = "import sys; sys.path.remove(''); from groundwire.train.cli.app import app; app()"
     arguments = ("run", "--backend", "custom", "--agent", "mine:answer", "--print-config", "--trainer", "local")
     environment = _environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(
@@ -106,8 +107,11 @@ def test_an_agent_in_this_folder_is_found_by_either_name(tmp_path: Path) -> None
 
 
 def test_to_list_the_commands_imports_none_of_them() -> None:
-    heavy = "[name for name in sys.modules if name.startswith(('adapters', 'rewards', 'train.run', 'torch', 'pandas'))]"
-    program = f"import sys; from train.cli import app; app(['--help'], standalone_mode=False); print({heavy})"
+    names = ("groundwire.adapters", "groundwire.rewards", "groundwire.train.run", "torch", "pandas")
+    heavy = f"[name for name in sys.modules if name.startswith({names})]"
+    program = (
+        f"import sys; from groundwire.train.cli.app import app; app(['--help'], standalone_mode=False); print({heavy})"
+    )
     assert _run("-c", program).stdout.splitlines()[-1] == "[]"
 
 
@@ -126,7 +130,7 @@ def test_what_takes_long_has_a_bar_on_a_terminal_and_plain_lines_elsewhere() -> 
 
 
 def test_colours_are_for_terminals_without_no_color() -> None:
-    listed = ("-m", "train.cli", "--help")
+    listed = ("-m", "train.cli.app", "--help")
     assert ESCAPE in _on_a_terminal(*listed)
     assert ESCAPE not in _on_a_terminal(*listed, NO_COLOR="1")
     assert ESCAPE not in _run(*listed).stdout

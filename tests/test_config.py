@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 from typer.testing import CliRunner
 
-from train.config import ConfigError, RunConfig, resolve
-from train.evaluate import app
+from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.evaluate import app
 
 
 @pytest.mark.parametrize(

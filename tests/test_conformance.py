@@ -9,8 +9,9 @@ import openai
 import pytest
 from programs import run
 
-from adapters import Backend, Endpoint, Question, prompts
-from adapters.conformance import BackendConformance, Recording, load_backend
+from groundwire.adapters import Backend, Endpoint, Question
+from groundwire.adapters.conformance import BackendConformance, Recording, load_backend
+from groundwire.adapters.sql_agents import prompts
 
 
 async def asks_and_checks(question: Question, endpoint: Endpoint) -> str:
@@ -72,7 +73,7 @@ class TestStreamed(BackendConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def backend_under_test(cls) -> Backend:
-        from adapters.openai_agents import OpenAIAgentsBackend
+        from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
 
         return OpenAIAgentsBackend(stream=True)
 
@@ -102,7 +103,7 @@ async def answer(question, endpoint):
 
 def test_a_third_party_runs_it_with_one_command_and_reads_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(CHANGES_REPLIES)
-    kit = ["-p", "adapters.conformance", "--pyargs", "adapters.conformance"]
+    kit = ["-p", "groundwire.adapters.conformance", "--pyargs", "groundwire.adapters.conformance"]
     done = run(
         *("-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer"),
         folder=tmp_path,

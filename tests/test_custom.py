@@ -15,14 +15,14 @@ from typing import Any
 import openai
 import pytest
 
-import adapters
-from adapters import AgentError, Answer, Endpoint, Question
-from adapters.custom import CustomBackend
-from adapters.tracing.testing import ScriptedPolicyServer
-from tools.types import Step
-from train import backends
-from train.backends import make_backend
-from train.config import ConfigError, resolve
+from groundwire import adapters
+from groundwire.adapters import AgentError, Answer, Endpoint, Question
+from groundwire.adapters.custom import CustomBackend
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.tools.types import Step
+from groundwire.train.config.run_config import ConfigError, resolve
+from groundwire.train.rollouts import factory
+from groundwire.train.rollouts.factory import make_backend
 
 QUESTION = Question(id="1", text="Which singers?", database="")
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
@@ -247,7 +247,7 @@ def test_a_value_that_a_backend_refuses_is_one_sentence(monkeypatch: pytest.Monk
         def __post_init__(self) -> None:
             raise ValueError(f"max_turns is {self.max_turns}; I like 3")
 
-    monkeypatch.setattr(backends.adapters, "get", lambda name: Picky)
+    monkeypatch.setattr(factory.adapters, "get", lambda name: Picky)
     with pytest.raises(ConfigError, match="max_turns is 2; I like 3"):
         make_backend(resolve("fast"))
 
@@ -261,6 +261,6 @@ def test_a_backend_whose_framework_is_missing_says_what_to_install(
     def get(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(backends.adapters, "get", get)
+    monkeypatch.setattr(factory.adapters, "get", get)
     with pytest.raises(ConfigError, match=rf"backend 'langgraph' cannot be imported: .*; pip install {package}$"):
         make_backend(resolve("fast"))

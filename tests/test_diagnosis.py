@@ -11,10 +11,10 @@ import pytest
 from programs import run as run_program
 from typer.testing import CliRunner
 
-from train.config import resolve
-from train.diagnosis import KINDS, Reason, diagnose, nothing_to_train
-from train.rundir import RunDir
-from train.why import app
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import resolve
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose, nothing_to_train
+from groundwire.train.why import app
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 NO_IDS = {"agent": "write_query", "problem": "the server sent no token ids", "prompt_tokens": 90, "response_tokens": 9}

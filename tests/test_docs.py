@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from programs import ROOT
 
-from adapters.conformance import play, sampled_ids
-from adapters.custom import CustomBackend
+from groundwire.adapters.conformance import play, sampled_ids
+from groundwire.adapters.custom import CustomBackend
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
-from train.doctor import Line, Options, app, examine
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.train.doctor import Line, Options, app, examine
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
 

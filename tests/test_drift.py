@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from train.drift import CAUSES, Drift, drifts
-from train.vocabulary import Vocabulary
+from groundwire.train.report.prefix_drift import CAUSES, Drift, drifts
+from groundwire.train.report.token_text import Vocabulary
 
 FILE = Path(__file__).parents[1] / "train" / "local" / "starter" / "tokenizer.json"
 WORDS, TOKENIZER = Vocabulary(FILE), Tokenizer.from_file(str(FILE))

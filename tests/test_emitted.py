@@ -14,15 +14,15 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.base import get_active_tracer
 from no_data import NoData
 
-from adapters import Answer, Endpoint, Question
-from adapters._client import Clients
-from adapters.tracing import triplets
-from adapters.tracing.proxy import LLMProxy
-from adapters.tracing.testing import ScriptedPolicyServer
-from rewards import JudgeAbstainedError
-from train.agent import RolloutAgent
-from train.rollouts import Job, Outcome, RolloutCollector
-from train.runners import RunnerPool
+from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters._openai_client import Clients
+from groundwire.adapters.tracing import triplets
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.rewards import JudgeAbstainedError
+from groundwire.train.rollouts.agent import RolloutAgent
+from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.runner_pool import RunnerPool
 
 Ask = Callable[[], Awaitable[None]]
 Work = Callable[[Ask], Awaitable[None]]

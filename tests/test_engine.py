@@ -21,10 +21,10 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from train.local.engine import Engine  # noqa: E402
-from train.local.forward import UnsupportedModelError, choose  # noqa: E402
-from train.local.model import fitting_length  # noqa: E402
-from train.local.sampling import EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
+from groundwire.train.policy.decoder import UnsupportedModelError, choose  # noqa: E402
+from groundwire.train.policy.engine import Engine  # noqa: E402
+from groundwire.train.policy.model import fitting_length  # noqa: E402
+from groundwire.train.policy.types import EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 
@@ -276,8 +276,8 @@ def test_an_over_long_prompt_is_refused_with_both_numbers(engine):
 
 
 def test_new_weights_change_replies_when_they_are_taken_over_and_not_before():
-    from train.local.model import new_policy
-    from train.local.tokenizer import train_tokenizer
+    from groundwire.train.policy.model import new_policy
+    from groundwire.train.pretrain.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(["a b c"] * 30, words=["a"], min_count=2)
     model = new_policy(tokenizer, width=32, layers=1, heads=2, intermediate=32, context=64)

@@ -15,14 +15,14 @@ import pytest
 from programs import run as run_program
 from typer.testing import CliRunner
 
-from train.config import resolve
-from train.evaluate import app
-from train.evaluation.measure import compare, measure
-from train.evaluation.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
-from train.evaluation.statistics import bootstrap, mcnemar
-from train.evaluation.table import comparison, details, table
-from train.local import STARTER
-from train.rundir import RunDir
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import resolve
+from groundwire.train.evaluate import app
+from groundwire.train.evaluation.metrics import compare, measure
+from groundwire.train.evaluation.spider_predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
+from groundwire.train.evaluation.statistics import bootstrap, mcnemar
+from groundwire.train.evaluation.table import comparison, details, table
+from groundwire.train.policy import STARTER
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 

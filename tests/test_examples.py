@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT, run
 
-from adapters.tracing.testing import ScriptedPolicyServer
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 
 
 async def test_the_graph_answers_without_training(tmp_path: Path) -> None:

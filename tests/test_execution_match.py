@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from spider_folder import REAL, make_database
 
-from rewards import RewardError
-from rewards._spider_rules import first_statement, normalise, same_result
-from rewards.execution_match import Verdict, execution_match, spider_exec_match
+from groundwire.rewards import RewardError
+from groundwire.rewards.spider.execution_match import Verdict, execution_match, spider_exec_match
+from groundwire.rewards.spider.official_rules import first_statement, normalise, same_result
 
 FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
 
@@ -262,7 +262,7 @@ def test_every_published_prediction_gets_the_official_verdict(mode: Any) -> None
     assert [case for case, verdict in cases if verdict is None or verdict.score != case["official"]] == []
 
 
-# Named in the docstring of rewards.execution_match, or no verdict at all.
+# Named in the docstring of groundwire.rewards.spider.execution_match, or no verdict at all.
 NEVER_EQUAL = {
     "the query answers differently every time": lambda case, _: case["source"] == "mut:nondeterministic",
     "the official evaluator crashes": lambda case, _: case["official"] == "error",

@@ -17,16 +17,16 @@ import external_processes as processes
 import pytest
 from programs import Program, fork, run, until
 
-from adapters.tracing.proxy import LLMProxy
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
-from domains import Task
-from train.config import resolve
-from train.rollouts import Outcome, RolloutCollector
-from train.run import _check_store
-from train.rundir import RunDir
-from train.sentence import Stop
-from train.store_address import StoreAddressError, check_store
-from train.store_client import StoreClient
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.domains import Task
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.exit import Stop
+from groundwire.train.config.run_config import resolve
+from groundwire.train.rollouts.collector import Outcome, RolloutCollector
+from groundwire.train.run import _check_store
+from groundwire.train.store.client import StoreClient
+from groundwire.train.store.health import StoreAddressError, check_store
 
 GOLD = "SELECT name FROM singer"
 
@@ -292,7 +292,7 @@ def test_agent_lightnings_variable_is_understood(
         _check_store(address)
 
 
-@pytest.mark.parametrize("module", ["train.run", "train.runner"])
+@pytest.mark.parametrize("module", ["groundwire.train.run", "groundwire.train.runner"])
 def test_trainer_and_runner_stop_at_a_wrong_address(module: str) -> None:
     done = run("-m", module, "--external-store-address", "localhost:1")
     assert done.returncode == 2

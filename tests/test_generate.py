@@ -11,13 +11,13 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from domains.spider.databases import fill, make_database, schema_text
-from domains.spider.generate import generate
-from domains.spider.hardness import LEVELS, hardness
-from domains.spider.lexicon import CATEGORIES, FAMILIAR_SUBJECTS, NEW_SUBJECTS, NUMBERS, SUBJECTS
-from domains.spider.loader import BUNDLED, SpiderDomain
-from domains.spider.questions import TEMPLATES, write_question
-from tools.schema import table_info
+from groundwire.domains.spider.generate.__main__ import generate
+from groundwire.domains.spider.generate.databases import fill, make_database, schema_text
+from groundwire.domains.spider.generate.lexicon import CATEGORIES, FAMILIAR_SUBJECTS, NEW_SUBJECTS, NUMBERS, SUBJECTS
+from groundwire.domains.spider.generate.questions import TEMPLATES, write_question
+from groundwire.domains.spider.hardness import LEVELS, hardness
+from groundwire.domains.spider.loader import BUNDLED, SpiderDomain
+from groundwire.tools.schema import table_info
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from spider_folder import REAL, make_spider
 
-import domains
-from adapters import Endpoint, Question
-from domains.spider import loader
+from groundwire import domains
+from groundwire.adapters import Endpoint, Question
+from groundwire.domains.spider import loader
 
 SPIDER = domains.get("spider")
 

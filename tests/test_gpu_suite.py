@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.gpu.spider import answered_sometimes, plain_tasks
+from benchmarks.gpu.suite import MARK, Suite, figures, marked_processes
 
-import domains
-from benchmarks._gpu_spider import answered_sometimes, plain_tasks
-from benchmarks._gpu_suite import MARK, Suite, figures, marked_processes
-from tools.sql import run_query
+from groundwire import domains
+from groundwire.tools.sql import run_query
 
 _WITHOUT_SIGINT = """
 import signal, sys, time

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards import JudgeSettings, RewardError
-from rewards.judge.grader import facts, grade
+from groundwire.rewards import JudgeSettings, RewardError
+from groundwire.rewards.judge.grader import facts, grade
 
 ENGLISH = {
     "question": "What are the adverse reactions of Noravil?",

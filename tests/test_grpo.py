@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from adapters.tracing import Trajectory
-from train.local.grpo import GRPO, GRPOConfig, Rollout, clipped_policy_loss, group_advantages
+from groundwire.adapters.tracing import Trajectory
+from groundwire.train.local.grpo import GRPO, GRPOConfig, Rollout, clipped_policy_loss, group_advantages
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1.json").read_text())["cases"]
 

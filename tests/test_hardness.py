@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from spider_folder import REAL, needs_real_spider
 
-from domains.spider.hardness import LEVELS, hardness
+from groundwire.domains.spider.hardness import LEVELS, hardness
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from judges import CASE, judged, settings, verdict
 
-import rewards
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
-from rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
-from rewards.judge import Judge
-from rewards.judge.cache import JudgeCache
-from rewards.judge.settings import API_KEY, parse_settings
-from tools.types import Step
+from groundwire import rewards
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
+from groundwire.rewards.judge import Judge
+from groundwire.rewards.judge.cache import JudgeCache
+from groundwire.rewards.judge.settings import API_KEY, parse_settings
+from groundwire.tools.types import Step
 
 RAN = Step(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 FAILED = Step(agent="a", kind="tool", input="SELECT", output="Error", ok=False)
@@ -205,8 +205,8 @@ async def test_no_more_requests_are_under_way_than_allowed(tmp_path: Path) -> No
 
 
 def _counting(judge: Judge) -> Any:
-    from rewards.judge.client import JudgeClient
-    from rewards.judge.engine import _Room
+    from groundwire.rewards.judge.client import JudgeClient
+    from groundwire.rewards.judge.engine import _Room
 
     class Counting(JudgeClient):
         at_once = most_at_once = 0
@@ -299,8 +299,8 @@ async def test_a_cache_that_cannot_be_used_is_an_abstention_that_names_it(tmp_pa
 
 _PROCESS = """
 import sys
-from rewards.judge.cache import JudgeCache
-from rewards import JudgeAbstainedError
+from groundwire.rewards.judge.cache import JudgeCache
+from groundwire.rewards import JudgeAbstainedError
 cache, taken = JudgeCache(sys.argv[1]), 0
 for n in range(100):
     try:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from judges import CASE, judged, obedient, settings
 
-from adapters.tracing.testing import ScriptedPolicyServer
-from rewards.judge import prompt
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.rewards.judge import prompt
 
 FENCE = "0123456789abcdef" * 2
 INJECTIONS = {

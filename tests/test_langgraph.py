@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from langchain_openai import ChatOpenAI
 
-import adapters
-from adapters import Endpoint, EndpointError, Question, ToolError, prompts
-from adapters.langgraph import LangGraphBackend, SQLContext, build_sql_graph
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from groundwire import adapters
+from groundwire.adapters import Endpoint, EndpointError, Question, ToolError
+from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.langgraph import LangGraphBackend, SQLContext, build_sql_graph
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 WRONG, RIGHT = "```sql\nSELECT nam FROM singer\n```", "```sql\nSELECT name FROM singer\n```"
 

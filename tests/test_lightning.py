@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import run
 
-from tools import lightning
+from groundwire.adapters import _lazy_agentlightning
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> None:
-    lightning._import_late("heavy")
+    _lazy_agentlightning._import_late("heavy")
     part = importlib.import_module("heavy.part")
     heavy = sys.modules["heavy"]
     assert part.light == 2
@@ -39,7 +39,7 @@ def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> 
 
 
 def test_a_star_finds_everything(package: Path) -> None:
-    lightning._import_late("heavy")
+    _lazy_agentlightning._import_late("heavy")
     names: dict[str, int] = {}
     exec("from heavy import *", names)
     assert (names["light"], names["WHOLE"]) == (2, 1)
@@ -47,13 +47,13 @@ def test_a_star_finds_everything(package: Path) -> None:
 
 def test_a_package_that_was_imported_stays_as_it_is(package: Path) -> None:
     heavy = importlib.import_module("heavy")
-    lightning._import_late("heavy")
+    _lazy_agentlightning._import_late("heavy")
     assert sys.modules["heavy"] is heavy
 
 
 def test_one_that_fails_fails_again(package: Path) -> None:
     (package / "__init__.py").write_text("import not_installed")
-    lightning._import_late("heavy")
+    _lazy_agentlightning._import_late("heavy")
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="not_installed"):
             _ = sys.modules["heavy"].WHOLE
@@ -63,5 +63,10 @@ def test_neither_trainer_nor_runner_nor_backend_imports_the_whole(tmp_path: Path
     script = tmp_path / "imported.py"
     script.write_text("import sys\nprint(*sys.modules)")
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs
-    assert {"train.local.trainer", "train.told", "adapters.langgraph", "agentlightning.runner.agent"} <= set(imported)
+    assert {
+        "groundwire.train.local.trainer",
+        "groundwire.train.rollouts.remote_agent",
+        "groundwire.adapters.sql_agents.langgraph",
+        "agentlightning.runner.agent",
+    } <= set(imported)
     assert not {"litellm", "agentlightning.llm_proxy", "agentlightning.tracer.agentops"} & set(imported)

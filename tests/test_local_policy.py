@@ -12,10 +12,10 @@ import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from adapters.tracing import Call, all_calls_from_spans
-from adapters.tracing.proxy import LLMProxy
-from train.local.sampling import Completion, EngineError, PromptTooLongError, Sampling
-from train.local.server import PolicyServer
+from groundwire.adapters.tracing import Call, all_calls_from_spans
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.train.policy.server import PolicyServer
+from groundwire.train.policy.types import Completion, EngineError, PromptTooLongError, Sampling
 
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 CALL = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'

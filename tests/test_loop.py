@@ -18,14 +18,14 @@ import pytest
 from programs import Program, until
 from watchers import Nobody
 
-import domains
-from adapters import prompts
-from tools.schema import table_info
-from train.config import resolve
-from train.errors import EventLoopError
-from train.local.trainer import LocalTrainer
-from train.loop import EventLoopThread
-from train.rundir import RunDir
+from groundwire import domains
+from groundwire.adapters.sql_agents import prompts
+from groundwire.tools.schema import table_info
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.errors import EventLoopError
+from groundwire.train.config.run_config import resolve
+from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.rollouts.event_loop import EventLoopThread
 
 
 async def _nothing() -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-import adapters
-from adapters import Answer, Endpoint, Question, ToolError
-from adapters.mcp import McpBackend
-from adapters.openai_agents import OpenAIAgentsBackend
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from groundwire import adapters
+from groundwire.adapters import Answer, Endpoint, Question, ToolError
+from groundwire.adapters.sql_agents.mcp import McpBackend
+from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 _ids = itertools.count()
 

@@ -17,7 +17,7 @@ pytest.importorskip("fastmcp")
 from mcp_servers import COMMAND, http_server, make_database
 from programs import run
 
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # The command line alone, a third of the whole Inspector's size; its later releases do not start without the rest.

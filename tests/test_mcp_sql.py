@@ -24,9 +24,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import COMMAND, SLOW, http_server, make_database
 
-from tools._databases import Databases, UnknownDatabaseError
-from tools._mcp_server import Limits, sql_server
-from tools.mcp_sql import database_names
+from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError, database_names
+from groundwire.tools.mcp_sql.server import Limits, sql_server
 
 
 @pytest.fixture(scope="module")
@@ -387,8 +386,11 @@ def test_ctrl_c_ends_it_without_a_traceback(database, transport):
 
 
 def test_help_and_the_sql_tools_do_without_fastmcp():
-    code = "import sys, tools, tools.sql, tools.mcp_sql; print([name for name in sys.modules if 'mcp' in name])"
+    code = (
+        "import sys, groundwire.tools.sql, groundwire.tools.mcp_sql.__main__;"
+        "print([name for name in sys.modules if 'mcp' in name])"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        == "['tools.mcp_sql']\n"
+        == "['groundwire.tools.mcp_sql', 'groundwire.tools.mcp_sql.databases', 'groundwire.tools.mcp_sql.__main__']\n"
     )

@@ -15,16 +15,14 @@ import pytest
 from programs import run
 from spider_folder import make_database
 
-import adapters
-import domains
-import rewards
-from domains import DataError, Task
-from domains.medical.facts import DISEASE_FIELDS, DRUG_FIELDS
-from domains.medical.generate import generate
-from domains.medical.loader import BUNDLED
-from tools.schema import table_info
-from train.config import resolve
-from train.rundir import RunDir
+from groundwire import adapters, domains, rewards
+from groundwire.domains import DataError, Task
+from groundwire.domains.medical.generate.__main__ import generate
+from groundwire.domains.medical.generate.facts import DISEASE_FIELDS, DRUG_FIELDS
+from groundwire.domains.medical.loader import BUNDLED
+from groundwire.tools.schema import table_info
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import resolve
 
 medical = domains.get("medical")
 

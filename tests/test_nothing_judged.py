@@ -13,22 +13,22 @@ import pytest
 from programs import run as run_program
 from rich.console import Console
 
-from train.config import resolve
-from train.curve import draw_curve
-from train.diagnosis import may_pass, nothing_judged
-from train.display import Display, show_summary
-from train.evaluation.measure import measure
-from train.evaluation.table import details, table
-from train.report.build import build
-from train.rundir import RunDir
-from train.summary import summarize
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.summary import summarize
+from groundwire.train.cli.progress import Display, show_summary
+from groundwire.train.config.run_config import resolve
+from groundwire.train.evaluation.diagnosis import may_pass, nothing_judged
+from groundwire.train.evaluation.metrics import measure
+from groundwire.train.evaluation.table import details, table
+from groundwire.train.report.build import build
+from groundwire.train.report.curve import draw_curve
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 
 # Fails always, for every second question, or from its ninth call on.
 PLUGIN = """
 import itertools
-from tools.plugins import hookimpl
+from groundwire.tools.plugins import hookimpl
 
 calls = itertools.count()
 
@@ -68,7 +68,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     info.mkdir()
     (site / "unsteady.py").write_text(PLUGIN)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unsteady\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[lightning_rod]\nunsteady = unsteady\n")
+    (info / "entry_points.txt").write_text("[groundwire]\nunsteady = unsteady\n")
     kept = {name: value for name, value in os.environ.items() if name != "SPIDER_DATA_DIR"}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(site), kept.get("PYTHONPATH", "")])}
 

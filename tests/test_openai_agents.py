@@ -16,12 +16,13 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agents import Agent
 from agents.tracing import TracingProcessor, get_trace_provider
 
-import adapters
-from adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError, prompts
-from adapters.openai_agents import OpenAIAgentsBackend
-from adapters.tracing import Call, calls_from_spans, select, trajectories
-from adapters.tracing.proxy import LLMProxy
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
+from groundwire import adapters
+from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
+from groundwire.adapters.tracing import Call, calls_from_spans, select, trajectories
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
 _ids = itertools.count()

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from train.local.model import new_policy
-from train.local.packing import pack, packed_logits, split
-from train.local.tokenizer import train_tokenizer
+from groundwire.train.local.packing import pack, packed_logits, split
+from groundwire.train.policy.model import new_policy
+from groundwire.train.pretrain.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

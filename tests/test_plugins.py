@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
-from tools.plugins import PluginError, Registry
+from groundwire.tools.plugins import PluginError, Registry
 
 
 @pytest.fixture
@@ -20,17 +20,17 @@ def environment(tmp_path: Path) -> dict[str, str]:
     info.mkdir()
     (tmp_path / "fancy_rewards.py").write_text("raise RuntimeError('no licence')")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fancy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[lightning_rod]\nfancy = fancy_rewards\n")
+    (info / "entry_points.txt").write_text("[groundwire]\nfancy = fancy_rewards\n")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
 
 
 @pytest.mark.parametrize(
     ("command", "status"),
     [
-        (("train.run", "--trainer", "local"), 1),
-        (("train.evaluate",), 1),
-        (("train.runner", "--external-store-address", "http://127.0.0.1:9"), 1),
-        (("rewards.audit",), 2),  # there, 1 is a reward that is not fit
+        (("groundwire.train.run", "--trainer", "local"), 1),
+        (("groundwire.train.evaluate",), 1),
+        (("groundwire.train.runner", "--external-store-address", "http://127.0.0.1:9"), 1),
+        (("groundwire.rewards.audit",), 2),  # there, 1 is a reward that is not fit
     ],
 )
 def test_a_plugin_that_cannot_be_imported_is_named(
@@ -49,7 +49,7 @@ def test_a_plugin_that_cannot_be_imported_is_named(
 def test_a_name_whose_module_breaks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_domain.py").write_text("1 / 0")
     (tmp_path / "broken_builtin.py").write_text(
-        "from tools.plugins import hookimpl\n\n\n"
+        "from groundwire.tools.plugins import hookimpl\n\n\n"
         "@hookimpl\ndef register_domains(register):\n    register('mine', 'broken_domain:domain')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -17,10 +17,10 @@ from programs import Program, until
 from spider_folder import DEV, make_database, make_spider
 from typer.testing import CliRunner
 
-from domains import DataError
-from domains.spider import domain
-from domains.spider.loader import FAILS, NO_ROWS, SLOW
-from domains.spider.prepare import app, prepare
+from groundwire.domains import DataError
+from groundwire.domains.spider import domain
+from groundwire.domains.spider.loader import FAILS, NO_ROWS, SLOW
+from groundwire.domains.spider.prepare import app, prepare
 
 
 def zipped(folder: Path, archive: Path, *, under: str = "spider_data") -> Path:

@@ -10,17 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-import domains
-from rewards.execution_match import execution_match
-from tools.schema import table_info
-from train.local import larger
-from train.local.corpus import Stage
-from train.local.golds import for_pretraining, in_pretraining, tidied
-from train.local.larger import SIZES, pretrain_larger
-from train.local.plain import plain_question
-from train.local.real import made_up_dialogues, real_dialogues
-from train.local.renaming import names
-from train.local.tokenizer import train_tokenizer
+from groundwire import domains
+from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.tools.schema import table_info
+from groundwire.train.pretrain import larger
+from groundwire.train.pretrain.corpus import Stage
+from groundwire.train.pretrain.golds import for_pretraining, in_pretraining, tidied
+from groundwire.train.pretrain.larger import SIZES, pretrain_larger
+from groundwire.train.pretrain.plain import plain_question
+from groundwire.train.pretrain.real import made_up_dialogues, real_dialogues
+from groundwire.train.pretrain.renaming import names
+from groundwire.train.pretrain.tokenizer import train_tokenizer
 
 SCHEMA = "CREATE TABLE Singer ( Singer_ID int , Song_Name text , count int )\nCREATE TABLE stadium ( Id int )"
 

@@ -12,10 +12,10 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
 
-from adapters import AGENT_HEADER
-from adapters.tracing import Call, all_calls_from_spans
-from adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
-from adapters.tracing.testing import END, Reply, ScriptedPolicyServer, encode, render
+from groundwire.adapters import AGENT_HEADER
+from groundwire.adapters.tracing import Call, all_calls_from_spans
+from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
+from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
 
 HELLO = [{"role": "user", "content": "héllo"}]
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": '{"sql": "SELECT 1"}'}}

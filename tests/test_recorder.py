@@ -16,16 +16,16 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from no_data import NoData
 
-from adapters import Answer, Endpoint, Question
-from adapters._client import Clients, typed_failures
-from adapters.conformance import Recording, load_backend, play
-from adapters.tracing import Call, all_calls_from_spans, select, trajectories, triplets
-from adapters.tracing.proxy import LLMProxy
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
-from domains import Task
-from train.agent import RolloutAgent
-from train.rollouts import Job, Outcome, RolloutCollector
-from train.runners import RunnerPool
+from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters._openai_client import Clients, typed_failures
+from groundwire.adapters.conformance import Recording, load_backend, play
+from groundwire.adapters.tracing import Call, all_calls_from_spans, select, trajectories, triplets
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.domains import Task
+from groundwire.train.rollouts.agent import RolloutAgent
+from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.runner_pool import RunnerPool
 
 GOLD = "SELECT name FROM singer"
 
@@ -58,7 +58,7 @@ async def _stopped(backend: Any, work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def _streaming() -> Any:
-    from adapters.openai_agents import OpenAIAgentsBackend
+    from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
 
     return OpenAIAgentsBackend(stream=True)
 

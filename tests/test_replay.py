@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rewards import RewardError
-from rewards.replay import app, replay
-from tools.types import Step
-from train.rundir import RunDir
+from groundwire.rewards import RewardError
+from groundwire.rewards.replay import app, replay
+from groundwire.tools.types import Step
+from groundwire.train.artifacts.run_dir import RunDir
 
 RAN = Step(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from train.config import resolve
-from train.report.__main__ import app
-from train.report.browser import Limits, choose
-from train.report.build import build
-from train.report.charts import Chart, Series, charts
-from train.report.svg import draw, ticks
-from train.report.watch import make_server
-from train.rundir import RunDir
-from train.vocabulary import vocabulary_of
-from train.why import app as why_app
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import resolve
+from groundwire.train.report.__main__ import app
+from groundwire.train.report.build import build
+from groundwire.train.report.charts import Chart, Series, charts
+from groundwire.train.report.rollout_browser import Limits, choose
+from groundwire.train.report.svg import draw, ticks
+from groundwire.train.report.token_text import vocabulary_of
+from groundwire.train.report.watch import make_server
+from groundwire.train.why import app as why_app
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from domains import TaskData
-from train.config import ConfigError, RunConfig, resolve
-from train.local import STARTER
-from train.local.model import ModelUnreadableError, load_policy
-from train.local.start import load_start
-from train.resuming import finished, keep_steps, resumed, settled, with_data
-from train.rundir import RunDamagedError, RunDir
+from groundwire.domains import TaskData
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
+from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
+from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.checkpoint import load_start
+from groundwire.train.policy.model import ModelUnreadableError, load_policy
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed", "steps", "judge", "verl")

@@ -11,14 +11,13 @@ import pytest
 from judges import CASE, verdict
 from typer.testing import CliRunner, Result
 
-import domains
-import rewards
-from adapters.tracing.testing import ScriptedPolicyServer
-from rewards.judge.settings import API_KEY
-from train.backends import make_reward
-from train.config import ConfigError, resolve
-from train.run import app
-from train.told import ToldAgent
+from groundwire import domains, rewards
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.rewards.judge.settings import API_KEY
+from groundwire.train.config.run_config import ConfigError, resolve
+from groundwire.train.rollouts.factory import make_reward
+from groundwire.train.rollouts.remote_agent import ToldAgent
+from groundwire.train.run import app
 
 HYBRID = ("--reward", "rule_judge_hybrid", "--print-config")
 
@@ -87,7 +86,7 @@ def test_a_config_with_a_judge_that_cannot_be_is_a_config_error() -> None:
 
 
 def test_a_step_logs_the_mean_of_each_part() -> None:
-    from train.local.trainer import _means
+    from groundwire.train.local.trainer import _means
 
     assert _means([{"executes": 0.1, "judge": 0.5}, {"executes": 0.0, "judge": 1.0}, {"executes": 0.1}]) == {
         "executes": 0.0667,

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rewards
-from rewards import JudgeSettings, RewardError, UnusableRewardError
-from rewards._compose import combine, parse
-from rewards._registry import _registry
-from tools.plugins import UnknownNameError
-from tools.types import Step
+from groundwire import rewards
+from groundwire.rewards import JudgeSettings, RewardError, UnusableRewardError
+from groundwire.rewards._compose import combine, parse
+from groundwire.rewards._registry import _registry
+from groundwire.tools.plugins import UnknownNameError
+from groundwire.tools.types import Step
 
 RAN = Step(agent="a", kind="tool", input="SELECT 1", output="", ok=True)
 
@@ -32,7 +32,7 @@ def register() -> Iterator[Any]:
 
 def test_the_built_in_rewards_are_there_by_name() -> None:
     assert {"executes", "rule_judge_hybrid", "spider_dense", "spider_exec_match"} <= set(rewards.names())
-    from rewards.execution_match import spider_exec_match
+    from groundwire.rewards.spider.execution_match import spider_exec_match
 
     assert rewards.get("spider_exec_match") is spider_exec_match
 
@@ -147,7 +147,7 @@ async def _two(task: Any, answer: str) -> float:
         (lambda task, answer, trace: 1.0, "reward 'mine' is no async function; write it as: async def reward"),
         (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, trace\)"),
         ("not_installed.module:reward", "reward 'mine' cannot be imported: No module named 'not_installed'"),
-        ("rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
+        ("groundwire.rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
     ],
 )
 def test_a_reward_that_cannot_be_used_is_one_sentence(value: Any, sentence: str, register: Any) -> None:

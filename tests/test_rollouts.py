@@ -16,16 +16,16 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from no_data import NoData
 
-from adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
-from adapters.langgraph import LangGraphBackend
-from adapters.tracing import trajectories
-from adapters.tracing.proxy import LLMProxy
-from adapters.tracing.testing import Reply, ScriptedPolicyServer
-from domains import Task
-from rewards import JudgeAbstainedError, RewardError
-from train.agent import RolloutAgent
-from train.rollouts import Job, Outcome, RolloutCollector
-from train.runners import RunnerPool
+from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from groundwire.adapters.sql_agents.langgraph import LangGraphBackend
+from groundwire.adapters.tracing import trajectories
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.domains import Task
+from groundwire.rewards import JudgeAbstainedError, RewardError
+from groundwire.train.rollouts.agent import RolloutAgent
+from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.runner_pool import RunnerPool
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
 

@@ -18,10 +18,10 @@ from programs import Program, run, until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from domains.spider.loader import BUNDLED
-from train.config import resolve
-from train.run import app
-from train.rundir import RunDir
+from groundwire.domains.spider.loader import BUNDLED
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import resolve
+from groundwire.train.run import app
 
 SMALL = ("--val-tasks", "8", "--n-runners", "16")
 
@@ -141,7 +141,7 @@ def test_an_interrupted_run_ends_with_130_even_where_ray_would_abort_behind_it()
 import atexit, os, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
 atexit.register(os.abort)
-from train.sentence import one_sentence
+from groundwire.train.cli.exit import one_sentence
 with one_sentence():
     sys.stdout.write("buffered")
     raise KeyboardInterrupt

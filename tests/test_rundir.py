@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from programs import ROOT
 
-from train.rundir import RunDamagedError, RunDir, RunDirError
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_run_that_could_not_start_leaves_nothing_and_one_that_did_stays(tmp_pa
 
 _HOLD = """
 import sys
-from train.rundir import RunDir, RunDirError
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 try:
     with RunDir.open(sys.argv[1]).held():
         print("held", flush=True)

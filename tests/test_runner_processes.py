@@ -9,11 +9,11 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from watchers import Nobody
 
-import domains
-from train.config import resolve
-from train.local.trainer import LocalTrainer
-from train.rundir import RunDir
-from train.runner_processes import RunnerProcesses
+from groundwire import domains
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import resolve
+from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.rollouts.runner_processes import RunnerProcesses
 
 
 def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from spider_folder import make_database
 
-from tools.schema import TableInfo, table_info
-from tools.sql import DatabaseError, run_query
+from groundwire.tools.schema import TableInfo, table_info
+from groundwire.tools.sql import DatabaseError, run_query
 
 SCRIPT = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, `name` VARCHAR(20), "Birth Date" DATE, fee DECIMAL(9,2), photo BLOB, x);

@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
-from train.local.engine import Engine  # noqa: E402
-from train.local.sampling import Completion  # noqa: E402
-from train.local.server import PolicyServer  # noqa: E402
-from train.local.toolcalls import parse_tool_calls  # noqa: E402
+from groundwire.train.policy.engine import Engine  # noqa: E402
+from groundwire.train.policy.server import PolicyServer  # noqa: E402
+from groundwire.train.policy.tool_parsers import parse_tool_calls  # noqa: E402
+from groundwire.train.policy.types import Completion  # noqa: E402
 
 HELLO = [{"role": "system", "content": "select the name"}, {"role": "user", "content": "the age of a singer"}]
 TOOL = {

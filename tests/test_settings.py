@@ -12,12 +12,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from train.config import PRESETS, VERL_PRESETS, ConfigError, resolve
-from train.run import app, main
-from train.rundir import RunDir
-from train.settings import by_name, setting_types
-from train.verl.config import parse_overrides, values
-from train.verl.presets import SHARED
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.overrides import by_name, setting_types
+from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, ConfigError, resolve
+from groundwire.train.config.verl_presets import SHARED
+from groundwire.train.run import app, main
+from groundwire.train.verl.hydra_config import parse_overrides, values
 
 OPTIONS = inspect.signature(main).parameters.keys()
 
@@ -101,7 +101,7 @@ def test_a_resumed_run_keeps_its_settings_and_may_change_them(tmp_path: Path) ->
 
 
 def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
-    from train.resuming import resumed
+    from groundwire.train.cli.resume import resumed
 
     class Stored:
         path = Path("a-run")

@@ -12,8 +12,8 @@ from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tracing import Call, from_span, to_span
-from adapters.tracing.wire import Exchange, read_exchange, traced_request
+from groundwire.adapters.tracing import Call, from_span, to_span
+from groundwire.adapters.tracing.openai_wire import Exchange, read_exchange, traced_request
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
 ANYTHING = st.recursive(

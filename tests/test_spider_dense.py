@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-import rewards
-from rewards import RewardError
-from rewards._sql_parts import overlap, parts_of
-from rewards.execution_match import execution_match
-from rewards.spider_dense import dense
+from groundwire import rewards
+from groundwire.rewards import RewardError
+from groundwire.rewards.spider.dense import dense
+from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.rewards.spider.sql_parts import overlap, parts_of
 
 GOLD = (
     "SELECT T1.name, count(*) FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer "

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, needs_real_spider
 
-import domains
-from domains import DataError
-from domains.spider import loader
-from domains.spider.loader import FAILS, NO_ROWS, SLOW, check_golds
-from domains.spider.prepare import prepare
+from groundwire import domains
+from groundwire.domains import DataError
+from groundwire.domains.spider import loader
+from groundwire.domains.spider.loader import FAILS, NO_ROWS, SLOW, check_golds
+from groundwire.domains.spider.prepare import prepare
 
 spider = domains.get("spider")
 

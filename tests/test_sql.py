@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from spider_folder import make_database
 
-from tools import _sqlite
-from tools.sql import (
+from groundwire.tools import _readonly_sqlite
+from groundwire.tools.sql import (
     DatabaseError,
     NotAllowedError,
     QueryError,
@@ -145,7 +145,7 @@ def test_what_a_signal_handler_raises_is_no_failure_of_the_query(database: Path)
 
 def test_ctrl_c_during_a_query_is_an_interrupt(database: Path) -> None:
     code = (
-        f"from tools.sql import QueryError, run_query\nprint('now', flush=True)\n"
+        f"from groundwire.tools.sql import QueryError, run_query\nprint('now', flush=True)\n"
         f"try:\n    run_query({str(database)!r}, {COUNT_FOR_EVER!r}, timeout_s=60)\n"
         "except QueryError as error:\n    print('failed:', error)\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
@@ -180,12 +180,12 @@ def test_a_path_may_have_signs_that_mean_something_in_a_uri(tmp_path: Path) -> N
 
 
 def test_a_connection_is_used_again_but_never_by_two_queries_at_once(database: Path) -> None:
-    first = _sqlite.take(str(database))
-    second = _sqlite.take(str(database))
+    first = _readonly_sqlite.take(str(database))
+    second = _readonly_sqlite.take(str(database))
     assert first is not second
-    _sqlite.give(first)
+    _readonly_sqlite.give(first)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(_sqlite.take, str(database)).result() is first
+        assert other.submit(_readonly_sqlite.take, str(database)).result() is first
     second.close()
     first.close()
 
@@ -215,7 +215,7 @@ def test_many_threads_on_many_databases_hold_few_files_open_and_never_run_out_of
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
     files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= _sqlite._IDLE_CONNECTIONS
+    assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= _readonly_sqlite._IDLE_CONNECTIONS
 
 
 def test_a_database_in_wal_mode_is_read_and_nothing_appears_beside_it(database: Path) -> None:

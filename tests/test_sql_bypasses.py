@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from spider_folder import make_database
 
-from tools._sqlite import MAX_VALUE_LENGTH
-from tools.sql import NotAllowedError, QueryTimeoutError, SqlError, run_query
+from groundwire.tools._readonly_sqlite import MAX_VALUE_LENGTH
+from groundwire.tools.sql import NotAllowedError, QueryTimeoutError, SqlError, run_query
 
 WRITES = [
     "INSERT INTO t VALUES (9, 'x')",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from domains import get
-from train.local import STARTER
-from train.local.model import load_policy
-from train.local.pretrain import accuracy
+from groundwire.domains import get
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.model import load_policy
+from groundwire.train.pretrain.__main__ import accuracy
 
 
 @pytest.fixture(scope="module")

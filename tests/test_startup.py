@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from tools.startup import importing
+from groundwire.tools.fast_import import importing
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -14,11 +14,11 @@ import torch
 from programs import Program, run, until
 from watchers import Nobody
 
-import domains
-from train.config import RunConfig, resolve
-from train.local.stopping import Stopping
-from train.local.trainer import LocalTrainer
-from train.rundir import RunDir
+from groundwire import domains
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import RunConfig, resolve
+from groundwire.train.local.graceful_shutdown import Stopping
+from groundwire.train.local.trainer import LocalTrainer
 
 STEPS = 4
 

@@ -32,12 +32,12 @@ from agentlightning.types import (
 )
 from aiohttp import web
 
-from train.sentence import Stop
-from train.sqlite_store import MEMORY, SqliteLightningStore, StoreFileError
-from train.store import _open
-from train.store_address import check_store
-from train.store_client import StoreClient, StoreGoneError
-from train.store_server import application
+from groundwire.train.cli.exit import Stop
+from groundwire.train.store.__main__ import _open
+from groundwire.train.store.client import StoreClient, StoreGoneError
+from groundwire.train.store.health import check_store
+from groundwire.train.store.server import application
+from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore, StoreFileError
 
 ROOT = Path(__file__).parent.parent
 
@@ -437,7 +437,7 @@ def test_a_store_needs_to_know_what_to_keep() -> None:
 
 
 def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("train.mongo_store", "agentlightning.store.mongo", "agentlightning.store.collection.mongo"):
+    for name in ("groundwire.train.store.mongo", "agentlightning.store.mongo", "agentlightning.store.collection.mongo"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pymongo", None)
     with pytest.raises(Stop, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
@@ -455,7 +455,7 @@ def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(
     uri: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pymongo")
-    monkeypatch.setattr("train.mongo_store._ANSWER_MS", 300)  # it is waited for, though it refuses
+    monkeypatch.setattr("groundwire.train.store.mongo._ANSWER_MS", 300)  # it is waited for, though it refuses
     with pytest.raises(Stop) as caught:
         _open(None, uri)
     assert said in str(caught.value)

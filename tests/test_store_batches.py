@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.store_batches import Together
+from groundwire.train.store.request_batcher import Together
 
 
 class _Store:

@@ -10,11 +10,11 @@ import re
 import pytest
 from tokenizers.decoders import DecodeStream
 
-from adapters import prompts
-from domains.spider.lexicon import words
-from train.local.corpus import Stage, dialogues, prompt
-from train.local.model import load_policy, new_policy, save_policy
-from train.local.pretrain import new_tokenizer
+from groundwire.adapters.sql_agents import prompts
+from groundwire.domains.spider.generate.lexicon import words
+from groundwire.train.policy.model import load_policy, new_policy, save_policy
+from groundwire.train.pretrain.__main__ import new_tokenizer
+from groundwire.train.pretrain.corpus import Stage, dialogues, prompt
 
 TEXTS = [
     "How many singers are there?",

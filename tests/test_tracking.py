@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from train.config import ConfigError, RunConfig, resolve
-from train.run import app
-from train.rundir import RunDir
-from train.tracking import Tracking, check_trackers, numbers, parse_track
-from train.verl.config import parse_overrides, values
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.tracking import Tracking, check_trackers, numbers, parse_track
+from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.run import app
+from groundwire.train.verl.hydra_config import parse_overrides, values
 
 LINES: list[dict[str, Any]] = [
     {"step": 0, "validation": {"accuracy": 0.25, "interval": [0.1, 0.4], "n": 8}, "wall_s": 2.0},
@@ -103,7 +103,7 @@ def test_weights_and_biases_gets_the_same_run_again_offline_too(
             if record.HasField("history"):
                 items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
                 told += [(int(items["_step"]), float(items["reward"]))] if "reward" in items else []
-    assert ids == {("lightning-rod", run.resources_id)}
+    assert ids == {("groundwire", run.resources_id)}
     assert told == [(1, 0.5), (3, 0.1), (3, 0.75)]
 
 

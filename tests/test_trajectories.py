@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tracing import Call, Trajectory, trajectories
+from groundwire.adapters.tracing import Call, Trajectory, trajectories
 
 
 def call(prompt: list[int], response: list[int], *, sequence: int = 1, agent: str = "", first_logprob: int = 1) -> Call:

@@ -8,7 +8,7 @@ import pytest
 from agentlightning.emitter import emit_reward
 from agentlightning.types import Span
 
-from adapters.tracing import (
+from groundwire.adapters.tracing import (
     Call,
     all_calls_from_spans,
     calls_from_spans,
@@ -17,7 +17,7 @@ from adapters.tracing import (
     to_span,
     triplets,
 )
-from adapters.tracing.attributes import EMITTED
+from groundwire.adapters.tracing.semconv import EMITTED
 
 
 def call(sequence: int, *, agent: str = "write_query", **fields: Any) -> Call:

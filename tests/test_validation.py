@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from train.rollouts import Job, Outcome
-from train.validation import accuracy, choose_tasks, validation_jobs, validation_name, wilson
+from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name, wilson
+from groundwire.train.rollouts.collector import Job, Outcome
 
 
 def _outcome(reward: float | None, status: str = "succeeded", **task: Any) -> Outcome:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from train import clock as clock_module
-from train.verl.clock import TrainerClock
+from groundwire.tools import step_timer as clock_module
+from groundwire.train.verl.step_timer import TrainerClock
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from train.config import ConfigError, RunConfig, resolve
-from train.run import app
-from train.verl.config import compose, parse_overrides, values, without_twins
-from train.verl.presets import PRESETS, SHARED
+from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.config.verl_presets import PRESETS, SHARED
+from groundwire.train.run import app
+from groundwire.train.verl.hydra_config import compose, parse_overrides, values, without_twins
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
@@ -92,7 +92,7 @@ def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
 
 def test_credit_by_discount_has_an_estimator_of_its_own() -> None:
     assert values(_resolve(credit="broadcast"))["algorithm.adv_estimator"] == "grpo"
-    assert values(_resolve(credit="discount"))["algorithm.adv_estimator"] == "lightning_rod_discount"
+    assert values(_resolve(credit="discount"))["algorithm.adv_estimator"] == "groundwire_discount"
     with pytest.raises(ConfigError, match="cannot be changed"):
         values(_resolve("fast", "algorithm.adv_estimator=gae"))
 

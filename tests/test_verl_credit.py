@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from adapters.tracing import Call
-from domains import Task
-from train.local.grpo import group_advantages
-from train.rollouts import Job, Outcome
-from train.verl.credit import Row, discounted_advantage, rows
-from train.verl.queue import Together, fields
+from groundwire.adapters.tracing import Call
+from groundwire.domains import Task
+from groundwire.train.local.grpo import group_advantages
+from groundwire.train.rollouts.collector import Job, Outcome
+from groundwire.train.verl.credit_assignment import Row, discounted_advantage, rows
+from groundwire.train.verl.transfer_queue import Together, fields
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_groups.json").read_text())
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from train.config import ConfigError
-from train.verl.hub import check_hub
+from groundwire.train.config.run_config import ConfigError
+from groundwire.train.verl.hub import check_hub
 
 
 class _Hub(BaseHTTPRequestHandler):

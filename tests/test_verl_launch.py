@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from train.rundir import RunDir
-from train.verl.launch import _keep_metrics, collect, following
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.verl.launch import _keep_metrics, collect, following
 
 
 def _wait_for_steps(run: RunDir, steps: list[int]) -> None:
@@ -65,7 +65,7 @@ def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path
 
 _JOBS = """
 import os, ray
-from train.verl.launch import _job_of_its_own
+from groundwire.train.verl.launch import _job_of_its_own
 with _job_of_its_own():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 job = ray.remote(lambda: ray.get_runtime_context().get_job_id())

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from train.local.model import load_policy, new_policy, save_policy
-from train.verl.launch import export
-from train.verl.lora import merge_adapters, peft_problem
+from groundwire.train.policy.model import load_policy, new_policy, save_policy
+from groundwire.train.verl.launch import export
+from groundwire.train.verl.lora import merge_adapters, peft_problem
 
 RANK, ALPHA = 4, 8
 ADAPTED = "self_attn.q_proj"

@@ -17,14 +17,14 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-import domains
-from adapters import Endpoint, Question
-from train.config import RunConfig, resolve
-from train.local import STARTER
-from train.rundir import RunDir
-from train.verl import manager as manager_module
-from train.verl.manager import RolloutManager
-from train.verl.queue import TransferQueueRows
+from groundwire import domains
+from groundwire.adapters import Endpoint, Question
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import RunConfig, resolve
+from groundwire.train.policy import STARTER
+from groundwire.train.verl import agent_loop_manager as manager_module
+from groundwire.train.verl.agent_loop_manager import RolloutManager
+from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 
 async def ask(question: Question, endpoint: Endpoint) -> str:
@@ -114,7 +114,7 @@ def _config(run: RunDir, **settings: Any) -> Any:
     )
     model = SimpleNamespace(path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None)
     return SimpleNamespace(
-        lightning_rod=SimpleNamespace(run_dir=str(run.path), config=ours),
+        groundwire=SimpleNamespace(run_dir=str(run.path), config=ours),
         actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model),
         algorithm=SimpleNamespace(adv_estimator="grpo"),
         data={},

@@ -20,19 +20,19 @@ import pytest
 from no_data import NoData
 from programs import fork
 
-from adapters import AgentError, Answer, Endpoint, Question
-from train.clock import StepClock
-from train.config import RunConfig, resolve
-from train.errors import RolloutsFailedError
-from train.local.sampling import Sampling
-from train.local.stack import LocalStack
-from train.rundir import RunDir
-from train.store_address import check_store
-from train.verl.credit import Row
-from train.verl.manager import prompts_of
-from train.verl.policy import VerlEngine
-from train.verl.queue import tag
-from train.verl.service import Prompt, RolloutService
+from groundwire.adapters import AgentError, Answer, Endpoint, Question
+from groundwire.tools.step_timer import StepClock
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.errors import RolloutsFailedError
+from groundwire.train.config.run_config import RunConfig, resolve
+from groundwire.train.policy.types import Sampling
+from groundwire.train.rollouts.runtime import LocalStack
+from groundwire.train.store.health import check_store
+from groundwire.train.verl.agent_loop_manager import prompts_of
+from groundwire.train.verl.credit_assignment import Row
+from groundwire.train.verl.engine import VerlEngine
+from groundwire.train.verl.rollout_service import Prompt, RolloutService
+from groundwire.train.verl.transfer_queue import tag
 
 END = 0
 

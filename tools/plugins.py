@@ -2,7 +2,7 @@
 
 It lives in the lowest room so that every room above can own its registry without importing a neighbour.
 A plugin is any module with functions marked ``@hookimpl``; a third party's package names its module in the
-entry-point group ``lightning_rod``. The built-in backends, rewards and domains register through the same hooks.
+entry-point group ``groundwire``. The built-in backends, rewards and domains register through the same hooks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pluggy
 
 __all__ = ["NAMESPACE", "PluginError", "Registry", "UnknownNameError", "hookimpl", "plugin"]
 
-NAMESPACE = "lightning_rod"
+NAMESPACE = "groundwire"
 T = TypeVar("T")
 
 hookimpl = pluggy.HookimplMarker(NAMESPACE)

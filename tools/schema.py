@@ -21,8 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tools import _sqlite
-from tools.sql import DatabaseError, QueryError, SqlError, run_query
+from groundwire.tools import _readonly_sqlite
+from groundwire.tools.sql import DatabaseError, QueryError, SqlError, run_query
 
 __all__ = ["RESERVED", "TableInfo", "describe_table", "table_info"]
 
@@ -67,23 +67,24 @@ def table_info(
     One line a table, ``CREATE TABLE t ( a int , b text )``; with ``keys`` its primary and foreign keys follow the
     columns; with ``sample_values`` up to that many distinct values of each column follow on lines of their own,
     ``-- b : 'x' , 'y'``. A table that would pass ``max_chars`` is left out, named in ``cut`` and in a warning.
-    Cached while the file stays the same. Raises :class:`tools.sql.DatabaseError`.
+    Cached while the file stays the same. Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
-        return _described(path, _sqlite.signature(path), max_chars, sample_values, keys)
+        return _described(path, _readonly_sqlite.signature(path), max_chars, sample_values, keys)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_sqlite.broken(path, error)) from error
+        raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
 
 
 def describe_table(database: str | Path, table: str, *, sample_values: int = 3) -> str:
     """One table as :func:`table_info` writes it, or one view, without sample values for they may be slow to compute.
 
-    Raises :class:`tools.sql.SqlError` when there is none of that name, and :class:`tools.sql.DatabaseError`.
+    Raises :class:`groundwire.tools.sql.SqlError` when there is none of that name, and
+    :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
-        with contextlib.closing(_sqlite.open_readonly(path)) as conn:
+        with contextlib.closing(_readonly_sqlite.open_readonly(path)) as conn:
             kinds = dict(
                 conn.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
             )
@@ -99,7 +100,7 @@ def describe_table(database: str | Path, table: str, *, sample_values: int = 3) 
                 raise SqlError(f"the view {name} cannot be used: {error}") from error
             return line.replace("TABLE", "VIEW", 1)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_sqlite.broken(path, error)) from error
+        raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
 
 
 @lru_cache(maxsize=1024)
@@ -109,7 +110,7 @@ def _described(
     lines: list[str] = []
     cut: list[str] = []
     used = 0
-    with contextlib.closing(_sqlite.open_readonly(path)) as conn:
+    with contextlib.closing(_readonly_sqlite.open_readonly(path)) as conn:
         tables = conn.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         )
@@ -130,7 +131,7 @@ def _described(
 
 
 def _table(conn: sqlite3.Connection, path: str, table: str, sample_values: int, keys: bool) -> Iterable[str]:
-    columns = conn.execute(f"PRAGMA table_info({_sqlite.quoted(table)})").fetchall()
+    columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(table)})").fetchall()
     parts = [f"{_name(name)} {_type(declared)}" for _, name, declared, *_ in columns]
     if keys:
         parts += _keys(conn, table, columns)
@@ -148,7 +149,7 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
         yield f"primary key ( {_names(primary)} )"
     foreign: dict[int, tuple[str, list[str], list[str]]] = {}
     for number, _, parent, column, parent_column, *_ in conn.execute(
-        f"PRAGMA foreign_key_list({_sqlite.quoted(table)})"
+        f"PRAGMA foreign_key_list({_readonly_sqlite.quoted(table)})"
     ):
         _, ours, theirs = foreign.setdefault(number, (parent, [], []))
         ours.append(column)
@@ -156,7 +157,9 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
             theirs.append(parent_column)
     # SQLite lists the last one declared first.
     for _, (parent, ours, theirs) in sorted(foreign.items(), reverse=True):
-        theirs = theirs or _primary_key(conn.execute(f"PRAGMA table_info({_sqlite.quoted(parent)})").fetchall())  # noqa: PLW2901
+        theirs = theirs or _primary_key(
+            conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(parent)})").fetchall()
+        )  # noqa: PLW2901
         yield f"foreign key ( {_names(ours)} ) references {_name(parent)}" + (
             f" ( {_names(theirs)} )" if theirs else ""
         )
@@ -167,7 +170,7 @@ def _primary_key(columns: list[Any]) -> list[str]:
 
 
 def _samples(path: str, table: str, column: str, count: int) -> list[str]:
-    column, table = _sqlite.quoted(column), _sqlite.quoted(table)
+    column, table = _readonly_sqlite.quoted(column), _readonly_sqlite.quoted(table)
     try:
         rows = run_query(
             path,
@@ -197,7 +200,7 @@ def _type(declared: str) -> str:
 
 
 def _name(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else _sqlite.quoted(name)
+    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else _readonly_sqlite.quoted(name)
 
 
 def _names(names: Iterable[str]) -> str:

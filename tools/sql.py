@@ -1,7 +1,8 @@
 """The one way SQL is run: one statement, that can only read, inside limits that hold.
 
 What an agent writes is untrusted and often wrong, and a policy in training finds every hole. So the engine refuses
-what is not reading (see :mod:`tools._sqlite`), and a mistake comes back as a sentence the agent can act on.
+what is not reading (see :mod:`groundwire.tools._readonly_sqlite`), and a mistake comes back as a sentence the agent can
+act on.
 
 Errors, one for each party that has to do something::
 
@@ -26,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools import _sqlite
-from tools.threads import fulfil
+from groundwire.tools import _readonly_sqlite
+from groundwire.tools.daemon_threads import fulfil
 
 __all__ = [
     "DatabaseError",
@@ -117,13 +118,13 @@ def _run(
 ) -> QueryResult:
     started = time.perf_counter()
     try:
-        conn = _sqlite.take(path)
+        conn = _readonly_sqlite.take(path)
     except (OSError, sqlite3.Error, MemoryError) as error:
-        raise DatabaseError(_sqlite.broken(path, error)) from error
+        raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
     cursor = conn.raw.cursor()
     try:
-        if len(sql) > _sqlite.MAX_SQL_LENGTH:
-            raise SqlError(f"the query is too long: {len(sql)} characters, at most {_sqlite.MAX_SQL_LENGTH}")
+        if len(sql) > _readonly_sqlite.MAX_SQL_LENGTH:
+            raise SqlError(f"the query is too long: {len(sql)} characters, at most {_readonly_sqlite.MAX_SQL_LENGTH}")
         try:
             sql.encode()  # Python 3.10 would say that a str is no string
         except UnicodeEncodeError as error:
@@ -138,7 +139,7 @@ def _run(
         raise _translate(conn, path, sql, error, timeout_s) from error
     finally:
         cursor.close()
-        _sqlite.give(conn)
+        _readonly_sqlite.give(conn)
     return QueryResult(columns, rows, truncated, time.perf_counter() - started)
 
 
@@ -183,7 +184,9 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
 _INFRASTRUCTURE = ("malformed", "not a database", "unable to open", "disk i/o", "is locked", "database is full")
 
 
-def _translate(conn: _sqlite.Connection, path: str, sql: str, error: Exception, timeout_s: float) -> QueryError:
+def _translate(
+    conn: _readonly_sqlite.Connection, path: str, sql: str, error: Exception, timeout_s: float
+) -> QueryError:
     message = str(error)
     lowered = message.lower()
     result: QueryError
@@ -212,7 +215,7 @@ def _hint(path: str, signature: tuple[int, ...], sql: str, message: str) -> str:
     if kind not in ("no such table", "no such column"):
         return ""
     try:
-        schema = _sqlite.columns(path, signature)
+        schema = _readonly_sqlite.columns(path, signature)
     except (OSError, sqlite3.Error):
         return ""
     words = set(re.findall(r"\w+", sql.lower()))

@@ -28,9 +28,9 @@ __all__ = ["Version", "busy", "console", "interrupt", "leave", "progress", "vers
 def version() -> str:
     """The name and version of this project, as installed."""
     try:
-        return f"lightning-rod {metadata.version('lightning-rod')}"
+        return f"groundwire {metadata.version('groundwire')}"
     except metadata.PackageNotFoundError:
-        return "lightning-rod, not installed: pip install -e . knows its version"
+        return "groundwire, not installed: pip install -e . knows its version"
 
 
 def _show(wanted: bool) -> None:

@@ -1,3 +1,3 @@
 """Training: rollouts, the embedded trainer, and the command line."""
 
-import tools.lightning  # noqa: F401  (before anything of agentlightning)
+import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)

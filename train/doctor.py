@@ -23,10 +23,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.terminal import Version, console
-from train.local.toolcalls import FORMATS
-from train.verl.config import INSTALL
-from train.verl.lora import peft_problem
+from groundwire.tools.terminal import Version, console
+from groundwire.train.policy.tool_parsers import FORMATS
+from groundwire.train.verl.hydra_config import INSTALL
+from groundwire.train.verl.lora import peft_problem
 
 __all__ = ["KNOWN_GOOD", "Line", "app", "examine"]
 
@@ -280,7 +280,7 @@ def _tool_format(template: str) -> str | None:
 
 
 def _store(address: str) -> Iterator[Line]:
-    from train.store_address import StoreAddressError, check_store
+    from groundwire.train.store.health import StoreAddressError, check_store
 
     try:
         check_store(address, starting=False)

@@ -12,16 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-import adapters
-import domains
-import rewards
-from tools.startup import importing
-from tools.terminal import Version, busy, console, interrupt
-from train.config import PRESETS, ConfigError, RunConfig, resolve
-from train.evaluation.table import FORMATS, comparison, details, table
-from train.resuming import settled, with_data
-from train.rundir import RunDir, RunDirError
-from train.sentence import Stop, one_sentence, serving
+from groundwire import adapters, domains, rewards
+from groundwire.tools.fast_import import importing
+from groundwire.tools.terminal import Version, busy, console, interrupt
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.cli.exit import Stop, one_sentence, serving
+from groundwire.train.cli.resume import settled, with_data
+from groundwire.train.config.run_config import PRESETS, ConfigError, RunConfig, resolve
+from groundwire.train.evaluation.table import FORMATS, comparison, details, table
 
 __all__ = ["app"]
 
@@ -110,8 +108,8 @@ def main(
 
 
 def _read(paths: list[str], *, compare: bool, form: str) -> str:
-    from train.evaluation.folder import entry, final_rows
-    from train.evaluation.measure import compare as compared
+    from groundwire.train.evaluation.metrics import compare as compared
+    from groundwire.train.evaluation.run_reader import entry, final_rows
 
     runs = [RunDir.open(path) for path in paths]
     if not compare:
@@ -125,11 +123,11 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 
 def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
     with busy("starting"), importing():
-        from train.display import Display
-        from train.evaluation.endpoint import find_upstream
-        from train.evaluation.folder import entry
-        from train.evaluation.run import evaluate
-        from train.quiet import quiet
+        from groundwire.train.cli.log_setup import quiet
+        from groundwire.train.cli.progress import Display
+        from groundwire.train.evaluation.evaluator import evaluate
+        from groundwire.train.evaluation.probe_endpoint import find_upstream
+        from groundwire.train.evaluation.run_reader import entry
 
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)

@@ -13,25 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import adapters
-import domains
-import rewards
-from rewards.judge.settings import parse_settings
-from tools.startup import importing
-from tools.terminal import Version, busy, console, interrupt
-from train.backends import make_backend
-from train.config import PRESETS, VERL_PRESETS, RunConfig, resolve
-from train.errors import EventLoopError, RolloutsFailedError
-from train.quiet import quiet
-from train.resuming import finished, keep_steps, resumed, settled, with_data
-from train.rundir import RunDir
-from train.sentence import Stop, one_sentence, serving
-from train.settings import by_name
-from train.store_address import check_store
-from train.summary import summarize
-from train.tracking import TRACKERS, check_trackers, parse_track
-from train.trainers import default_trainer, resolved
-from train.verl.config import parse_overrides
+from groundwire import adapters, domains, rewards
+from groundwire.rewards.judge.settings import parse_settings
+from groundwire.tools.fast_import import importing
+from groundwire.tools.terminal import Version, busy, console, interrupt
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.summary import summarize
+from groundwire.train.artifacts.tracking import TRACKERS, check_trackers, parse_track
+from groundwire.train.cli.exit import Stop, one_sentence, serving
+from groundwire.train.cli.log_setup import quiet
+from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
+from groundwire.train.cli.trainer_choice import default_trainer, resolved
+from groundwire.train.config.errors import EventLoopError, RolloutsFailedError
+from groundwire.train.config.overrides import by_name
+from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, RunConfig, resolve
+from groundwire.train.rollouts.factory import make_backend
+from groundwire.train.store.health import check_store
+from groundwire.train.verl.hydra_config import parse_overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -222,7 +220,7 @@ def _run(
         shown.print(done)
         return
     if settings.trainer == "verl":
-        from train.verl import launch
+        from groundwire.train.verl import launch
 
         with busy("starting"):
             launch.check(settings, data)  # before the run's folder: nothing is left of a run that cannot be
@@ -234,7 +232,7 @@ def _run(
             keep_steps(run, settings.steps)
         shown.print(f"run:  {begun.path}")
         summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, begun, shown)
-    from train.display import show_summary
+    from groundwire.train.cli.progress import show_summary
 
     show_summary(shown, summary, _relative(begun.path))
 
@@ -246,7 +244,7 @@ def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> s
     with run.held():
         if settings.trainer == "local":
             with busy("reading the newest checkpoint"), importing():
-                from train.local.start import load_start
+                from groundwire.train.policy.checkpoint import load_start
 
                 note = load_start(settings, run).note
             if note:  # what can be read is older
@@ -261,11 +259,11 @@ def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
     with busy("starting"), importing():
-        from adapters.tracing.proxy import SpansNotStoredError
-        from train.display import Display
-        from train.local.stopping import Stopping
-        from train.local.trainer import LocalTrainer
-        from train.store_client import StoreFailedError, StoreGoneError
+        from groundwire.adapters.tracing.proxy import SpansNotStoredError
+        from groundwire.train.cli.progress import Display
+        from groundwire.train.local.graceful_shutdown import Stopping
+        from groundwire.train.local.trainer import LocalTrainer
+        from groundwire.train.store.client import StoreFailedError, StoreGoneError
 
     with Stopping() as stopping:
         try:
@@ -291,7 +289,7 @@ def _train(
 def _train_verl(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
-    from train.verl import launch
+    from groundwire.train.verl import launch
 
     try:
         launch.train(settings, data, run)
@@ -306,10 +304,10 @@ def _train_verl(
 
 def _conclude(settings: RunConfig, data: domains.TaskData, run: RunDir) -> dict[str, Any]:
     """Whatever ended the run, what it has so far is put into the files that people read; its summary."""
-    from train.curve import draw_curve
+    from groundwire.train.report.curve import draw_curve
 
     if settings.trainer == "verl":
-        from train.verl import launch
+        from groundwire.train.verl import launch
 
         launch.collect(run)
     if not (metrics := run.metrics()):
@@ -348,8 +346,8 @@ def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, sh
     from tempfile import TemporaryDirectory
 
     with busy("starting"), importing():
-        from train.display import Display, show_rollouts
-        from train.local.trainer import LocalTrainer
+        from groundwire.train.cli.progress import Display, show_rollouts
+        from groundwire.train.local.trainer import LocalTrainer
 
     with serving(), TemporaryDirectory() as folder, Display(shown, 0) as display:
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)

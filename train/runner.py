@@ -19,13 +19,12 @@ from typing import Annotated
 
 import typer
 
-import adapters
-import domains
-from tools.startup import importing
-from tools.terminal import Version, interrupt, leave
-from tools.threads import in_thread
-from train.sentence import one_sentence
-from train.store_address import check_store
+from groundwire import adapters, domains
+from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.fast_import import importing
+from groundwire.tools.terminal import Version, interrupt, leave
+from groundwire.train.cli.exit import one_sentence
+from groundwire.train.store.health import check_store
 
 __all__ = ["app"]
 
@@ -63,10 +62,10 @@ def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     with importing():
-        from train.loop import EventLoopThread
-        from train.runners import POLL_S, RunnerPool
-        from train.store_client import StoreClient
-        from train.told import ToldAgent
+        from groundwire.train.rollouts.event_loop import EventLoopThread
+        from groundwire.train.rollouts.remote_agent import ToldAgent
+        from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
+        from groundwire.train.store.client import StoreClient
 
     logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(message)s", force=True)
     if not debug:

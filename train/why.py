@@ -1,6 +1,7 @@
 """``python -m train.why``: why a rollout, or a whole run of them, taught the policy nothing.
 
-The rules are in :mod:`train.diagnosis` and :mod:`train.drift`; here they are put to a run's files, and told.
+The rules are in :mod:`groundwire.train.evaluation.diagnosis` and :mod:`groundwire.train.report.prefix_drift`; here they
+are put to a run's files, and told.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tools.terminal import Version, busy
-from train.diagnosis import KINDS, Reason, diagnose
-from train.drift import CAUSES, drifts
-from train.rundir import RunDir, RunDirError
-from train.vocabulary import Vocabulary, vocabulary_of
+from groundwire.tools.terminal import Version, busy
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
+from groundwire.train.report.prefix_drift import CAUSES, drifts
+from groundwire.train.report.token_text import Vocabulary, vocabulary_of
 
 __all__ = ["app", "explain", "overview"]
 

@@ -1,13 +1,13 @@
 """From an agent's LLM calls to training data: proxy → spans → calls → triplets → trajectories.
 
-The proxy is in :mod:`adapters.tracing.proxy`: it needs aiohttp, which reading spans does not.
+The proxy is in :mod:`groundwire.adapters.tracing.proxy`: it needs aiohttp, which reading spans does not.
 """
 
 from __future__ import annotations
 
-import tools.lightning  # noqa: F401  (before anything of agentlightning)
-from adapters.tracing.calls import Call, from_span, to_span
-from adapters.tracing.triplets import (
+import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
+from groundwire.adapters.tracing.calls import Call, from_span, to_span
+from groundwire.adapters.tracing.trajectories import (
     Trajectory,
     Triplet,
     all_calls_from_spans,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from adapters.tracing import attributes as names
+from groundwire.adapters.tracing import semconv as names
 
 if TYPE_CHECKING:
     from agentlightning.types import Span

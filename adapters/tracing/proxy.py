@@ -2,8 +2,8 @@
 
 The rollout and attempt are in the URL, so an agent in any language is traced by giving it a base URL. Replies are
 passed on byte for byte, streams chunk by chunk, errors with their status; reading a reply and storing it happen
-afterwards (:mod:`adapters.tracing.writer`), so tracing costs an agent one more local hop and nothing else; where the
-policy is in this process, not even that.
+afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one more local hop and nothing
+else; where the policy is in this process, not even that.
 
 One process, one event loop: start it where the store lives. A request for more than one choice (``n``) is refused,
 because a conversation can only go on from one of them and the others would be samples that nobody judged.
@@ -30,7 +30,7 @@ from urllib.parse import quote
 import aiohttp
 from aiohttp import web
 
-from adapters.tracing.wire import (
+from groundwire.adapters.tracing.openai_wire import (
     CLIENT_GONE,
     SESSION_HEADER,
     Exchange,
@@ -43,7 +43,7 @@ from adapters.tracing.wire import (
     read_request,
     traced_request,
 )
-from adapters.tracing.writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
+from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domains.medical.loader import MedicalDomain
+from groundwire.domains.medical.loader import MedicalDomain
 
 __all__ = ["MedicalDomain", "domain"]
 

@@ -14,11 +14,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from domains._contract import DataError, Task, TaskData
-from domains._files import choose_folder, is_sqlite, read_rows
-from tools.schema import table_info
-from tools.sql import DatabaseError
-from tools.types import AnswerForm
+from groundwire.domains._readers import choose_folder, is_sqlite, read_rows
+from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.tools.schema import table_info
+from groundwire.tools.sql import DatabaseError
+from groundwire.tools.types import AnswerForm
 
 __all__ = ["BUNDLED", "MedicalDomain"]
 

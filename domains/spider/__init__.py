@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domains.spider.loader import SpiderDomain
+from groundwire.domains.spider.loader import SpiderDomain
 
 __all__ = ["SpiderDomain", "domain"]
 

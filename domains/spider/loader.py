@@ -1,9 +1,9 @@
 """Reading Spider-shaped folders, whichever of the two layouts they have.
 
 The *published* layout is JSON (``dev.json``, ``train_spider.json``, ``train_others.json``); the *parquet* layout is
-what the field passes around and what :mod:`domains.spider.prepare` writes. A folder with both is read as parquet:
-``prepare`` ran every gold when it wrote it and its ``report.json`` says what was left out, so nothing is run again.
-Without that report (or ``gold_zero_rows.json``) the golds are run here: some seconds for all of Spider.
+what the field passes around and what :mod:`groundwire.domains.spider.prepare` writes. A folder with both is read as
+parquet: ``prepare`` ran every gold when it wrote it and its ``report.json`` says what was left out, so nothing is run
+again. Without that report (or ``gold_zero_rows.json``) the golds are run here: some seconds for all of Spider.
 
 A gold that fails or is slow can judge nothing, so it is left out of training and validation alike. A gold that returns
 no rows is left out of training only, where any empty answer would be rewarded; published accuracy counts it, and so
@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from domains._contract import DataError, Task, TaskData
-from domains._files import choose_folder, is_sqlite, read_json, read_rows, some
-from domains.spider.hardness import hardness
-from tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
+from groundwire.domains._readers import choose_folder, is_sqlite, read_json, read_rows, some
+from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains.spider.hardness import hardness
+from groundwire.tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
 
 __all__ = [
     "BUNDLED",
@@ -130,7 +130,7 @@ def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[Gold, 
 
     A gold is slow after ``timeout_s`` seconds. Raises :class:`DataError` for a database that cannot be read.
     """
-    from tools.terminal import progress
+    from groundwire.tools.terminal import progress
 
     golds = sorted({gold_of(task) for task in tasks})  # by database: one open connection serves all of its golds
     problems = {}

@@ -21,13 +21,13 @@ from typing import Annotated, Any
 
 import typer
 
-from domains._contract import DataError, Task
-from domains.spider import loader
-from tools.terminal import Version, progress
+from groundwire.domains._types import DataError, Task
+from groundwire.domains.spider import loader
+from groundwire.tools.terminal import Version, progress
 
 __all__ = ["app", "prepare"]
 
-WRITTEN_BY = "domains.spider.prepare"
+WRITTEN_BY = "groundwire.domains.spider.prepare"
 SAMPLE = 500
 
 app = typer.Typer(add_completion=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewards.judge.engine import Judge, Verdict
-from rewards.judge.settings import JudgeSettings, JudgeSettingsError
+from groundwire.rewards.judge.engine import Judge, Verdict
+from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = ["Judge", "JudgeSettings", "JudgeSettingsError", "Verdict"]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rewards._contract import JudgeAbstainedError
+from groundwire.rewards._types import JudgeAbstainedError
 
 __all__ = ["JudgeCache", "key_of"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from rewards.judge.prompt import RESPONSE_FORMAT
-from rewards.judge.settings import API_KEY, JudgeSettings
+from groundwire.rewards.judge.prompt import RESPONSE_FORMAT
+from groundwire.rewards.judge.settings import API_KEY, JudgeSettings
 
 if TYPE_CHECKING:
     import httpx

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from rewards._contract import JudgeAbstainedError
-from rewards.judge.cache import JudgeCache, key_of
-from rewards.judge.client import JudgeClient, Reply, RequestError
-from rewards.judge.grader import grade
-from rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, read_scores
-from rewards.judge.settings import CRITERIA, JudgeSettings
+from groundwire.rewards._types import JudgeAbstainedError
+from groundwire.rewards.judge.cache import JudgeCache, key_of
+from groundwire.rewards.judge.client import JudgeClient, Reply, RequestError
+from groundwire.rewards.judge.grader import grade
+from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, read_scores
+from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
 __all__ = ["Judge", "Verdict"]
 

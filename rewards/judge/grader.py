@@ -23,7 +23,7 @@ import re
 import unicodedata
 from collections import Counter
 
-from rewards._contract import RewardError
+from groundwire.rewards._types import RewardError
 
 __all__ = ["facts", "grade"]
 

@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from rewards.judge.settings import CRITERIA
+from groundwire.rewards.judge.settings import CRITERIA
 
 __all__ = ["RESPONSE_FORMAT", "UnreadableError", "messages", "read_scores"]
 

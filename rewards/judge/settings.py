@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 __all__ = ["API_KEY", "CRITERIA", "JudgeSettings", "JudgeSettingsError", "parse_settings"]
 
-API_KEY = "LIGHTNING_ROD_JUDGE_API_KEY"
+API_KEY = "GROUNDWIRE_JUDGE_API_KEY"
 """The environment variable with the judge's key. Without ``base_url`` LiteLLM's own (OPENAI_API_KEY, …) serve, too."""
 
 CRITERIA = ("accuracy", "completeness", "clarity", "professionalism")
@@ -63,7 +63,7 @@ class JudgeSettings:
     input_usd: float | None = None
     """USD for a million tokens read. Default: LiteLLM's price list."""
     output_usd: float | None = None
-    cache: str = "~/.cache/lightning-rod/judge.sqlite"
+    cache: str = "~/.cache/groundwire/judge.sqlite"
     """File with every verdict so far, and with what was spent; all processes of a machine share it."""
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from train.validation import shown
+from groundwire.train.evaluation.validation import shown
 
 __all__ = ["FORMATS", "comparison", "details", "table"]
 
@@ -30,7 +30,8 @@ _SOURCES = {
 def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """``entries`` have ``model``, ``context``, ``max_turns``, ``agents``, ``first`` and ``last``.
 
-    The latter two are :func:`train.evaluation.measure.measure`'s figures; ``first`` is None for one evaluation alone.
+    The latter two are :func:`groundwire.train.evaluation.metrics.measure`'s figures; ``first`` is None for one
+    evaluation alone.
     """
     if form == "json":
         return json.dumps(list(entries), indent=2, ensure_ascii=False)
@@ -77,7 +78,7 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
 
 
 def comparison(result: Mapping[str, Any], names: Sequence[str], form: str) -> str:
-    """A comparison of two runs (:func:`train.evaluation.measure.compare`)."""
+    """A comparison of two runs (:func:`groundwire.train.evaluation.metrics.compare`)."""
     if form == "json":
         return json.dumps({"runs": list(names), **result}, indent=2, ensure_ascii=False)
     (a, b), (low, high) = result["accuracy"], result["difference_interval"]

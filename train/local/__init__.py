@@ -1,8 +1,1 @@
-"""The embedded trainer: a tiny policy, its server, and GRPO, on a CPU."""
-
-from pathlib import Path
-
-__all__ = ["STARTER"]
-
-STARTER = Path(__file__).with_name("starter")
-"""The checkpoint that ships with the project."""
+"""The embedded trainer: GRPO on one machine."""

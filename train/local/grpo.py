@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from adapters.tracing import Trajectory
-from train.local.packing import Branch, pack, packed_logits
+from groundwire.adapters.tracing import Trajectory
+from groundwire.train.local.packing import Branch, pack, packed_logits
 
 __all__ = ["GRPO", "GRPOConfig", "Rollout", "clipped_policy_loss", "group_advantages"]
 

@@ -21,25 +21,25 @@ from typing import Any, Protocol
 
 import torch
 
-from adapters.tracing import select, trajectories
-from domains import Domain, Task, TaskData
-from train.backends import make_backend, make_reward
-from train.clock import StepClock
-from train.config import RunConfig
-from train.diagnosis import may_pass, nothing_judged, nothing_to_train
-from train.errors import RolloutsFailedError
-from train.local.engine import Engine
-from train.local.grpo import GRPO, GRPOConfig, Rollout
-from train.local.model import fitting_length, save_policy
-from train.local.stack import LocalStack
-from train.local.start import load_start
-from train.local.stopping import Stopping
-from train.rollouts import Job, Outcome
-from train.rows import row
-from train.rundir import RunDir
-from train.summary import summarize
-from train.tracking import Tracking
-from train.validation import accuracy, choose_tasks, due, owes, validation_jobs, validation_name
+from groundwire.adapters.tracing import select, trajectories
+from groundwire.domains import Domain, Task, TaskData
+from groundwire.tools.step_timer import StepClock
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.summary import summarize
+from groundwire.train.artifacts.tracking import Tracking
+from groundwire.train.config.errors import RolloutsFailedError
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.diagnosis import may_pass, nothing_judged, nothing_to_train
+from groundwire.train.evaluation.validation import accuracy, choose_tasks, due, owes, validation_jobs, validation_name
+from groundwire.train.local.graceful_shutdown import Stopping
+from groundwire.train.local.grpo import GRPO, GRPOConfig, Rollout
+from groundwire.train.policy.checkpoint import load_start
+from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.model import fitting_length, save_policy
+from groundwire.train.rollouts.collector import Job, Outcome
+from groundwire.train.rollouts.factory import make_backend, make_reward
+from groundwire.train.rollouts.rows import row
+from groundwire.train.rollouts.runtime import LocalStack
 
 __all__ = ["LocalTrainer", "Watcher"]
 

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from tools.terminal import Version, busy
-from train.report.build import build
-from train.report.png import draw_pngs
-from train.rundir import RunDir, RunDirError
+from groundwire.tools.terminal import Version, busy
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.report.build import build
+from groundwire.train.report.plots import draw_pngs
 
 __all__ = ["app"]
 
@@ -38,7 +38,7 @@ def main(
     try:
         run = RunDir.open(run_dir)
         if watch:
-            from train.report.watch import serve
+            from groundwire.train.report.watch import serve
 
             serve(run, port=port, say=typer.echo)
             return

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from train.report.browser import Limits, choose, counted_reasons, read, rollout_data
-from train.report.charts import Chart, charts
-from train.report.page import page
-from train.rundir import RunDir
-from train.vocabulary import vocabulary_of
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.report.charts import Chart, charts
+from groundwire.train.report.page import page
+from groundwire.train.report.rollout_browser import Limits, choose, counted_reasons, read, rollout_data
+from groundwire.train.report.token_text import vocabulary_of
 
 __all__ = ["Report", "build"]
 
@@ -25,8 +25,8 @@ class Report:
 def build(run: RunDir, *, limits: Limits | None = None, live: str = "") -> Report:
     """The report of a run as it is now: going on, stopped, killed or finished.
 
-    ``live`` is a script that loads the page again. Raises :class:`train.rundir.RunDirError` for a damaged
-    ``config.json``.
+    ``live`` is a script that loads the page again. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` for a
+    damaged ``config.json``.
     """
     limits = limits or Limits()
     config, metrics = run.config(), run.metrics()

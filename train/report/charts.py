@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from train.clock import PARTS
-from train.evaluation.measure import level_order
+from groundwire.tools.step_timer import PARTS
+from groundwire.train.evaluation.metrics import level_order
 
 __all__ = ["Chart", "Series", "charts"]
 

@@ -14,9 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from train.report.charts import Chart
-from train.report.svg import draw
-from train.validation import shown
+from groundwire.train.evaluation.validation import shown
+from groundwire.train.report.charts import Chart
+from groundwire.train.report.svg import draw
 
 __all__ = ["page"]
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from train.report.charts import Chart, Series
+from groundwire.train.report.charts import Chart, Series
 
 __all__ = ["draw", "ticks"]
 

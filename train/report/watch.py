@@ -12,8 +12,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from train.report.build import build
-from train.rundir import RunDir, RunDirError
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.report.build import build
 
 __all__ = ["make_server", "serve"]
 

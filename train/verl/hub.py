@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from train.errors import ConfigError
+from groundwire.train.config.errors import ConfigError
 
 __all__ = ["check_hub"]
 

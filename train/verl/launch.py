@@ -1,9 +1,9 @@
 """One run with verl, from the command line's point of view: write the tasks, start verl, put its results together.
 
 verl's trainer runs in a process of Ray's; the agents and the store run in the same one
-(:mod:`train.verl.manager`). The run's folder is the same as the local trainer's: ``config.json``, ``metrics.jsonl``,
-``rollouts.parquet``, ``curve.png``, ``summary.json``; ``verl.jsonl`` has all that verl measured, ``model`` is the
-newest checkpoint in Hugging Face's format, and ``error.txt`` the traceback where verl broke down.
+(:mod:`groundwire.train.verl.agent_loop_manager`). The run's folder is the same as the local trainer's: ``config.json``,
+``metrics.jsonl``, ``rollouts.parquet``, ``curve.png``, ``summary.json``; ``verl.jsonl`` has all that verl measured,
+``model`` is the newest checkpoint in Hugging Face's format, and ``error.txt`` the traceback where verl broke down.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from domains import Task, TaskData
-from train.clock import PARTS
-from train.config import ConfigError, RunConfig
-from train.local import STARTER
-from train.rundir import RunDir
-from train.validation import choose_tasks
-from train.verl.config import compose, on_npu, values
-from train.verl.hub import check_hub
-from train.verl.lora import merge_adapters, peft_problem
+from groundwire.domains import Task, TaskData
+from groundwire.tools.step_timer import PARTS
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import ConfigError, RunConfig
+from groundwire.train.evaluation.validation import choose_tasks
+from groundwire.train.policy import STARTER
+from groundwire.train.verl.hub import check_hub
+from groundwire.train.verl.hydra_config import compose, on_npu, values
+from groundwire.train.verl.lora import merge_adapters, peft_problem
 
 __all__ = ["TrainingError", "check", "collect", "export", "following", "resolved", "train"]
 

@@ -1,0 +1,275 @@
+"""What goes over the wire: OpenAI chat completions, with the token ids that vLLM adds when asked to.
+
+Whole replies have ``prompt_token_ids`` at the top and ``token_ids`` in the choice. Streams have ``prompt_token_ids`` in
+the first chunk and each chunk's ``token_ids`` beside its ``delta``. This is read after the agent has its reply, so
+nothing here costs the agent time, and nothing here may raise: a reply that cannot be read is a failed call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from groundwire.adapters._types import AGENT_HEADER
+from groundwire.adapters.tracing.calls import Call, check_ids, to_json
+
+__all__ = [
+    "CLIENT_GONE",
+    "SESSION_HEADER",
+    "Exchange",
+    "RefusedError",
+    "Told",
+    "calling_agent",
+    "check_one_sample",
+    "error_body",
+    "has_ended",
+    "read_exchange",
+    "read_request",
+    "traced_request",
+]
+
+CLIENT_GONE = 499
+"""The status of a call whose agent left before the reply was complete."""
+SESSION_HEADER = "x-session-id"
+"""The header that tells a server, or a router before several, which rollout a request belongs to."""
+Told = Callable[[Mapping[str, Any]], None]
+"""Gets the fields of the :class:`Call` that a policy in this process has sampled, or its ``error`` alone."""
+_STATUS_OK = 200
+_VERSIONS = ("weights_version", "first_weights_version")
+_MOST_TOKENS = 1 << 31  # a count above is none, and no store takes any number
+_DONE = b"\ndata: [DONE]"
+
+
+class RefusedError(Exception):
+    """A request that is answered here, with ``status``, and not by the policy."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's API words it."""
+        kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
+        return error_body(str(self), kind=kind, status=self.status)
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request and its reply, as raw as the proxy handled them."""
+
+    rollout_id: str
+    attempt_id: str
+    agent: str
+    started: float
+    ended: float = 0.0
+    request: Mapping[str, Any] = field(default_factory=dict)
+    status: int = _STATUS_OK
+    body: bytes = b""
+    streamed: bool = False
+    sampled: Mapping[str, Any] | None = None
+    """What a policy in this process told (:data:`Told`)."""
+    error: str = ""
+
+
+def read_request(body: bytes) -> dict[str, Any]:
+    """The request in ``body``. Raises :class:`RefusedError`."""
+    try:
+        payload = json.loads(body)
+    except ValueError as error:
+        raise RefusedError(400, f"the request is not JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise RefusedError(400, f"the request is a JSON {type(payload).__name__}, not an object")
+    return payload
+
+
+def check_one_sample(request: Mapping[str, Any]) -> None:
+    """Raises :class:`RefusedError` where more than one choice is asked for: an agent can only go on from one."""
+    if request.get("n") not in (None, 1):
+        raise RefusedError(400, f"n is {request['n']!r}, but one call is one sample here: send n=1, several times")
+
+
+def calling_agent(headers: Mapping[str, str]) -> str:
+    """The calling agent or node: our header, else the ``agent`` entry of W3C baggage, else empty.
+
+    ``headers`` ignore case.
+    """
+    if AGENT_HEADER in headers:
+        return headers[AGENT_HEADER]
+    for entry in headers.get("baggage", "").split(","):
+        key, _, value = entry.partition(";")[0].partition("=")
+        if key.strip() == "agent":
+            return unquote(value.strip())
+    return ""
+
+
+def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
+    """Whether a stream's ``[DONE]`` came with ``chunk``, the last part of what was ``received``."""
+    return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
+
+
+def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
+    """The request that is sent on: as the agent made it, and (with ``ids``) asking for token ids and their logprobs."""
+    sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
+    if model is not None:
+        sent["model"] = model
+    if sent.get("top_logprobs", 0) is None:  # vLLM streams no logprobs at all where this is null
+        del sent["top_logprobs"]
+    return sent
+
+
+def error_body(message: str, *, kind: str, status: int) -> dict[str, Any]:
+    """An error as OpenAI's API words it, so that every client raises it as its own error type."""
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
+    """The call that took place. Never raises: what cannot be read becomes the call's error."""
+    request = exchange.request
+    reply: dict[str, Any] = {}
+    error = exchange.error
+    if not error and exchange.status != _STATUS_OK:
+        error = _error_message(exchange.body)
+    if not error:
+        try:
+            if exchange.sampled is not None:
+                reply = _read_sampled(exchange.sampled)
+            else:
+                reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
+            error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
+    said = {name: reply.pop(name, None) for name in _VERSIONS}
+    versions: dict[str, Any] = {name: version for name, version in said.items() if isinstance(version, int)}
+    return Call(
+        rollout_id=exchange.rollout_id,
+        attempt_id=exchange.attempt_id,
+        sequence=sequence,
+        agent=exchange.agent,
+        model=str(request.get("model") or ""),
+        started=exchange.started,
+        ended=exchange.ended,
+        status=exchange.status,
+        error=error or reply.pop("error", ""),
+        messages_json=to_json(request.get("messages") or []),
+        tools_json=to_json(request["tools"]) if request.get("tools") else "",
+        **versions,
+        **reply,
+    )
+
+
+def _read_sampled(told: Mapping[str, Any]) -> dict[str, Any]:
+    if "error" in told:
+        return {"error": str(told["error"])}
+    logprobs = [float(logprob) for logprob in told["logprobs"]]
+    return {
+        **told,
+        "prompt_ids": _ids(told["prompt_ids"]),
+        "response_ids": _ids(told["response_ids"]),
+        "logprobs": logprobs,
+    }
+
+
+def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:
+    choice = reply["choices"][0]
+    return {
+        "prompt_ids": _ids(reply.get("prompt_token_ids")),
+        "response_ids": _ids(choice.get("token_ids")),
+        **_counted(reply),
+        "logprobs": _logprobs(choice),
+        "finish_reason": str(choice.get("finish_reason") or ""),
+        "reply_json": to_json(choice["message"]),
+        **_versions(reply),
+    }
+
+
+def _read_stream(body: bytes) -> dict[str, Any]:
+    prompt_ids: list[int] = []
+    response_ids: list[int] = []
+    logprobs: list[float] = []
+    finish_reason, versions, counted = "", dict[str, Any](), dict[str, int]()
+    message: dict[str, Any] = {"role": "assistant"}
+    for event in _events(body):
+        if "error" in event:
+            return {"error": _error_message(json.dumps(event).encode())}
+        prompt_ids = prompt_ids or _ids(event.get("prompt_token_ids"))
+        versions |= _versions(event)
+        counted |= _counted(event)
+        for choice in event.get("choices") or ():  # a usage chunk has none
+            response_ids += _ids(choice.get("token_ids"))
+            logprobs += _logprobs(choice)
+            finish_reason = choice.get("finish_reason") or finish_reason
+            _add_delta(message, choice.get("delta") or {})
+    if not finish_reason:
+        return {"error": "the stream ended before the reply was complete"}
+    return {
+        "prompt_ids": prompt_ids,
+        "response_ids": response_ids,
+        **({} if prompt_ids else counted),
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "reply_json": to_json(message),
+        **versions,
+    }
+
+
+def _events(body: bytes) -> Iterator[dict[str, Any]]:
+    for line in body.splitlines():
+        if line.startswith(b"data:"):
+            data = line[len(b"data:") :].strip()
+            if data == b"[DONE]":
+                return
+            yield json.loads(data)
+
+
+def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for part in value or ():
+                _add_tool_call(message.setdefault("tool_calls", []), part)
+        elif isinstance(value, str) and key != "role":
+            message[key] = message.get(key, "") + value
+
+
+def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None:
+    index = part.get("index") or 0
+    while len(calls) <= index:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[index], part.get("function") or {}
+    call["id"] = call["id"] or part.get("id") or ""
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""
+
+
+def _versions(reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: reply[name] for name in _VERSIONS if name in reply}
+
+
+def _counted(reply: Mapping[str, Any]) -> dict[str, int]:
+    """The server's own count of tokens, which matters where it sends no ids."""
+    usage = reply.get("usage")
+    if reply.get("prompt_token_ids") or not isinstance(usage, Mapping):
+        return {}
+    counts = {"prompt_tokens": usage.get("prompt_tokens"), "response_tokens": usage.get("completion_tokens")}
+    return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MOST_TOKENS}
+
+
+def _ids(value: Any) -> list[int]:
+    return check_ids(value or ())
+
+
+def _logprobs(choice: Mapping[str, Any]) -> list[float]:
+    content = (choice.get("logprobs") or {}).get("content") or ()
+    return [float(token["logprob"]) for token in content]
+
+
+def _error_message(body: bytes) -> str:
+    """The message in an error body: OpenAI's shape, an older server's flat one, or the text as it is."""
+    try:
+        parsed = json.loads(body)
+        error = parsed.get("error", parsed)
+        message = error["message"] if isinstance(error, dict) else error
+        return str(message)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return body[:2000].decode("utf-8", "replace") or "the server sent no message"

@@ -1,0 +1,1 @@
+"""Benchmarks of the proxy and of reading spans."""

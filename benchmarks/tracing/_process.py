@@ -1,0 +1,177 @@
+"""One process of the tracing benchmarks: the upstream, the HTTP store, or one of the two proxies with its store.
+
+Each prints one JSON line when it is ready, answers each line on stdin with one more, and ends when stdin closes.
+A request's prompt is as long as its 1,024 ids would be, so both proxies carry and store what they would in earnest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 64
+ROLLOUTS = 64
+MASTER_KEY = "sk-benchmark"
+
+
+def request_body() -> dict[str, Any]:
+    """What an agent sends: about four characters a prompt token."""
+    words = " ".join(random.Random(0).choices(["column", "table", "SELECT", "integer", "name"], k=620))
+    return {
+        "model": "policy",
+        "messages": [{"role": "system", "content": words[:3200]}, {"role": "user", "content": words[3200:3600]}],
+        "max_tokens": 64,
+        "temperature": 1.0,
+    }
+
+
+def reply_body() -> tuple[bytes, bytes]:
+    """What vLLM answers, in two parts: the reply's id, which must differ each time, goes between them."""
+    rng = random.Random(1)
+    tokens = [rng.randrange(151_936) for _ in range(RESPONSE_TOKENS)]
+    content = [
+        {"token": f"w{i}", "logprob": rng.uniform(-3, 0), "bytes": [119, 48 + i % 10], "top_logprobs": []}
+        for i in range(RESPONSE_TOKENS)
+    ]
+    text = json.dumps(
+        {
+            "id": "chatcmpl-@",
+            "object": "chat.completion",
+            "created": 1_790_000_000,
+            "model": "policy",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": "SELECT name FROM singer " * 10, "tool_calls": []},
+                    "logprobs": {"content": content},
+                    "finish_reason": "stop",
+                    "token_ids": tokens,
+                }
+            ],
+            "usage": {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": RESPONSE_TOKENS, "total_tokens": 1088},
+            "prompt_token_ids": [rng.randrange(151_936) for _ in range(PROMPT_TOKENS)],
+        }
+    )
+    before, _, after = text.partition("@")
+    return before.encode(), after.encode()
+
+
+async def upstream() -> None:
+    """A policy that answers at once."""
+    from aiohttp import web
+
+    before, after = reply_body()
+    replies = 0
+
+    async def chat(request: web.Request) -> web.Response:
+        nonlocal replies
+        await request.read()
+        replies += 1
+        return web.Response(body=before + b"%d" % replies + after, content_type="application/json")
+
+    async def models(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model"}]})
+
+    app = web.Application(client_max_size=1 << 26)
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+    await _serve({"url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1"})
+
+
+async def store() -> None:
+    """Agent Lightning's store over HTTP."""
+    from agentlightning import InMemoryLightningStore, LightningStoreServer
+
+    server = LightningStoreServer(InMemoryLightningStore(thread_safe=True), host="127.0.0.1", port=_free_port())
+    await server.start()
+    await _serve({"url": server.endpoint})
+    await server.stop()
+
+
+async def proxy(which: str, upstream_url: str, store_url: str) -> None:
+    """``ours`` or ``theirs``, with a store in this process or, where ``store_url`` is given, the one there."""
+    from agentlightning import InMemoryLightningStore, LightningStoreClient, LLMProxy
+    from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+
+    from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
+
+    spans: Any = LightningStoreClient(store_url) if store_url else InMemoryLightningStore(thread_safe=True)
+    rollouts = [await spans.start_rollout(input={}) for _ in range(ROLLOUTS)]
+    attempts = [(r.rollout_id, r.attempt.attempt_id) for r in rollouts]
+    running: Any
+    if which == "ours":
+        running = OurProxy(upstreams=[upstream_url], store=spans, model="policy")
+        await running.start()
+        urls = [running.base_url(*attempt) for attempt in attempts]
+    else:
+        running = LLMProxy(
+            store=spans,
+            model_list=[
+                {
+                    "model_name": "policy",
+                    "litellm_params": {"model": "hosted_vllm/policy", "api_base": upstream_url, "api_key": "none"},
+                }
+            ],
+            launcher_args=PythonServerLauncherArgs(
+                host="127.0.0.1",
+                port=_free_port(),
+                launch_mode="mp" if store_url else "thread",
+                # /health asks for the master key, which the launcher does not send.
+                healthcheck_url="/health/liveliness",
+            ),
+        )
+        await running.start()
+        port = running.server_launcher_args.port
+        urls = [f"http://127.0.0.1:{port}/rollout/{r}/attempt/{a}/v1" for r, a in attempts]
+
+    async def spans_to(path: str) -> dict[str, Any]:
+        if which == "ours":
+            await running.flush()
+        else:
+            await asyncio.sleep(1.0)  # theirs has nothing to wait for
+        found = [span for r, _ in attempts for span in await spans.query_spans(r)]
+        lines = [span.model_dump_json() for span in found]
+        await asyncio.to_thread(Path(path).write_text, "\n".join(lines), "utf-8")
+        return {"spans": len(lines), "bytes": sum(map(len, lines))}
+
+    await _serve({"urls": urls, "key": MASTER_KEY}, spans_to)
+    await running.stop()
+
+
+async def _serve(ready: dict[str, Any], answer: Any = None) -> None:
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    _say(ready)
+    while line := await lines.readline():
+        _say(await answer(line.decode().strip()))
+
+
+def _say(value: dict[str, Any]) -> None:
+    os.write(REAL_STDOUT, json.dumps(value).encode() + b"\n")
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_MASTER_KEY=MASTER_KEY, LITELLM_LOG="ERROR")
+    # LiteLLM prints a banner and more: stdout is for the one who started this process.
+    REAL_STDOUT = os.dup(1)
+    os.dup2(2, 1)
+    logging.disable(logging.WARNING)
+    role, *arguments = sys.argv[1:]
+    asyncio.run({"upstream": upstream, "store": store, "proxy": proxy}[role](*arguments))

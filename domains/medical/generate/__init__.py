@@ -1,0 +1,1 @@
+"""Makes the bundled medical data."""

@@ -1,0 +1,136 @@
+"""The generated medicine itself: drugs and diseases that exist nowhere, and the database that describes them.
+
+Each drug and disease belongs to one split, and so do the drugs and diseases that its row mentions: a validation
+question is about names that no training question or answer has. Symptoms, measures and ingredients are common to both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from groundwire.domains.medical.generate import lexicon
+from groundwire.domains.medical.generate.lexicon import Said
+
+__all__ = ["DISEASE_FIELDS", "DRUG_FIELDS", "LANGUAGES", "Entity", "Medicine", "joined", "make_medicine", "write"]
+
+LANGUAGES = ("en", "zh")
+DRUG_FIELDS = (
+    *("drug_class", "ingredients", "indications", "dosage", "adverse_reactions", "contraindications"),
+    *("interactions", "storage"),
+)
+DISEASE_FIELDS = ("department", "symptoms", "causes", "complications", "diagnosis", "treatment", "prevention")
+_SIZES = {"train": (90, 48), "validation": (30, 16)}
+"""How many drugs and diseases each split has."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A drug or a disease: its name, and what each field of its table lists."""
+
+    name: Said
+    fields: dict[str, tuple[Said, ...]]
+
+
+@dataclass(frozen=True)
+class Medicine:
+    """The drugs and diseases of one split."""
+
+    drugs: list[Entity]
+    diseases: list[Entity]
+
+
+def make_medicine(rng: random.Random) -> dict[str, Medicine]:
+    """The drugs and diseases of each split."""
+    drug_names = iter(_names(rng, lexicon.DRUG_ENDINGS, sum(drugs for drugs, _ in _SIZES.values())))
+    ingredients = _names(rng, lexicon.INGREDIENT_ENDINGS, 60)
+    ills = [
+        Said(f"{image.en} {ailment.en}", f"{image.zh}{ailment.zh}")
+        for image, ailment in itertools.product(lexicon.IMAGES, lexicon.AILMENTS)
+    ]
+    disease_names = iter(rng.sample(ills, sum(diseases for _, diseases in _SIZES.values())))
+    return {
+        split: _split(rng, list(itertools.islice(drug_names, n)), list(itertools.islice(disease_names, m)), ingredients)
+        for split, (n, m) in _SIZES.items()
+    }
+
+
+def _names(rng: random.Random, endings: Sequence[Said], count: int) -> list[Said]:
+    stems = list(itertools.product(lexicon.SYLLABLES, repeat=2))
+    made = []
+    for number, stem in enumerate(rng.sample(stems, count)):  # each stem once, so that no name is like another
+        ending = endings[number % len(endings)]
+        name = "".join(part.en for part in stem) + ending.en
+        made.append(Said(name.capitalize(), "".join(part.zh for part in stem) + ending.zh))
+    return made
+
+
+def _split(
+    rng: random.Random, drug_names: Sequence[Said], disease_names: Sequence[Said], ingredients: Sequence[Said]
+) -> Medicine:
+    treats = {name: tuple(rng.sample(disease_names, rng.choice((1, 1, 2)))) for name in drug_names}
+    drugs = []
+    for name in drug_names:
+        others = [other for other in drug_names if other != name]
+        fields = {
+            "drug_class": (rng.choice(lexicon.CLASSES),),
+            "ingredients": tuple(rng.sample(ingredients, rng.choice((1, 2, 2, 3)))),
+            "indications": treats[name],
+            "dosage": (rng.choice(lexicon.DOSAGES),),
+            "adverse_reactions": tuple(rng.sample(lexicon.SYMPTOMS, rng.choice((2, 3, 3, 4)))),
+            "contraindications": tuple(rng.sample(lexicon.CONDITIONS, rng.choice((1, 2, 3)))),
+            "interactions": tuple(rng.sample(others, rng.choice((1, 2)))),
+            "storage": (rng.choice(lexicon.STORAGES),),
+        }
+        drugs.append(Entity(name, fields))
+    diseases = []
+    for name in disease_names:
+        against = tuple(drug for drug, ills in treats.items() if name in ills)
+        symptoms = rng.sample(lexicon.SYMPTOMS, 6)
+        fields = {
+            "department": (rng.choice(lexicon.DEPARTMENTS),),
+            "symptoms": tuple(symptoms[: rng.choice((2, 3, 4))]),
+            "causes": tuple(rng.sample(lexicon.CAUSES, rng.choice((1, 2)))),
+            "complications": tuple(symptoms[4 : 4 + rng.choice((1, 2))]),
+            "diagnosis": tuple(rng.sample(lexicon.DIAGNOSES, rng.choice((1, 2, 2)))),
+            "treatment": (*against[:2], *rng.sample(lexicon.MEASURES, rng.choice((1, 2)))),
+            "prevention": tuple(rng.sample(lexicon.PREVENTIONS, rng.choice((1, 2)))),
+        }
+        diseases.append(Entity(name, fields))
+    return Medicine(drugs, diseases)
+
+
+def joined(items: Iterable[Said], language: str) -> str:
+    """A field as its column has it."""
+    said = [getattr(item, language) for item in items]
+    return ("、" if language == "zh" else ", ").join(said)
+
+
+def write(medicine: Iterable[Medicine], path: Path) -> None:
+    """Write the SQLite file: ``drugs_info`` and ``disease``, with a row for each language."""
+    splits = list(medicine)
+    drugs = [drug for split in splits for drug in split.drugs]
+    diseases = [disease for split in splits for disease in split.diseases]
+    path.unlink(missing_ok=True)
+    connection = sqlite3.connect(path)
+    for table, fields, entities in (("drugs_info", DRUG_FIELDS, drugs), ("disease", DISEASE_FIELDS, diseases)):
+        columns = ("id", "language", "name", *fields)
+        connection.execute(
+            f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(f'{column} TEXT' for column in columns[1:])})"
+        )
+        rows = [
+            (language, getattr(entity.name, language), *(joined(entity.fields[field], language) for field in fields))
+            for entity in sorted(entities, key=lambda entity: entity.name)
+            for language in LANGUAGES
+        ]
+        connection.executemany(
+            f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})",  # noqa: S608 - names of ours
+            [(number, *row) for number, row in enumerate(rows, 1)],
+        )
+    connection.commit()
+    connection.execute("VACUUM")
+    connection.close()

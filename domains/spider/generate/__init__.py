@@ -1,0 +1,1 @@
+"""Makes the bundled data in the shape of Spider."""

@@ -1,0 +1,1 @@
+"""The read-only SQL tool as an MCP server."""

@@ -1,0 +1,1 @@
+"""What the commands share: options, progress, exit codes."""

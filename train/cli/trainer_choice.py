@@ -1,0 +1,36 @@
+"""Which trainer a run gets, and what its settings come to."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+from groundwire import domains
+from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, RunConfig
+
+__all__ = ["default_trainer", "resolved"]
+
+
+def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str:
+    """verl where it can be used; asking torch takes seconds, so it is asked only where verl is installed."""
+    local_only = dev or device == "cpu" or preset in PRESETS.keys() - VERL_PRESETS.keys()
+    if local_only or importlib.util.find_spec("verl") is None:
+        return "local"
+    import torch
+
+    return "verl" if torch.cuda.is_available() else "local"
+
+
+def resolved(settings: RunConfig, data: domains.TaskData, run_dir: str) -> str:
+    """Every setting: JSON, or with verl its whole configuration as YAML. Raises
+    :class:`groundwire.train.config.run_config.ConfigError`.
+    """
+    if settings.trainer != "verl":
+        return json.dumps(settings.to_dict(), indent=2)
+    from groundwire.train.verl import launch
+    from groundwire.train.verl.hydra_config import compose
+
+    composed = compose(launch.resolved(settings, data, run_dir))
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_yaml(composed, resolve=True))

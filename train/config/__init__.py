@@ -1,0 +1,1 @@
+"""Settings and presets of a run."""

@@ -1,0 +1,168 @@
+"""What each ``--config`` of ``--trainer verl`` changes: plain dictionaries, to be copied and edited.
+
+A key with a dot is verl's own (``+`` before it where verl's files do not name it, as on Hydra's command line); one
+without is a setting of :class:`groundwire.train.config.run_config.RunConfig`. What both have is given once, as the
+run's setting: see :data:`SHARED`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["BASE", "PRESETS", "SHARED"]
+
+SHARED: dict[str, str] = {
+    "model": "actor_rollout_ref.model.path",
+    "steps": "trainer.total_training_steps",
+    "tasks_per_step": "data.train_batch_size",
+    "group_size": "actor_rollout_ref.rollout.n",
+    "max_turns": "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
+    "max_tokens": "data.max_response_length",
+    "max_model_len": "actor_rollout_ref.rollout.max_model_len",
+    "temperature": "actor_rollout_ref.rollout.temperature",
+    "val_temperature": "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "val_every": "trainer.test_freq",
+    "learning_rate": "actor_rollout_ref.actor.optim.lr",
+    "clip_low": "actor_rollout_ref.actor.clip_ratio_low",
+    "clip_high": "actor_rollout_ref.actor.clip_ratio_high",
+    "checkpoint_every": "trainer.save_freq",
+    "seed": "data.seed",
+}
+"""Settings that the run and verl both have, and verl's name for each. They are one setting with two names."""
+
+_MANAGER = "groundwire.train.verl.agent_loop_manager.RolloutManager"
+
+BASE: dict[str, Any] = {
+    # GRPO without KL, averaged over tokens, clipped higher above than below.
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.use_kl_in_reward": False,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    # Rollouts come in all lengths: batches are filled by tokens, not by rows.
+    "actor_rollout_ref.actor.use_dynamic_bsz": True,
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 32768,
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.mode": "async",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+    "actor_rollout_ref.rollout.calculate_log_probs": True,
+    "actor_rollout_ref.rollout.multi_turn.format": "hermes",
+    # Our rollouts, put into verl's V1 trainer.
+    "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": _MANAGER,
+    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.v1.sampler.custom_sampler.path": "pkg://train.verl.sampler",
+    # A group that failed as a whole is replaced by another prompt, which verl does one prompt at a time.
+    "trainer.v1.sampler.sync_refill_failed_groups": True,
+    "data.gen_batch_size": 1,
+    # Prompts are a line of JSON each and rewards come with the rollouts, so neither needs processes.
+    "data.dataloader_num_workers": 0,
+    "data.shuffle": True,
+    "reward.num_workers": 1,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": 2,
+    "trainer.logger": ["console", "file"],
+    "trainer.project_name": "groundwire",
+    "trainer.nnodes": 1,
+    "trainer.total_epochs": 1000,  # as many as it takes for the steps
+    "trainer.resume_mode": "auto",
+    "trainer.max_actor_ckpt_to_keep": 2,
+    "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+    "+ray_kwargs.ray_init.include_dashboard": False,
+}
+"""What every preset begins with."""
+
+_LARGE: dict[str, Any] = {
+    "max_turns": 3,
+    "sample_values": 3,
+    "keys": True,
+    "table_info_truncate": 8000,
+    "execution_truncate": 2048,
+    "n_runners": 128,
+    "runner_processes": 8,
+    "rollout_timeout_s": 300.0,
+    "step_deadline_s": 1200.0,
+    "checkpoint_every": 32,
+    "val_tasks": 500,
+    "val_every": 32,
+    "minibatches": 1,
+    "learning_rate": 1e-6,
+    "clip_low": 0.2,
+    "clip_high": 0.3,
+}
+"""Settings of agents with a model of half a billion parameters and more."""
+
+_REFERENCE: dict[str, Any] = {
+    **_LARGE,
+    "tasks_per_step": 32,
+    "group_size": 4,
+    "max_tokens": 2048,
+    "max_model_len": 4096 + 2048,
+    "steps": 0,
+    "trainer.total_epochs": 2,
+}
+"""The published recipe for Spider: 32 prompts x 4, prompts of 4096 and replies of 2048 tokens, two epochs."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Minutes on one GPU: is everything in place?
+    "fast": {
+        **_LARGE,
+        "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        "tasks_per_step": 16,
+        "group_size": 4,
+        "max_tokens": 512,
+        "max_model_len": 4096,
+        "steps": 20,
+        "val_tasks": 100,
+        "val_every": 10,
+        "checkpoint_every": 10,
+    },
+    # The published reference.
+    "qwen": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
+    # Small, and trained for tool calls: for the OpenAI Agents and MCP backends.
+    "qwen3": {
+        **_REFERENCE,
+        "model": "Qwen/Qwen3-0.6B",
+        "+data.apply_chat_template_kwargs.enable_thinking": False,
+    },
+    "llama": {
+        **_REFERENCE,
+        "model": "meta-llama/Llama-3.2-1B-Instruct",
+        "actor_rollout_ref.rollout.multi_turn.format": "llama3_json",
+    },
+    # The reference with adapters: a fraction of the optimizer's memory, a larger step.
+    "lora": {
+        **_REFERENCE,
+        "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        "learning_rate": 1e-5,
+        "actor_rollout_ref.model.lora_rank": 32,
+        "actor_rollout_ref.model.lora_alpha": 32,
+        "actor_rollout_ref.model.target_modules": "all-linear",
+        "actor_rollout_ref.rollout.load_format": "safetensors",
+    },
+    # Ascend: vLLM needs its Ascend plugin there, and torch.compile stays off.
+    "npu": {
+        **_REFERENCE,
+        "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        "trainer.device": "npu",
+        "actor_rollout_ref.actor.use_torch_compile": False,
+        "actor_rollout_ref.rollout.enforce_eager": True,
+    },
+    # The toy, or a larger one of its kind (python -m train.pretrain --size): no model hub is needed.
+    "starter": {
+        "model": "starter",
+        "tasks_per_step": 32,
+        "group_size": 8,
+        "n_runners": 256,
+        "runner_processes": 8,
+        "learning_rate": 5e-5,
+        "minibatches": 1,
+        "steps": 40,
+        "val_every": 10,
+        "checkpoint_every": 20,
+        "step_deadline_s": 120.0,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "actor_rollout_ref.rollout.max_num_seqs": 512,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.4,
+    },
+}

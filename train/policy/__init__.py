@@ -1,0 +1,8 @@
+"""The policy on this machine: model, tokenizer, sampling engine, and the server in front of it."""
+
+from pathlib import Path
+
+__all__ = ["STARTER"]
+
+STARTER = Path(__file__).with_name("starter")
+"""The checkpoint that ships with the project."""

@@ -1,0 +1,1 @@
+"""Makes the starter policy from random weights."""

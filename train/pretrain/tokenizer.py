@@ -1,0 +1,121 @@
+"""A byte-level BPE in which a word is one id wherever it stands.
+
+A small model answers by copying: the word in the question, in the schema and in the query has to be the same id, or
+there is nothing to copy. Three decisions follow.
+
+* Words are stored with the space before them. Where a word stands directly behind punctuation (``t.name``,
+  ``home_city``, ``count(name)``, ``'Ann'``) the normalizer inserts a glue character and a space; the glue merges with
+  the punctuation, and the decoder takes both out again. So encoding loses nothing.
+* The plural's ``s`` is a token of its own (``singers`` is `` singer`` + ``s``), and so is every digit.
+* Every word of the lexicon is in the vocabulary as a whole (``ignore_merges``), with no intermediate pieces. Any other
+  text still has an encoding: the bytes and the commonest merges are there too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from string import ascii_lowercase
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
+from groundwire.train.policy import STARTER
+
+__all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
+
+END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+_GLUE, _UPPER = "\x1f", "\x1e"
+# What replies begin with and are framed by: one id each, also for the JSON around the query of a tool call. None may
+# begin inside another, or the ids of a reply would depend on what stands before it; so the closing fence is a word of
+# its own instead.
+_FRAMES = ["```sql\n", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+_FRAMES += [f'\n{{"name": "{QUERY_TOOL["name"]}", "arguments": {{"sql": "', '"}}\n</tool_call>']
+_OUTSIDE = re.compile("|".join(re.escape(token) for token in (END_OF_TEXT, IM_START, IM_END, *_FRAMES)))
+_WORDS = r"\n```(?![a-z\x1f])| ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
+_PLURAL = r"(?<=[a-z](?:x|ch|sh|ss))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
+
+
+def _skeleton(model: models.BPE, fold_case: bool) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    inside = r"(?<=[^A-Za-z\s])(?=[A-Za-z])" + (r"|(?<=[a-z])(?=[A-Z])" if fold_case else "")
+    letters = [(f" {each.upper()}", f"{_UPPER} {each}") for each in ascii_lowercase] if fold_case else []
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace(Regex(inside), f"{_GLUE} "),
+            *(normalizers.Replace(Regex(f"{shown}(?=[a-z])"), folded) for shown, folded in letters),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PLURAL), "isolated"),
+            pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    # One expression, so that a stream cut behind the glue shows nothing that disappears later.
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.ByteLevel(),
+            *(decoders.Replace(folded, shown) for shown, folded in letters),
+            decoders.Replace(Regex(f"{_GLUE} ?|{_UPPER}" if fold_case else f"{_GLUE} ?"), ""),
+        ]
+    )
+    return tokenizer
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    words: Iterable[str] = (),
+    min_count: int = 20,
+    merges: int = 200,
+    fold_case: bool = False,
+) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary holds ``words`` and every word seen ``min_count`` times in ``texts`` as one id.
+
+    ``merges`` is the number of learned pieces for all other text. With ``fold_case`` ``Country`` is a mark and
+    ``country``, and ``CountryCode`` two words, since real schemas are written in every way. The same input gives the
+    same ids.
+    """
+    draft = _skeleton(models.BPE(), fold_case)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(_pieces(draft, text))
+    wanted = {piece for piece, n in counts.items() if n >= min_count}
+    for word in words:
+        wanted.update(_pieces(draft, f" {word}"))
+
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + merges, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    # The pieces are byte-level already: they are trained on as they stand, most frequent words first.
+    draft = Tokenizer(models.BPE())
+    draft.train_from_iterator((piece for piece in sorted(counts) for _ in range(min(counts[piece], 50))), trainer)
+    learned = [piece for piece, _ in sorted(draft.get_vocab().items(), key=lambda item: item[1])]
+    vocabulary = {piece: i for i, piece in enumerate(learned + sorted(wanted.difference(learned)))}
+    learned_merges = [(left, right) for left, right in _merges(draft)]
+
+    tokenizer = _skeleton(models.BPE(vocab=vocabulary, merges=learned_merges, ignore_merges=True), fold_case)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END_OF_TEXT, IM_START, IM_END)])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _FRAMES])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = (STARTER / "chat_template.jinja").read_text(encoding="utf-8")
+    return fast
+
+
+def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
+    """``text`` as words, the tokens that stand outside the model taken out."""
+    segments = (tokenizer.normalizer.normalize_str(segment) for segment in _OUTSIDE.split(text))
+    return [piece for segment in segments for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(segment)]
+
+
+def _merges(tokenizer: Tokenizer) -> list[list[str]]:
+    merges: list[list[str]] = json.loads(tokenizer.to_str())["model"]["merges"]
+    return merges

@@ -1,0 +1,1 @@
+"""Runs rollouts and collects their results."""

@@ -1,0 +1,237 @@
+"""Everything that a rollout needs, in one process: policy server, proxy, store and runners on one event loop.
+
+The loop runs in its own thread (:mod:`groundwire.train.rollouts.event_loop`), so the trainer can be read as plain
+sequential code: it hands over a batch of jobs, waits, and updates the model while the loop is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from agentlightning.store.base import LightningStore
+from agentlightning.store.memory import InMemoryLightningStore
+
+from groundwire import adapters, rewards
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.domains import Domain
+from groundwire.tools.step_timer import StepClock, timed_event_loop
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import ConfigError, RunConfig
+from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.server import PolicyServer
+from groundwire.train.rollouts.agent import RolloutAgent
+from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.event_loop import EventLoopThread
+from groundwire.train.rollouts.no_runner_warning import Attendance
+from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
+from groundwire.train.rollouts.runner_processes import RunnerProcesses
+from groundwire.train.store.client import StoreClient
+from groundwire.train.store.ended_attempts import EndedAttempts
+
+__all__ = ["LocalStack", "Upstream"]
+
+T = TypeVar("T")
+MODEL_NAME = "policy"
+_LEAST_PATIENCE_S = 10.0
+_SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upstream:
+    """A policy that is served elsewhere, in place of an engine here: any OpenAI-compatible endpoint.
+
+    ``ids`` says whether it may be asked for token ids, which some refuse.
+    """
+
+    base_url: str
+    model: str
+    api_key: str | None = None
+    ids: bool = True
+
+
+class _MemoryStore(EndedAttempts, InMemoryLightningStore):
+    """The store of a run that has no other; it says when an attempt ends, wherever its runner is."""
+
+    def __init__(self, *, on_attempt_end: Callable[[str], None], span_bytes: int) -> None:
+        super().__init__(eviction_memory_threshold=span_bytes, safe_memory_threshold=span_bytes // 2)
+        self._on_attempt_end = on_attempt_end
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
+        attempt = await super().update_attempt(rollout_id, attempt_id, **changes)
+        if attempt.status in ("succeeded", "failed"):
+            self._on_attempt_end(rollout_id)
+        return attempt
+
+
+class LocalStack:
+    """A context manager around the running servers; :meth:`run` is its one job.
+
+    ``engine`` is an :class:`Engine` or answers like one, and then ``server`` are further options of its
+    :class:`PolicyServer`; or it is the :class:`Upstream` of a policy that is served elsewhere.
+    The store that lives with the run forgets the oldest spans beyond ``span_bytes``.
+    """
+
+    def __init__(
+        self,
+        *,
+        engine: Engine | Upstream,
+        backend: adapters.Backend,
+        domain: Domain,
+        reward: rewards.Reward,
+        clock: StepClock,
+        config: RunConfig,
+        run: RunDir,
+        server: Mapping[str, Any] | None = None,
+        span_bytes: int = _SPAN_BYTES,
+    ) -> None:
+        self._server_options, self._span_bytes = dict(server or {}), span_bytes
+        self._engine, self._clock, self._config, self._run_dir = engine, clock, config, run
+
+        async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
+            with clock.busy("reward"):
+                return await reward(task, answer, trace)
+
+        self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
+        # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed. But imports
+        # on a busy machine hold it up for seconds, too.
+        patience_s = max(config.rollout_timeout_s, _LEAST_PATIENCE_S)
+        self._loop = EventLoopThread(timed_event_loop(clock), patience_s=patience_s)
+
+    def __enter__(self) -> LocalStack:
+        self._loop.start()
+        try:
+            self._loop.call(self._start())
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._loop.stop(self._stop())
+        finally:
+            if not isinstance(self._engine, Upstream):
+                self._engine.close()
+
+    def run(
+        self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[Outcome]:
+        """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
+
+        Raises :class:`groundwire.train.config.run_config.ConfigError` where nothing can be learnt of any: no call was
+        traced. Raises :class:`groundwire.train.config.errors.EventLoopError` where an agent blocks them all.
+        """
+        outcomes = self._loop.call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
+        if outcomes and all(outcome.status == "untraced" for outcome in outcomes):
+            raise ConfigError(outcomes[0].message)
+        return outcomes
+
+    def begin(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` brings its result."""
+        return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
+
+    def wait(self, begun: Future[T]) -> T:
+        """The result of what :meth:`begin` began. Raises :class:`groundwire.train.config.errors.EventLoopError` where
+        it cannot end.
+        """
+        return self._loop.wait(begun)
+
+    def ended_runners(self) -> str:
+        """Why no rollout will end any more, where the run's runner processes are gone; else "".
+
+        Raises :class:`groundwire.train.config.errors.EventLoopError` where it is an agent that blocks them all.
+        """
+        self._loop.check()
+        return self._processes.ended() if self._processes is not None else ""
+
+    async def _start(self) -> None:
+        self._running: list[Any] = []
+        self._processes: RunnerProcesses | None = None
+        config, external = self._config, self._config.external_store_address
+        store: LightningStore
+        if external is None:
+            store = _MemoryStore(on_attempt_end=self._nudge, span_bytes=self._span_bytes)
+        else:
+            store = StoreClient(external, patience_s=config.step_deadline_s)
+            await self._run(store)
+        listens: dict[str, Any] = {"host": config.proxy_host, "port": config.proxy_port}
+        proxy, policy_url = self._proxy(store, listens), ""
+        if proxy is None:
+            policy_url = await self._serve(listens)
+        else:
+            await self._run(proxy)
+        if isinstance(self.agent.backend, adapters.Stoppable):
+            self._running.append(self.agent.backend)
+        runners = RunnerPool(
+            store=store,
+            agent=self.agent,
+            n_runners=0 if config.runner_processes else config.n_runners,
+            poll_interval=5.0 if external is None else POLL_S,
+            on_attempt_end=self._nudge,
+        )
+        await self._run(runners)
+        elsewhere = external is not None or config.runner_processes > 0
+        if config.runner_processes:
+            self._processes = RunnerProcesses(store, config)
+            await self._run(self._processes)
+        attendance = None
+        if external is not None:
+            agent = f" --agent {config.agent}" if config.agent else ""
+            runner = f"python -m train.runner --external-store-address {external} --backend {config.backend}{agent}"
+            attendance = Attendance(store, start=f"{runner} --domain {config.domain}")
+        self._collector = RolloutCollector(
+            store=store,
+            proxy=proxy,
+            policy_url=policy_url,
+            model=MODEL_NAME,
+            retries=config.retries,
+            rollout_timeout_s=config.rollout_timeout_s,
+            wake=runners.wake,
+            resources_id=self._run_dir.resources_id,
+            settings=config.for_agents(),
+            unresponsive_s=config.unresponsive_s if elsewhere else None,
+            attendance=attendance,
+        )
+
+    def _proxy(self, store: LightningStore, listens: Mapping[str, Any]) -> LLMProxy | None:
+        """What traces the calls, where it is not the runners themselves."""
+        engine = self._engine
+        if isinstance(engine, Upstream):
+            served: dict[str, Any] = {"upstreams": [engine.base_url], "model": engine.model}
+            served |= {"api_key": engine.api_key, "ids": engine.ids}
+        elif self._config.proxied:
+            served = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
+        else:
+            return None
+        return LLMProxy(store=store, **served, **listens)
+
+    async def _serve(self, listens: Mapping[str, Any]) -> str:
+        """Serve the engine where runners were told; returns its OpenAI base URL."""
+        assert not isinstance(self._engine, Upstream)
+        server = PolicyServer(self._engine, model_name=MODEL_NAME, **self._server_options, **listens)
+        try:
+            await self._run(server)
+        except OSError as error:
+            address = f"port {listens['port']} on {listens['host']}"
+            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
+            raise ConfigError(f"{address} {why}: give another one with --proxy-port or --proxy-host") from error
+        return f"{server.url}/v1"
+
+    def _nudge(self, rollout_id: str) -> None:
+        self._collector.nudge(rollout_id)
+
+    async def _run(self, part: Any) -> None:
+        await part.start()
+        self._running.append(part)
+
+    async def _stop(self) -> None:
+        for part in reversed(self._running):
+            await part.stop()

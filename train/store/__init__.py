@@ -1,0 +1,1 @@
+"""The Lightning store: backends, server and client."""

@@ -1,0 +1,114 @@
+"""verl's inference servers as the engine behind our OpenAI-compatible server.
+
+verl hands an agent loop a client that takes and gives token ids. It balances the load over the servers and keeps a
+session on one of them, applies a LoRA adapter, waits while weights change and goes on with a reply that the change
+interrupted, and says with which weights. vLLM's own HTTP port does none of this, so calls go through the client; the
+messages become ids, and ids become text and tool calls, in :class:`groundwire.train.policy.server.PolicyServer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from groundwire.tools.step_timer import StepClock
+from groundwire.train.policy.types import Completion, EngineClosedError, EngineError, PromptTooLongError, Sampling
+
+__all__ = ["TokenClient", "VerlEngine"]
+
+
+class TokenClient(Protocol):
+    """What is used of verl's ``LLMServerClient``."""
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """verl's ``TokenOutput``: ``token_ids``, ``log_probs``, ``extra_fields`` with the versions of the weights."""
+
+
+class VerlEngine:
+    """Answers :class:`PolicyServer`'s requests with verl's servers; ``clock`` is told while any of them is at work.
+
+    ``server`` is verl's ``rollout.name``: only vLLM can be told to leave the text to us.
+    """
+
+    def __init__(
+        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock, server: str
+    ) -> None:
+        self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
+        self._client, self._clock, self._server = client, clock, server
+        self._running = set[Future[Completion]]()
+        self._closed = False
+
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_token: Callable[[int, float], None] | None = None
+    ) -> Future[Completion]:
+        """A request; call it on the event loop. ``on_token`` gets every token with its logprob, at the end."""
+        if self._closed:
+            raise EngineClosedError("the engine is closed")
+        if len(prompt_ids) >= self.max_model_len:
+            raise PromptTooLongError(len(prompt_ids), self.max_model_len)
+        work = self._generate(tuple(prompt_ids), sampling, on_token)
+        future = asyncio.run_coroutine_threadsafe(work, asyncio.get_running_loop())
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of sampled tokens, special ones left out."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def close(self) -> None:
+        """Take no more, and let go of what is running."""
+        self._closed = True
+        for future in list(self._running):
+            future.cancel()
+
+    async def _generate(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, on_token: Callable[[int, float], None] | None
+    ) -> Completion:
+        room = self.max_model_len - len(prompt_ids)
+        limit = min(room, sampling.max_tokens or room)
+        params = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": -1,
+            "max_tokens": limit,
+            "logprobs": True,
+            # Text that nobody reads is more than half of vLLM's own work for a token outside the GPU; only stop strings
+            # have to be looked for in it.
+            **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
+            **({"stop": list(sampling.stop)} if sampling.stop else {}),
+            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+        }
+        try:
+            with self._clock.busy("sampling"):
+                output = await self._client.generate(
+                    sampling.session or str(id(params)), prompt_ids=list(prompt_ids), sampling_params=params
+                )
+        except Exception as error:  # Ray wraps whatever failed in the server
+            raise EngineError(f"verl's server failed: {type(error).__name__}: {str(error)[:500]}") from error
+        tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
+        if not tokens or len(tokens) != len(logprobs):
+            raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")
+        text, met = self.detokenize(tokens), False
+        for stop in sampling.stop:
+            if stop in text:
+                text, met = text[: text.index(stop)], True
+        ended = met or len(tokens) < limit or tokens[-1] == self.tokenizer.eos_token_id
+        last = output.extra_fields.get("max_global_steps")
+        first = output.extra_fields.get("min_global_steps")
+        self.weights_version = last if last is not None else self.weights_version
+        for token, logprob in zip(tokens, logprobs, strict=True) if on_token else ():
+            on_token(token, logprob)  # type: ignore[misc]
+        return Completion(
+            prompt_ids=prompt_ids,
+            token_ids=tokens,
+            logprobs=logprobs,
+            text=text,
+            finish_reason="stop" if ended else "length",
+            weights_version=self.weights_version,
+            first_weights_version=first,
+            cached_tokens=output.extra_fields.get("num_cached_tokens") or 0,
+        )
