@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from groundwire.tools.types import AnswerForm, Step
+from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = [
     "AGENT_HEADER",
@@ -68,7 +68,7 @@ class Answer:
 
     text: str
     """The answer that is judged: the final query, or sentences, as the question's ``form`` says."""
-    trace: list[Step] = field(default_factory=list)
+    trace: list[AgentStep] = field(default_factory=list)
 
 
 class BackendError(Exception):

@@ -32,7 +32,7 @@ import pytest
 
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
-from groundwire.adapters.tracing import Call, calls_from_spans, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories
 from groundwire.adapters.tracing.client_tracing import Recorder
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
@@ -60,7 +60,7 @@ class Recording:
     """A rollout as the trainer would get it."""
 
     answer: Answer
-    calls: list[Call]
+    calls: list[LLMCall]
     requests: list[dict[str, Any]]
     reward: float
 

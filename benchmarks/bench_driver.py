@@ -114,13 +114,13 @@ def _store(rollouts: int) -> Iterator[str]:
 
 def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     from groundwire import domains
-    from groundwire.tools.step_timer import StepClock
+    from groundwire.tools.step_timer import StepTimer
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.config.run_config import RunConfig
     from groundwire.train.policy import STARTER
     from groundwire.train.policy.model import load_policy
     from groundwire.train.rollouts.factory import make_backend, make_reward
-    from groundwire.train.rollouts.runtime import LocalStack
+    from groundwire.train.rollouts.runtime import RolloutRuntime
     from groundwire.train.verl.engine import VerlEngine
     from groundwire.train.verl.rollout_service import Prompt, RolloutService
 
@@ -128,14 +128,14 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     if address is not None:
         runners = {"n_runners": 0, "external_store_address": address, "llm_proxy": True}
     config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY, **runners)
-    domain, clock, groups = domains.get("spider"), StepClock(), rollouts // GROUP
+    domain, clock, groups = domains.get("spider"), StepTimer(), rollouts // GROUP
     tasks = domain.load().train[:groups]
     client, queue = _Client(rollouts), _Queue(groups)
     engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, clock=clock, server="vllm")
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir.create(folder, backend="custom", domain="spider", config={})
-        stack = LocalStack(
+        stack = RolloutRuntime(
             engine=engine, backend=make_backend(config), domain=domain, reward=make_reward(config, domain),
             clock=clock, config=config, run=run,
         )  # fmt: skip
@@ -152,7 +152,7 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
                 )
                 assert queue.done.wait(120), "the rollouts did not end"
                 costs.append((client.answered_cpu_s - begun, time.process_time() - client.answered_cpu_s))
-                service.take("train", step, clock.lap())
+                service.take("train", step, clock.split())
     return tuple(1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from groundwire.rewards._types import METRIC, Reward
 from groundwire.tools.plugins import UnknownNameError
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["combine", "parse"]
 
@@ -54,7 +54,7 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
     Metrics stay as they are.
     """
 
-    async def reward(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> dict[str, float]:
+    async def reward(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> dict[str, float]:
         work = [asyncio.ensure_future(each(task, answer, trace)) for _, _, each in terms]
         try:
             values = await asyncio.gather(*work)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from groundwire.tools.sql import QueryError, render, run_query
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["Kind", "Probe", "probes"]
 
@@ -31,7 +31,7 @@ class Probe:
     name: str
     kind: Kind
     answer: str
-    trace: tuple[Step, ...]
+    trace: tuple[AgentStep, ...]
     rows: int | None = None
 
 
@@ -107,5 +107,5 @@ def _run(database: str, name: str, kind: Kind, sql: str) -> Probe:
         text, rows = render(result), len(result.rows)
     except QueryError as error:
         text, rows = f"Error: {error}", None
-    step = Step(agent="audit", kind="tool", input=sql, output=text, ok=rows is not None)
+    step = AgentStep(agent="audit", kind="tool", input=sql, output=text, ok=rows is not None)
     return Probe(name=name, kind=kind, answer=sql, trace=(step,), rows=rows)

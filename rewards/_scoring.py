@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from groundwire.rewards._types import Reward, RewardError, total
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["Score", "each_at_once", "score"]
 
@@ -26,7 +26,7 @@ class Score:
     error: str = ""
 
 
-async def score(reward: Reward, task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> Score:
+async def score(reward: Reward, task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> Score:
     """Ask ``reward``; whatever it raises is data here."""
     try:
         return Score(total(await reward(task, answer, trace)))

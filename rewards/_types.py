@@ -6,11 +6,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "total"]
 
-Reward = Callable[[Mapping[str, Any], str, Sequence[Step]], Awaitable[float | dict[str, float]]]
+Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
 """``async (task, answer, trace) -> float | parts``. ``task`` is the row of the domain's data, gold included."""
 
 METRIC = "metric/"

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["executed", "executes"]
 
 
-def executed(trace: Sequence[Step]) -> bool:
+def executed(trace: Sequence[AgentStep]) -> bool:
     """Whether some tool run of the trace reported no error."""
     return any(step["kind"] == "tool" and step["ok"] for step in trace)
 
 
-async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
     """1 where :func:`executed`, else 0."""
     return float(executed(trace))

@@ -78,9 +78,9 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
 
 
 def jobs(task: Mapping[str, Any], count: int) -> list[Any]:
-    from groundwire.train.rollouts.collector import Job
+    from groundwire.train.rollouts.collector import RolloutRequest
 
-    return [Job(task=task, group="t1", mode="train", sampling={}) for _ in range(count)]
+    return [RolloutRequest(task=task, group="t1", mode="train", sampling={}) for _ in range(count)]
 
 
 async def ask(question: Any, endpoint: Any) -> str:

@@ -11,20 +11,20 @@ from collections.abc import Callable
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
-from groundwire.train.rollouts.no_runner_warning import Attendance
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
-JOBS = [Job(task=TASK, group="t", mode="train")] * 3
+JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3
 
 
-async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Outcome]:
+async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[RolloutResult]:
     collector = RolloutCollector(
         store=store,
         policy_url="http://127.0.0.1:9/v1",
         model="m",
         poll_s=0.01,
-        attendance=Attendance(store, start="THE COMMAND", after_s=0.1),
+        attendance=NoRunnerWarning(store, start="THE COMMAND", after_s=0.1),
     )
     return await collector.run(JOBS, deadline_s=deadline_s)
 

@@ -5,34 +5,34 @@ from __future__ import annotations
 import asyncio
 import time
 
-from groundwire.tools.step_timer import PARTS, StepClock, timed_event_loop
+from groundwire.tools.step_timer import PHASES, StepTimer, timed_event_loop
 
 
 def test_parts_sum_up_to_the_wall_time() -> None:
-    clock = StepClock()
-    clock.lap()
+    clock = StepTimer()
+    clock.split()
     started = time.perf_counter()
     with clock.busy("agent"), clock.busy("sampling"):
         time.sleep(0.02)
     time.sleep(0.01)
     least = time.perf_counter() - started
-    seconds = clock.lap()
+    seconds = clock.split()
     assert sum(seconds.values()) >= least
-    assert set(seconds) == set(PARTS)
+    assert set(seconds) == set(PHASES)
 
 
 def test_a_moment_belongs_to_the_first_part_that_is_busy() -> None:
-    clock = StepClock()
-    clock.lap()
+    clock = StepTimer()
+    clock.split()
     with clock.busy("agent"), clock.busy("sampling"):
         time.sleep(0.02)
-    seconds = clock.lap()
+    seconds = clock.split()
     assert seconds["sampling"] >= 0.02
     assert seconds["agent"] < seconds["sampling"]
 
 
 def test_an_event_loop_is_busy_while_it_runs_and_not_while_it_waits() -> None:
-    clock = StepClock()
+    clock = StepTimer()
     loop = timed_event_loop(clock)
 
     async def work() -> None:
@@ -40,9 +40,9 @@ def test_an_event_loop_is_busy_while_it_runs_and_not_while_it_waits() -> None:
         await asyncio.sleep(0.1)
         await asyncio.to_thread(time.sleep, 0.03)
 
-    clock.lap()
+    clock.split()
     loop.run_until_complete(work())
-    seconds = clock.lap()
+    seconds = clock.split()
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
     assert seconds["agent"] >= 0.05

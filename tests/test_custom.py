@@ -19,7 +19,7 @@ from groundwire import adapters
 from groundwire.adapters import AgentError, Answer, Endpoint, Question
 from groundwire.adapters.custom import CustomBackend
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 from groundwire.train.config.run_config import ConfigError, resolve
 from groundwire.train.rollouts import factory
 from groundwire.train.rollouts.factory import make_backend
@@ -57,7 +57,7 @@ class Callable:
     agents = ("a", "b")
 
     async def __call__(self, question: Question, endpoint: Endpoint) -> Answer:
-        return Answer(text="x", trace=[Step(agent="a", kind="llm", input="", output="", ok=True)])
+        return Answer(text="x", trace=[AgentStep(agent="a", kind="llm", input="", output="", ok=True)])
 
 
 callable_object = Callable()

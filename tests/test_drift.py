@@ -10,11 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from groundwire.train.report.prefix_drift import CAUSES, Drift, drifts
-from groundwire.train.report.token_text import Vocabulary
+from groundwire.train.report.token_text import TokenDecoder
 
 FILE = Path(__file__).parents[1] / "train" / "local" / "starter" / "tokenizer.json"
-WORDS, TOKENIZER = Vocabulary(FILE), Tokenizer.from_file(str(FILE))
-NOWHERE = Vocabulary(None)
+WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
+NOWHERE = TokenDecoder(None)
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())
 SYSTEM = "<|im_start|>system\nAnswer questions about a database of singers and concerts.<|im_end|>\n"
 ASKED = "<|im_start|>user\nHow many singers are there?<|im_end|>\n"
@@ -31,7 +31,7 @@ def call(prompt: str, reply: str = "<|im_end|>") -> dict[str, Any]:
     return {"agent": "sql_agent", "prompt_ids": ids(prompt), "response_ids": ids(reply)}
 
 
-def after(said: str, kept: str, *, words: Vocabulary = WORDS) -> list[Drift]:
+def after(said: str, kept: str, *, words: TokenDecoder = WORDS) -> list[Drift]:
     """The drifts of two calls: ``said`` was sampled, and ``kept`` stands in the next prompt."""
     first = call(SYSTEM + ASKED + HEADER, said + "<|im_end|>")
     return drifts([first, call(SYSTEM + ASKED + HEADER + kept + "<|im_end|>\n" + NEXT + HEADER)], words)

@@ -21,7 +21,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
 
 Ask = Callable[[], Awaitable[None]]
@@ -98,15 +98,15 @@ async def _collector(agent: _Agent, reward: Any, *, proxied: bool, store: Any) -
 
 async def _outcomes(
     work: Work, *, proxied: bool, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
-) -> list[Outcome]:
+) -> list[RolloutResult]:
     store = store or InMemoryLightningStore()
     async with _collector(_Agent(work, ours=ours), reward, proxied=proxied, store=store) as collector:
         task = {"id": "t", "question": "?"}
-        jobs = [Job(task=task, group="t", mode="train") for _ in range(n)]
+        jobs = [RolloutRequest(task=task, group="t", mode="train") for _ in range(n)]
         return await collector.run(jobs, deadline_s=30)
 
 
-def _rewards(outcome: Outcome) -> list[float | None]:
+def _rewards(outcome: RolloutResult) -> list[float | None]:
     assert outcome.reward == 1.0
     assert outcome.status == "succeeded"
     made = triplets(outcome.calls, outcome.reward)

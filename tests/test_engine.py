@@ -21,7 +21,7 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from groundwire.train.policy.decoder import UnsupportedModelError, choose  # noqa: E402
+from groundwire.train.policy.decoder import UnsupportedModelError, sample_tokens  # noqa: E402
 from groundwire.train.policy.engine import Engine  # noqa: E402
 from groundwire.train.policy.model import fitting_length  # noqa: E402
 from groundwire.train.policy.types import EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
@@ -224,7 +224,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(1000, 1)
     uniform = torch.linspace(0, 0.9999, 1000, dtype=torch.float64)
     for top_p, allowed in ((0.3, {0}), (0.49, {0}), (0.51, {0, 1}), (0.9, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
-        tokens, _ = choose(
+        tokens, _ = sample_tokens(
             logits, torch.ones(1000), torch.full((1000,), top_p, dtype=torch.float64), uniform, any_top_p=top_p < 1
         )
         assert set(tokens.tolist()) == allowed
@@ -234,7 +234,7 @@ def test_draws_follow_the_distribution_and_never_take_what_is_impossible():
     logits = torch.tensor([[-float("inf"), 2.0, 0.0, -float("inf"), 1.0, -float("inf")]]).repeat(20000, 1)
     uniform = torch.arange(20000, dtype=torch.float64) / 20000
     ones = torch.ones(20000)
-    tokens, _ = choose(logits, ones * 0.5, ones.double(), uniform, any_top_p=False)
+    tokens, _ = sample_tokens(logits, ones * 0.5, ones.double(), uniform, any_top_p=False)
     shares = torch.bincount(tokens, minlength=6) / 20000
     torch.testing.assert_close(shares, torch.softmax(logits[0] / 0.5, -1), atol=1e-3, rtol=0)
     assert set(tokens.tolist()) == {1, 2, 4}

@@ -23,7 +23,7 @@ from groundwire.domains import Task
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.exit import Stop
 from groundwire.train.config.run_config import resolve
-from groundwire.train.rollouts.collector import Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
 from groundwire.train.run import _check_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.health import StoreAddressError, check_store
@@ -105,7 +105,7 @@ async def _until(condition: Any) -> None:
         await asyncio.sleep(0.05)
 
 
-def _results(outcomes: list[Outcome]) -> list[tuple[str, float | None]]:
+def _results(outcomes: list[RolloutResult]) -> list[tuple[str, float | None]]:
     return [(outcome.status, outcome.reward) for outcome in outcomes]
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.adapters.tracing import Trajectory
-from groundwire.train.local.grpo import GRPO, GRPOConfig, Rollout, clipped_policy_loss, group_advantages
+from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, clipped_policy_loss, group_advantages
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1.json").read_text())["cases"]
 
@@ -79,7 +79,7 @@ def _logprobs(model: LlamaForCausalLM, prompt: list[int], response: list[int]) -
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
 
 
-def _batch(model: LlamaForCausalLM) -> list[Rollout]:
+def _batch(model: LlamaForCausalLM) -> list[ScoredRollout]:
     """Three groups; rollouts of one to three calls, with prefixes shared, nested, or not at all."""
     generator = torch.Generator().manual_seed(1)
 
@@ -93,7 +93,7 @@ def _batch(model: LlamaForCausalLM) -> list[Rollout]:
             calls = [schema + ids(5) for _ in range(1 + (group + member) % 3)]
             pairs = [(prompt, ids(3 + member)) for prompt in calls]
             rollouts.append(
-                Rollout(
+                ScoredRollout(
                     group=str(group),
                     reward=float(member % 2),
                     trajectories=[_trajectory(p, r, _logprobs(model, p, r)) for p, r in pairs],
@@ -142,8 +142,10 @@ def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
     mask = [1, 1, 0, 0, 0, 1]
     kept = [p if m else 0.0 for p, m in zip(logprobs, mask, strict=True)]
     rollouts = [
-        Rollout(group="a", reward=1.0, trajectories=[_trajectory(prompt, response, kept, mask)]),
-        Rollout(group="a", reward=0.0, trajectories=[_trajectory(prompt, [5, 5], _logprobs(model, prompt, [5, 5]))]),
+        ScoredRollout(group="a", reward=1.0, trajectories=[_trajectory(prompt, response, kept, mask)]),
+        ScoredRollout(
+            group="a", reward=0.0, trajectories=[_trajectory(prompt, [5, 5], _logprobs(model, prompt, [5, 5]))]
+        ),
     ]
     metrics = GRPO(model, GRPOConfig()).update(rollouts)
     assert metrics["tokens_trained"] == 3 + 2
@@ -153,7 +155,7 @@ def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
 def test_a_batch_without_contrast_leaves_the_model_as_it_is() -> None:
     model = _policy()
     before = [p.clone() for p in model.parameters()]
-    rollouts = [Rollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)]
+    rollouts = [ScoredRollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)]
     assert GRPO(model, GRPOConfig()).update(rollouts)["groups_used"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 

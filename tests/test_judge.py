@@ -20,10 +20,10 @@ from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettings
 from groundwire.rewards.judge import Judge
 from groundwire.rewards.judge.cache import JudgeCache
 from groundwire.rewards.judge.settings import API_KEY, parse_settings
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
-RAN = Step(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
-FAILED = Step(agent="a", kind="tool", input="SELECT", output="Error", ok=False)
+RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
+FAILED = AgentStep(agent="a", kind="tool", input="SELECT", output="Error", ok=False)
 TASK = {"id": "1", "question": CASE["question"], "answer": CASE["reference"]}
 
 

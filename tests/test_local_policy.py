@@ -12,7 +12,7 @@ import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from groundwire.adapters.tracing import Call, all_calls_from_spans
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Completion, EngineError, PromptTooLongError, Sampling
@@ -69,7 +69,7 @@ class _Agent:
         answer = await self.client.chat.completions.create(**asked)
         return [chunk async for chunk in answer] if options.get("stream") else answer
 
-    async def call(self) -> Call:
+    async def call(self) -> LLMCall:
         deadline = asyncio.get_running_loop().time() + 10
         while True:
             await self._proxy.flush(self.rollout_id)
@@ -112,7 +112,7 @@ async def test_the_same_reply_and_the_same_call(agents: list[_Agent], stream: bo
     here, served = calls
     assert here == served
     assert agents[0].engine.detokenize(here.response_ids) == "select age"
-    assert (set(here.logprobs), here.finish_reason, here.problem) == ({-0.5}, "stop", "")
+    assert (set(here.logprobs), here.finish_reason, here.untrainable_reason) == ({-0.5}, "stop", "")
     assert (here.weights_version, here.first_weights_version) == (3, 2)
     assert here.reply == {"role": "assistant", "content": "select age"}
     # Behind HTTP the agent gets the ids and logprobs, too, that the proxy asks for.
@@ -162,8 +162,8 @@ async def test_what_is_refused_is_recorded_with_its_reason(
             await agent.ask(**options)
         assert caught.value.status_code == status
         calls.append(await agent.call())
-        assert f"failed with status {status}" in calls[-1].problem
-        assert said in calls[-1].problem
+        assert f"failed with status {status}" in calls[-1].untrainable_reason
+        assert said in calls[-1].untrainable_reason
     assert calls[0] == calls[1]
 
 
@@ -172,7 +172,7 @@ async def test_a_failure_within_a_stream_is_told_and_recorded(agents: list[_Agen
         agent.engine.error = EngineError("out of cards")
         with pytest.raises(openai.APIError, match="out of cards"):
             await agent.ask(stream=True)
-        assert "out of cards" in (await agent.call()).problem
+        assert "out of cards" in (await agent.call()).untrainable_reason
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -192,7 +192,7 @@ async def test_what_no_policy_may_say_is_a_failed_call_and_holds_up_no_other(age
     for agent in agents:
         agent.engine.logprob = None
         await agent.ask()
-        assert "cannot be read" in (await agent.call()).problem
+        assert "cannot be read" in (await agent.call()).untrainable_reason
 
 
 async def test_a_policy_here_and_upstreams_exclude_each_other(tiny_policy: Any) -> None:

@@ -17,7 +17,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import Display, show_summary
 from groundwire.train.config.run_config import resolve
-from groundwire.train.evaluation.diagnosis import may_pass, nothing_judged
+from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import measure
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build
@@ -100,8 +100,8 @@ def test_one_that_was_judged_is_enough_and_an_agents_own_failure_is_judged() -> 
 
 
 def test_what_may_pass_by_itself_is_waited_for() -> None:
-    assert may_pass([_failed(), _failed("timeout")])
-    assert not may_pass([_failed(), _failed("judge_abstained")])
+    assert is_transient([_failed(), _failed("timeout")])
+    assert not is_transient([_failed(), _failed("judge_abstained")])
 
 
 def test_a_run_whose_reward_always_fails_ends_before_training(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from groundwire import adapters
 from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
-from groundwire.adapters.tracing import Call, calls_from_spans, select, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
@@ -62,7 +62,7 @@ async def _run(
         return answer, server.requests
 
 
-async def _traced(replies: Script, database: str, backend: OpenAIAgentsBackend) -> tuple[Answer, list[Call]]:
+async def _traced(replies: Script, database: str, backend: OpenAIAgentsBackend) -> tuple[Answer, list[LLMCall]]:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout(input={})
     ids = rollout.rollout_id, rollout.attempt.attempt_id
@@ -224,7 +224,7 @@ async def test_each_call_is_named_by_the_agent_that_makes_it_also_after_a_handof
     answer, calls = await _traced(replies, database, _Triage(stream=stream))
     assert answer.text == NAMES
     assert [call.agent for call in calls] == ["triage", "sql_agent", "sql_agent"]
-    assert [call.agent for call in select(calls, "^sql")] == ["sql_agent", "sql_agent"]
+    assert [call.agent for call in calls_of_agents(calls, "^sql")] == ["sql_agent", "sql_agent"]
 
 
 async def test_rollouts_at_once_keep_their_names_and_answers_apart(database: str) -> None:

@@ -13,7 +13,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
 
 from groundwire.adapters import AGENT_HEADER
-from groundwire.adapters.tracing import Call, all_calls_from_spans
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
 
@@ -33,12 +33,12 @@ class Bench:
     async def ask(self, messages: Sequence[Any] = HELLO, **options: Any) -> Any:
         return await self.client.chat.completions.create(model="any", messages=list(messages), **options)
 
-    async def calls(self) -> list[Call]:
+    async def calls(self) -> list[LLMCall]:
         await self.proxy.flush(self.rollout_id)
         return await stored(self.store, self.rollout_id)
 
 
-async def stored(store: Any, rollout_id: str) -> list[Call]:
+async def stored(store: Any, rollout_id: str) -> list[LLMCall]:
     return all_calls_from_spans(await store.query_spans(rollout_id))
 
 
@@ -82,7 +82,12 @@ async def test_a_call_becomes_one_span_with_what_the_server_sampled(bench: Any) 
     (call,) = await b.calls()
     assert (call.prompt_ids, call.response_ids) == (render(HELLO), [*encode("hi"), END])
     assert (call.logprobs, call.finish_reason, call.weights_version) == ([-0.25, -0.5, -1.0], "stop", 7)
-    assert (call.agent, call.messages, call.reply["content"], call.problem) == ("write_query", HELLO, "hi", "")
+    assert (call.agent, call.messages, call.reply["content"], call.untrainable_reason) == (
+        "write_query",
+        HELLO,
+        "hi",
+        "",
+    )
     assert call.started <= call.ended
     assert b.server.requests[0]["temperature"] == 0.5
 
@@ -114,7 +119,7 @@ async def test_tool_calls_come_through(bench: Any, stream: bool) -> None:
     assert tool_call.function.arguments == '{"sql": "SELECT 1"}'
     (call,) = await b.calls()
     assert call.reply["tool_calls"] == [TOOL_CALL]
-    assert (call.tools, call.finish_reason, call.problem) == (tools, "tool_calls", "")
+    assert (call.tools, call.finish_reason, call.untrainable_reason) == (tools, "tool_calls", "")
 
 
 async def test_the_agents_name_comes_from_the_header_else_from_baggage(bench: Any) -> None:
@@ -149,7 +154,7 @@ async def test_an_upstream_error_is_passed_on_as_it_is_and_recorded(bench: Any) 
     assert caught.value.body["type"] == "scripted_error"
     (call,) = await b.calls()
     assert (call.status, call.error) == (400, "This model's maximum context length is 8 tokens")
-    assert "failed with status 400" in call.problem
+    assert "failed with status 400" in call.untrainable_reason
 
 
 async def test_a_policy_server_that_is_gone_is_a_502_and_recorded(bench: Any) -> None:
@@ -174,7 +179,7 @@ async def test_a_stream_that_breaks_off_is_an_error_to_the_agent_and_recorded(be
     with pytest.raises(openai.APIError, match="broke off"):
         _ = [chunk async for chunk in await b.ask(stream=True)]
     (call,) = await b.calls()
-    assert "broke off" in call.problem
+    assert "broke off" in call.untrainable_reason
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -191,7 +196,10 @@ async def test_a_client_that_leaves_cancels_the_upstream_call(bench: Any, stream
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.wait_for(_until(lambda: b.server.cancelled == 1), 5.0)
     (call,) = await _calls_when_there(b)
-    assert (call.status, call.problem) == (499, "failed with status 499: the client left before the reply was complete")
+    assert (call.status, call.untrainable_reason) == (
+        499,
+        "failed with status 499: the client left before the reply was complete",
+    )
 
 
 async def test_more_than_one_choice_is_refused_in_words(bench: Any) -> None:
@@ -310,7 +318,7 @@ async def _until(condition: Any) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _calls_when_there(b: Bench) -> list[Call]:
+async def _calls_when_there(b: Bench) -> list[LLMCall]:
     while not (calls := await b.calls()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return calls

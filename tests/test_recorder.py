@@ -19,12 +19,12 @@ from no_data import NoData
 from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.adapters._openai_client import Clients, typed_failures
 from groundwire.adapters.conformance import Recording, load_backend, play
-from groundwire.adapters.tracing import Call, all_calls_from_spans, select, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
 
 GOLD = "SELECT name FROM singer"
@@ -41,12 +41,12 @@ def task(tmp_path: Path) -> Task:
     return {"id": "t1", "question": "Which singers?", "query": GOLD, "db_path": str(path)}
 
 
-def _timeless(call: Call) -> Call:
+def _timeless(call: LLMCall) -> LLMCall:
     return replace(call, started=0.0, ended=0.0, rollout_id="", attempt_id="")
 
 
 def _for_training(recording: Recording, agent_match: str | None) -> Any:
-    calls = select(list(map(_timeless, recording.calls)), agent_match)
+    calls = calls_of_agents(list(map(_timeless, recording.calls)), agent_match)
     return triplets(calls, recording.reward), trajectories(calls)
 
 
@@ -153,15 +153,15 @@ async def _collector(
 
 async def _run(
     task: Task, policy_url: str, backend: Any, *, proxied: bool, count: int = 1, timeout_s: float = 15.0
-) -> list[tuple[Outcome, list[Call]]]:
+) -> list[tuple[RolloutResult, list[LLMCall]]]:
     """Each rollout's outcome and all its calls, failed ones too."""
-    jobs = [Job(task=task, group="t1", mode="train", sampling={"seed": n}) for n in range(count)]
+    jobs = [RolloutRequest(task=task, group="t1", mode="train", sampling={"seed": n}) for n in range(count)]
     async with _collector(policy_url, backend, proxied=proxied, timeout_s=timeout_s) as (collector, store):
         outcomes = await collector.run(jobs, deadline_s=20)
         return [(outcome, all_calls_from_spans(await store.query_spans(outcome.rollout_id))) for outcome in outcomes]
 
 
-async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> list[tuple[Outcome, list[Call]]]:
+async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> list[tuple[RolloutResult, list[LLMCall]]]:
     async with ScriptedPolicyServer(replies=replies) as server:
         return await _run(task, server.base_url, _Backend(calls) if callable(calls) else calls, **options)
 

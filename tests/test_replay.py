@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from groundwire.rewards import RewardError
 from groundwire.rewards.replay import app, replay
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
 
-RAN = Step(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
+RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 
 
 def rollout(
@@ -35,7 +35,7 @@ def rollout(
     }
 
 
-async def says_yes(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+async def says_yes(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
     if answer == "unclear":
         raise RewardError("no verdict")
     return float(answer == task["gold"])
@@ -85,7 +85,7 @@ async def test_a_failure_stays_one_and_what_cannot_be_judged_leaves_its_group() 
 
 
 async def test_the_new_reward_sees_the_trace() -> None:
-    async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+    async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
         return float(any(step["ok"] for step in trace))
 
     found = await replay([rollout("a", 0.0), rollout("b", 0.0, ran=False)], executes)

@@ -15,7 +15,7 @@ from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
 from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.checkpoint import load_start
+from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.model import ModelUnreadableError, load_policy
 
 NOTHING: dict[str, Any] = dict.fromkeys(
@@ -115,34 +115,34 @@ def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "trainer.pt"])
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDir, name: str) -> None:
     config = resumed(run, None, NOTHING)
-    assert load_start(config, run).state == {"step": 2}
+    assert load_initial_state(config, run).state == {"step": 2}
     _cut(run, 2, name)
-    start = load_start(config, run)
+    start = load_initial_state(config, run)
     assert start.state == {"step": 1}
     assert "step-00002" in start.note
     assert "cannot be loaded: " in start.note
     assert start.note.endswith("going on from step-00001, and step-00002 is kept as damaged-step-00002")
     assert run.saved_step() == 1
-    assert not load_start(config, run).note
+    assert not load_initial_state(config, run).note
 
 
 def test_an_empty_file_of_the_trainers_is_damage_like_any_other(run: RunDir) -> None:
     (run.path / "checkpoints" / "step-00002" / "trainer.pt").write_bytes(b"")
-    assert load_start(resumed(run, None, NOTHING), run).state == {"step": 1}
+    assert load_initial_state(resumed(run, None, NOTHING), run).state == {"step": 1}
 
 
 def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) -> None:
     _cut(run, 1, "model.safetensors")
     _cut(run, 2, "trainer.pt")
     with pytest.raises(RunDamagedError, match=r"step-00002/trainer.pt cannot be loaded: .* no earlier checkpoint"):
-        load_start(resumed(run, None, NOTHING), run)
+        load_initial_state(resumed(run, None, NOTHING), run)
     assert [folder.name for folder in run.checkpoints()] == ["step-00001", "step-00002"]
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])
 def test_a_device_that_torch_cannot_use_is_refused(tmp_path: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device is '?{device}"):
-        load_start(resolve("fast", device=device), RunDir(tmp_path))
+        load_initial_state(resolve("fast", device=device), RunDir(tmp_path))
 
 
 def test_a_model_that_is_not_whole_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.config.run_config import ConfigError, resolve
 from groundwire.train.rollouts.factory import make_reward
-from groundwire.train.rollouts.remote_agent import ToldAgent
+from groundwire.train.rollouts.remote_agent import RemoteRolloutAgent
 from groundwire.train.run import app
 
 HYBRID = ("--reward", "rule_judge_hybrid", "--print-config")
@@ -30,7 +30,7 @@ async def test_a_runner_elsewhere_judges_as_the_trainer_says(tmp_path: Path) -> 
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
         judge = {"model": "m", "base_url": server.base_url, "clarity": 1.0, "cache": str(tmp_path / "judge.sqlite")}
         config = resolve("fast", reward="0.5*rule_judge_hybrid+executes", judge=judge)
-        told = ToldAgent(backend="langgraph", agent=None, domain="spider")
+        told = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
         agent = told._made(json.loads(json.dumps(config.for_agents())))  # as a store hands it on
         task = {"question": CASE["question"], "answer": CASE["reference"]}
         parts: Any = await agent.reward(task, "It is for fever.", [])

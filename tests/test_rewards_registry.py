@@ -15,9 +15,9 @@ from groundwire.rewards import JudgeSettings, RewardError, UnusableRewardError
 from groundwire.rewards._compose import combine, parse
 from groundwire.rewards._registry import _registry
 from groundwire.tools.plugins import UnknownNameError
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
-RAN = Step(agent="a", kind="tool", input="SELECT 1", output="", ok=True)
+RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="", ok=True)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.domains import Task
 from groundwire.rewards import JudgeAbstainedError, RewardError
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
@@ -93,11 +93,11 @@ async def _collector(
             await runners.stop()
 
 
-def _jobs(task: Task, count: int) -> list[Job]:
-    return [Job(task=task, group="t1", mode="train", sampling={"temperature": 1.0}) for _ in range(count)]
+def _jobs(task: Task, count: int) -> list[RolloutRequest]:
+    return [RolloutRequest(task=task, group="t1", mode="train", sampling={"temperature": 1.0}) for _ in range(count)]
 
 
-async def _outcome(backend: Any, task: Task, reward: Any = _exact, **options: Any) -> Outcome:
+async def _outcome(backend: Any, task: Task, reward: Any = _exact, **options: Any) -> RolloutResult:
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
         _collector(server, backend, reward, **options) as collector,

@@ -12,8 +12,8 @@ from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwire.adapters.tracing import Call, from_span, to_span
-from groundwire.adapters.tracing.openai_wire import Exchange, read_exchange, traced_request
+from groundwire.adapters.tracing import LLMCall, from_span, to_span
+from groundwire.adapters.tracing.openai_wire import HttpExchange, read_exchange, traced_request
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
 ANYTHING = st.recursive(
@@ -24,7 +24,7 @@ ANYTHING = st.recursive(
 PLAIN_TEXT = st.text(max_size=20)
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 CALLS = st.builds(
-    Call,
+    LLMCall,
     rollout_id=st.just("r"),
     attempt_id=st.just("a"),
     sequence=st.integers(1, 10**6),
@@ -43,7 +43,7 @@ CALLS = st.builds(
 
 
 @given(CALLS)
-def test_a_call_survives_its_span_and_the_stores_json(call: Call) -> None:
+def test_a_call_survives_its_span_and_the_stores_json(call: LLMCall) -> None:
     assert from_span(to_span(call)) == call
     assert from_span(Span.model_validate_json(to_span(call).model_dump_json())) == call
 
@@ -54,7 +54,7 @@ def test_a_call_takes_at_most_12_kb() -> None:
     ids = [rng.randrange(151_936) for _ in range(1024 + 64)]
     text = "".join(rng.choices("abcdefghijklmnopqrstuvwxyz (),\n", k=4 * 1024))
     messages = [{"role": "system", "content": text[:3600]}, {"role": "user", "content": text[3600:]}]
-    call = Call(
+    call = LLMCall(
         rollout_id="ro-0123456789ab",
         attempt_id="at-01234567",
         sequence=12,
@@ -79,7 +79,7 @@ def test_whatever_the_agent_and_the_server_say_the_span_is_one_that_stores_take(
     for body in (said, {"choices": said}, {"choices": [choice], "prompt_token_ids": said, "weights_version": said}):
         for streamed in (False, True):
             text = json.dumps(body)
-            exchange = Exchange(
+            exchange = HttpExchange(
                 rollout_id="r",
                 attempt_id="a",
                 agent=said if isinstance(said, str) else "",
@@ -97,14 +97,14 @@ def test_whatever_the_agent_and_the_server_say_the_span_is_one_that_stores_take(
 
 def test_logprobs_of_a_server_that_computes_in_float32_come_back_exactly() -> None:
     logprobs = [struct.unpack("f", struct.pack("f", value))[0] for value in (-0.1, -1e-7, -17.25)]
-    call = Call(rollout_id="r", attempt_id="a", sequence=1, response_ids=[1, 2, 3], logprobs=logprobs)
+    call = LLMCall(rollout_id="r", attempt_id="a", sequence=1, response_ids=[1, 2, 3], logprobs=logprobs)
     assert from_span(to_span(call)).logprobs == logprobs
 
 
 async def test_the_store_gives_back_what_it_was_given() -> None:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout(input={})
-    call = Call(
+    call = LLMCall(
         rollout_id=rollout.rollout_id,
         attempt_id=rollout.attempt.attempt_id,
         sequence=1,
@@ -141,10 +141,10 @@ def test_a_vllm_stream_is_read_whole() -> None:
         {"choices": [], "usage": {"total_tokens": 8}},
     ]
     body = ": comment\n\n" + "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
-    exchange = Exchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body.encode(), streamed=True)
+    exchange = HttpExchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body.encode(), streamed=True)
     call = read_exchange(exchange, sequence=1)
     assert (call.prompt_ids, call.response_ids) == ([1, 2], [3, 4, 5, 6, 7, 8])
-    assert (call.logprobs, call.problem) == ([-0.5, -0.25, -1.0, -1.0, -2.0, -3.0], "")
+    assert (call.logprobs, call.untrainable_reason) == ([-0.5, -0.25, -1.0, -1.0, -2.0, -3.0], "")
     assert call.reply["tool_calls"][0] == {
         "id": "c1",
         "type": "function",
@@ -162,8 +162,8 @@ def _part(index: int, name: str | None, arguments: str = "", **fields: Any) -> d
     return {"index": index, "function": {"name": name, "arguments": arguments}, **fields}
 
 
-def _without_ids(body: bytes, *, streamed: bool = False) -> Call:
-    exchange = Exchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body, streamed=streamed)
+def _without_ids(body: bytes, *, streamed: bool = False) -> LLMCall:
+    exchange = HttpExchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body, streamed=streamed)
     return read_exchange(exchange, sequence=1)
 
 
@@ -175,7 +175,7 @@ def test_a_server_without_ids_gives_its_own_counts_in_whole_replies_and_in_strea
     stream = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
     for call in (_without_ids(json.dumps(whole).encode()), _without_ids(stream, streamed=True)):
         assert (call.prompt_tokens, call.response_tokens) == (70, 7)
-        assert call.problem == "the server sent no token ids"
+        assert call.untrainable_reason == "the server sent no token ids"
         assert from_span(to_span(call)) == call
 
 

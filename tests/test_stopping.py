@@ -17,7 +17,7 @@ from watchers import Nobody
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig, resolve
-from groundwire.train.local.graceful_shutdown import Stopping
+from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 
 STEPS = 4
@@ -90,7 +90,7 @@ def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeyp
 
 
 def _update(done: list[str], signals: Callable[[], None]) -> None:
-    with Stopping() as stopping:
+    with GracefulShutdown() as stopping:
         with stopping.whole("the update of step 3"):
             signals()
             done.append("update")
@@ -123,7 +123,7 @@ def test_who_asks_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_asks_again_while_it_stops_gets_nothing_else_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with Stopping() as stopping:
+    with GracefulShutdown() as stopping:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         assert not stopping.at_once
@@ -133,14 +133,14 @@ def test_who_asks_again_while_it_stops_gets_nothing_else_begun(monkeypatch: pyte
         assert stopping.at_once
 
 
-def _fails(stopping: Stopping) -> None:
+def _fails(stopping: GracefulShutdown) -> None:
     with stopping.whole("writing step 3"):
         os.kill(os.getpid(), signal.SIGINT)
         raise OSError("no space left")
 
 
 def test_what_failed_is_the_reason_and_not_that_it_was_to_stop() -> None:
-    with Stopping() as stopping:
+    with GracefulShutdown() as stopping:
         with pytest.raises(OSError, match="no space left"):
             _fails(stopping)
         with stopping.whole("writing a checkpoint"):
@@ -150,7 +150,7 @@ def test_what_failed_is_the_reason_and_not_that_it_was_to_stop() -> None:
 def test_a_signal_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with Stopping():
+        with GracefulShutdown():
             os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -158,6 +158,6 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 
 def test_afterwards_signals_are_what_they_were() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Stopping():
+    with GracefulShutdown():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groundwire.train.store.request_batcher import Together
+from groundwire.train.store.request_batcher import RequestBatcher
 
 
 class _Store:
@@ -32,7 +32,7 @@ class _Store:
         return 200, json.dumps([(200, each[1]) for each in batch]).encode()
 
 
-async def _ask(together: Together, *paths: str, body: bytes = b"{}") -> list[asyncio.Task[tuple[int, bytes]]]:
+async def _ask(together: RequestBatcher, *paths: str, body: bytes = b"{}") -> list[asyncio.Task[tuple[int, bytes]]]:
     asking = [asyncio.create_task(together.ask("post", path, body)) for path in paths]
     await asyncio.sleep(0.01)
     return asking
@@ -40,7 +40,7 @@ async def _ask(together: Together, *paths: str, body: bytes = b"{}") -> list[asy
 
 async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together() -> None:
     store = _Store()
-    together = Together(store.send)
+    together = RequestBatcher(store.send)
     asking = [*await _ask(together, "/0"), *await _ask(together, "/1"), *await _ask(together, "/2", "/3", "/4")]
     assert store.sent == ["/0", "/1"]
     store.free.set()
@@ -50,7 +50,7 @@ async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together(
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     store = _Store()
-    together = Together(store.send)
+    together = RequestBatcher(store.send)
     first = [*await _ask(together, "/a"), *await _ask(together, "/b")]
     gone, wanted = await _ask(together, "/gone", "/wanted")
     gone.cancel()
@@ -64,7 +64,7 @@ async def test_a_refused_batch_says_nothing_about_a_request_in_it(said: int, alo
     store = _Store()
     store.fails = said
     store.free.set()
-    answers = await asyncio.gather(*await _ask(Together(store.send), "/a", "/b"))
+    answers = await asyncio.gather(*await _ask(RequestBatcher(store.send), "/a", "/b"))
     assert answers == ([(200, b"/a"), (200, b"/b")] if alone else [(said, b"no")] * 2)
 
 
@@ -72,14 +72,14 @@ async def test_a_store_that_goes_away_is_told_to_all_of_a_batch() -> None:
     store = _Store()
     store.fails = ConnectionResetError("gone")
     store.free.set()
-    answers = await asyncio.gather(*await _ask(Together(store.send), "/a", "/b"), return_exceptions=True)
+    answers = await asyncio.gather(*await _ask(RequestBatcher(store.send), "/a", "/b"), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ConnectionResetError] * 2
 
 
 async def test_large_requests_go_by_themselves() -> None:
     store = _Store()
     store.free.set()
-    await asyncio.gather(*await _ask(Together(store.send), "/a", "/b", "/c", body=b'"' + b"x" * (3 << 20) + b'"'))
+    await asyncio.gather(*await _ask(RequestBatcher(store.send), "/a", "/b", "/c", body=b'"' + b"x" * (3 << 20) + b'"'))
     assert sorted(store.sent) == ["/a", "/b", "/c"]
 
 
@@ -87,7 +87,7 @@ def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
     asking: list[asyncio.Task[Any]] = []
 
     async def leave() -> None:
-        asking.extend(await _ask(Together(_Store().send), "/a", "/b", "/c"))
+        asking.extend(await _ask(RequestBatcher(_Store().send), "/a", "/b", "/c"))
 
     asyncio.run(asyncio.wait_for(leave(), 5))
     assert all(task.cancelled() for task in asking)
@@ -105,7 +105,7 @@ def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
     ],
 )
 async def test_what_takes_long_or_is_spelt_otherwise_goes_alone(path: str, may: bool) -> None:
-    together = Together(_Store().send)
+    together = RequestBatcher(_Store().send)
     assert together.takes(path) is may
 
     async def elsewhere() -> bool:

@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwire.adapters.tracing import Call, Trajectory, trajectories
+from groundwire.adapters.tracing import LLMCall, Trajectory, trajectories
 
 
-def call(prompt: list[int], response: list[int], *, sequence: int = 1, agent: str = "", first_logprob: int = 1) -> Call:
+def call(
+    prompt: list[int], response: list[int], *, sequence: int = 1, agent: str = "", first_logprob: int = 1
+) -> LLMCall:
     """Every sampled token gets a logprob of its own, so that it can be told from every other."""
     logprobs = [-float(first_logprob + index) for index in range(len(response))]
-    return Call(
+    return LLMCall(
         rollout_id="r",
         attempt_id="a",
         sequence=sequence,
@@ -30,9 +32,9 @@ SAMPLED = st.lists(st.integers(0, 2), min_size=1, max_size=4)
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> list[Call]:
+def conversations(draw: st.DrawFn) -> list[LLMCall]:
     """Calls that go on from any earlier one, sample it again, change its history, or start afresh."""
-    calls: list[Call] = []
+    calls: list[LLMCall] = []
     logprobs = count(1)
     for sequence in range(draw(st.integers(1, 10))):
         earlier = draw(st.sampled_from(calls)) if calls else None
@@ -53,7 +55,7 @@ def conversations(draw: st.DrawFn) -> list[Call]:
     return calls
 
 
-def sampled_in_calls(calls: list[Call]) -> list[tuple[float, int, list[int]]]:
+def sampled_in_calls(calls: list[LLMCall]) -> list[tuple[float, int, list[int]]]:
     """(logprob, token, all that stood before it) of every sampled token."""
     return sorted(
         (logprob, token, c.prompt_ids + c.response_ids[:index])
@@ -73,12 +75,12 @@ def trained_in_trajectories(merged: list[Trajectory]) -> list[tuple[float, int, 
 
 
 @given(conversations())
-def test_every_sampled_token_is_trained_on_once_after_the_context_it_was_sampled_from(calls: list[Call]) -> None:
+def test_every_sampled_token_is_trained_on_once_after_the_context_it_was_sampled_from(calls: list[LLMCall]) -> None:
     assert trained_in_trajectories(trajectories(calls)) == sampled_in_calls(calls)
 
 
 @given(conversations())
-def test_ids_masks_and_logprobs_have_one_length(calls: list[Call]) -> None:
+def test_ids_masks_and_logprobs_have_one_length(calls: list[LLMCall]) -> None:
     for merged in trajectories(calls):
         assert len(merged.response_ids) == len(merged.loss_mask) == len(merged.logprobs)
         assert len(merged) == len(merged.prompt_ids) + len(merged.response_ids)
@@ -87,7 +89,7 @@ def test_ids_masks_and_logprobs_have_one_length(calls: list[Call]) -> None:
 
 
 @given(conversations())
-def test_a_trajectory_is_exactly_its_first_prompt_and_its_last_call(calls: list[Call]) -> None:
+def test_a_trajectory_is_exactly_its_first_prompt_and_its_last_call(calls: list[LLMCall]) -> None:
     merged = trajectories(calls)
     assert sorted(c.sequence for t in merged for c in t.calls) == [c.sequence for c in calls]
     for t in merged:
@@ -142,7 +144,7 @@ def test_a_later_prompt_longer_than_the_first_stays_a_prompt() -> None:
 
 
 def test_a_call_that_cannot_be_trained_on_is_not_merged_but_named() -> None:
-    broken = Call(rollout_id="r", attempt_id="a", sequence=3, prompt_ids=[1], response_ids=[2])
+    broken = LLMCall(rollout_id="r", attempt_id="a", sequence=3, prompt_ids=[1], response_ids=[2])
     with pytest.raises(ValueError, match="call 3 of rollout r cannot be trained on: 1 sampled tokens but 0 logprobs"):
         trajectories([broken])
 

@@ -9,20 +9,20 @@ from agentlightning.emitter import emit_reward
 from agentlightning.types import Span
 
 from groundwire.adapters.tracing import (
-    Call,
+    LLMCall,
     all_calls_from_spans,
     calls_from_spans,
+    calls_of_agents,
     reward_from_spans,
-    select,
     to_span,
     triplets,
 )
 from groundwire.adapters.tracing.semconv import EMITTED
 
 
-def call(sequence: int, *, agent: str = "write_query", **fields: Any) -> Call:
+def call(sequence: int, *, agent: str = "write_query", **fields: Any) -> LLMCall:
     given = {"prompt_ids": [1, 2], "response_ids": [3], "logprobs": [-0.5], "weights_version": 4, **fields}
-    return Call(rollout_id="r", attempt_id="a", sequence=sequence, agent=agent, **given)
+    return LLMCall(rollout_id="r", attempt_id="a", sequence=sequence, agent=agent, **given)
 
 
 def reward(sequence: int, value: Any, primary: str | None = None) -> Span:
@@ -50,7 +50,7 @@ def test_calls_come_in_the_order_of_their_numbers() -> None:
 def test_a_call_that_cannot_be_trained_on_is_left_out_and_says_why(fields: dict[str, Any], why: str) -> None:
     spans = [to_span(call(1)), to_span(call(2, **fields))]
     assert [c.sequence for c in calls_from_spans(spans)] == [1]
-    assert why in all_calls_from_spans(spans)[1].problem
+    assert why in all_calls_from_spans(spans)[1].untrainable_reason
 
 
 def test_spans_of_others_are_not_calls() -> None:
@@ -60,11 +60,11 @@ def test_spans_of_others_are_not_calls() -> None:
 
 def test_agent_match_is_a_regex_over_agent_names() -> None:
     calls = [call(1, agent="write_query"), call(2, agent="check_query"), call(3, agent="rewrite_query")]
-    assert [c.sequence for c in select(calls, "write")] == [1, 3]
-    assert [c.sequence for c in select(calls, "^write")] == [1]
-    assert select(calls, None) == calls
+    assert [c.sequence for c in calls_of_agents(calls, "write")] == [1, 3]
+    assert [c.sequence for c in calls_of_agents(calls, "^write")] == [1]
+    assert calls_of_agents(calls, None) == calls
     with pytest.raises(ValueError, match=r"agent_match '\(' is not a regular expression"):
-        select(calls, "(")
+        calls_of_agents(calls, "(")
 
 
 def emitted(sequence: int, value: Any, primary: str | None = None) -> Span:

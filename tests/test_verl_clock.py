@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from groundwire.tools import step_timer as clock_module
-from groundwire.train.verl.step_timer import TrainerClock
+from groundwire.train.verl.step_timer import VerlStepTimer
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def _sample(
-    clock: TrainerClock, now: list[float], *, waits: float, samples: float, training: bool, writes: float = 0.0
+    clock: VerlStepTimer, now: list[float], *, waits: float, samples: float, training: bool, writes: float = 0.0
 ) -> dict[str, float]:
     clock.sampling_begins()
     now[0] += waits
@@ -30,7 +30,7 @@ def _sample(
 
 
 def test_an_update_belongs_to_the_sampling_after_it_whatever_is_validated_between(now: list[float]) -> None:
-    clock = TrainerClock()
+    clock = VerlStepTimer()
     now[0] += 60.0  # the start is nobody's
     assert _sample(clock, now, waits=1, samples=9, training=False) == {"waiting": 1, "sampling": 9}
     now[0] += 0.5
@@ -44,7 +44,7 @@ def test_an_update_belongs_to_the_sampling_after_it_whatever_is_validated_betwee
 
 
 def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[float]) -> None:
-    clock = TrainerClock()
+    clock = VerlStepTimer()
     _sample(clock, now, waits=0, samples=1, training=True)
     with clock.busy("sampling"):
         now[0] += 4.0
@@ -53,7 +53,7 @@ def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[fl
 
 
 def test_writing_rollouts_down_is_no_update(now: list[float]) -> None:
-    clock = TrainerClock()
+    clock = VerlStepTimer()
     _sample(clock, now, waits=0, samples=1, writes=2, training=True)
     now[0] += 4.0
     assert _sample(clock, now, waits=0, samples=1, training=True) == {"update": 4, "waiting": 2, "sampling": 1}

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from groundwire.adapters.tracing import Call
+from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.local.grpo import group_advantages
-from groundwire.train.rollouts.collector import Job, Outcome
-from groundwire.train.verl.credit_assignment import Row, discounted_advantage, rows
-from groundwire.train.verl.transfer_queue import Together, fields
+from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
+from groundwire.train.verl.credit_assignment import TrainingRow, discounted_advantage, rows
+from groundwire.train.verl.transfer_queue import WriteCoalescer, fields
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_groups.json").read_text())
 
 
-def _call(number: int, prompt: list[int], response: list[int], version: int = 3) -> Call:
-    return Call(
+def _call(number: int, prompt: list[int], response: list[int], version: int = 3) -> LLMCall:
+    return LLMCall(
         rollout_id="r",
         attempt_id="a",
         sequence=number,
@@ -35,16 +35,16 @@ def _call(number: int, prompt: list[int], response: list[int], version: int = 3)
     )
 
 
-def _outcome(calls: list[Call], reward: float = 1.0) -> Outcome:
+def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
     task: Task = {"id": "t"}
-    job = Job(task=task, group="u", mode="train")
-    return Outcome(
+    job = RolloutRequest(task=task, group="u", mode="train")
+    return RolloutResult(
         job=job, rollout_id="r", status="succeeded", reward=reward, parts={}, message="", answer="", trace=[],
         calls=calls, attempts=1, seconds=1.0,
     )  # fmt: skip
 
 
-def _rows(calls: list[Call], **options: Any) -> list[Row]:
+def _rows(calls: list[LLMCall], **options: Any) -> list[TrainingRow]:
     return rows(_outcome(calls), uid="u", session=2, step=4, reward=1.0, **options)
 
 
@@ -134,13 +134,13 @@ async def test_rows_that_come_while_others_are_stored_are_stored_together() -> N
     calls: list[tuple[int, str]] = []
     first = asyncio.Event()
 
-    async def store(rows: list[Row], partition: str) -> None:
+    async def store(rows: list[TrainingRow], partition: str) -> None:
         calls.append((len(rows), partition))
         await first.wait()
         if partition == "val":
             raise OSError("no room")
 
-    together, [row] = Together[Row](store), _rows(GROWING)
+    together, [row] = WriteCoalescer[TrainingRow](store), _rows(GROWING)
     puts = [asyncio.create_task(together.put([row], "train")) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)

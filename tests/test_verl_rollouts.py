@@ -21,15 +21,15 @@ from no_data import NoData
 from programs import fork
 
 from groundwire.adapters import AgentError, Answer, Endpoint, Question
-from groundwire.tools.step_timer import StepClock
+from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig, resolve
 from groundwire.train.policy.types import Sampling
-from groundwire.train.rollouts.runtime import LocalStack
+from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
 from groundwire.train.verl.agent_loop_manager import prompts_of
-from groundwire.train.verl.credit_assignment import Row
+from groundwire.train.verl.credit_assignment import TrainingRow
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import tag
@@ -80,7 +80,7 @@ class _Servers:
 class _Queue:
     """TransferQueue, as far as verl's sampler looks at it."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, TrainingRow] = field(default_factory=dict)
     statuses: dict[str, list[str]] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -89,7 +89,7 @@ class _Queue:
         if status != "running":
             self.done.set()
 
-    async def put(self, rows: Sequence[Row], partition: str) -> None:
+    async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
         self.rows.update((row.key, row) for row in rows)
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
@@ -140,10 +140,10 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
     config: RunConfig = resolve(
         "starter", trainer="verl", **{"n_runners": 16, "runner_processes": 0, "retries": 0, **settings}
     )
-    queue, servers, clock = _Queue(), _Servers(), StepClock()
+    queue, servers, clock = _Queue(), _Servers(), StepTimer()
     engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock, server="vllm")
     run = RunDir(tmp_path)
-    stack = LocalStack(
+    stack = RolloutRuntime(
         engine=engine, backend=backend, domain=NoData(), reward=_right, clock=clock, config=config, run=run
     )
     with stack:
@@ -183,7 +183,7 @@ def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_pat
 )
 def test_vllm_makes_text_only_to_look_for_stop_strings_in_it(server: str, stop: tuple[str, ...], told: object) -> None:
     async def ask() -> str:
-        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, clock=StepClock(), server=server)
+        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, clock=StepTimer(), server=server)
         return (await asyncio.wrap_future(engine.submit([1, 2], Sampling(stop=stop)))).text
 
     servers = _Servers()

@@ -157,9 +157,8 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
             theirs.append(parent_column)
     # SQLite lists the last one declared first.
     for _, (parent, ours, theirs) in sorted(foreign.items(), reverse=True):
-        theirs = theirs or _primary_key(
-            conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(parent)})").fetchall()
-        )  # noqa: PLW2901
+        columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(parent)})").fetchall()
+        theirs = theirs or _primary_key(columns)  # noqa: PLW2901
         yield f"foreign key ( {_names(ours)} ) references {_name(parent)}" + (
             f" ( {_names(theirs)} )" if theirs else ""
         )

@@ -2,7 +2,7 @@
 
 The engine samples in one thread while agents run on an event loop in another, so adding up each part's own seconds
 would count some moments twice. Here each part says when it is busy, and a moment belongs to the first busy part in
-:data:`PARTS`. What belongs to none is waiting.
+:data:`PHASES`. What belongs to none is waiting.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any
 
 from groundwire.tools.daemon_threads import DaemonThreads
 
-__all__ = ["PARTS", "StepClock", "timed_event_loop"]
+__all__ = ["PHASES", "StepTimer", "timed_event_loop"]
 
-PARTS = ("update", "sampling", "sql", "reward", "agent", "waiting")
+PHASES = ("update", "sampling", "sql", "reward", "agent", "waiting")
 
 
-class StepClock:
+class StepTimer:
     """Attributes wall time to parts; callable from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._busy = dict.fromkeys(PARTS, 0)
-        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._busy = dict.fromkeys(PHASES, 0)
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = time.perf_counter()
 
     def enter(self, part: str) -> None:
@@ -49,11 +49,11 @@ class StepClock:
         finally:
             self.leave(part)
 
-    def lap(self) -> dict[str, float]:
+    def split(self) -> dict[str, float]:
         """Seconds of each part since the last lap; they sum up to the wall time between the two."""
         with self._lock:
             self._account()
-            seconds, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)
+            seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
             return seconds
 
     def _switch(self, part: str, change: int) -> None:
@@ -63,7 +63,7 @@ class StepClock:
 
     def _account(self) -> None:
         now = time.perf_counter()
-        part = next((name for name in PARTS if self._busy[name] > 0), "waiting")
+        part = next((name for name in PHASES if self._busy[name] > 0), "waiting")
         self._seconds[part] += now - self._since
         self._since = now
 
@@ -71,7 +71,7 @@ class StepClock:
 class _TimedSelector(selectors.DefaultSelector):
     """A selector whose loop counts as busy with agents whenever it is not waiting for events."""
 
-    def __init__(self, clock: StepClock) -> None:
+    def __init__(self, clock: StepTimer) -> None:
         super().__init__()
         self._clock = clock
 
@@ -86,7 +86,7 @@ class _TimedSelector(selectors.DefaultSelector):
 class _TimedExecutor(DaemonThreads):
     """The threads in which queries run: what agents hand to ``asyncio.to_thread`` is SQL."""
 
-    def __init__(self, clock: StepClock) -> None:
+    def __init__(self, clock: StepTimer) -> None:
         super().__init__(16)
         self._clock = clock
 
@@ -98,7 +98,7 @@ class _TimedExecutor(DaemonThreads):
         return super().submit(timed)
 
 
-def timed_event_loop(clock: StepClock) -> asyncio.AbstractEventLoop:
+def timed_event_loop(clock: StepTimer) -> asyncio.AbstractEventLoop:
     """An event loop that tells ``clock`` when it runs, and when its threads run."""
     clock.enter("agent")
     loop = asyncio.SelectorEventLoop(_TimedSelector(clock))

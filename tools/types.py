@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-__all__ = ["AnswerForm", "Step"]
+__all__ = ["AgentStep", "AnswerForm"]
 
 AnswerForm = Literal["sql", "prose"]
 """What answers a question: the query whose rows are the answer, or sentences that say it."""
 
 
-class Step(TypedDict):
+class AgentStep(TypedDict):
     """One thing the agent did: an LLM turn or a tool run, in order."""
 
     agent: str

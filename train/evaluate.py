@@ -16,7 +16,7 @@ from groundwire import adapters, domains, rewards
 from groundwire.tools.fast_import import importing
 from groundwire.tools.terminal import Version, busy, console, interrupt
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.exit import Stop, one_sentence, serving
+from groundwire.train.cli.exit import Stop, exit_on_user_error, serving
 from groundwire.train.cli.resume import settled, with_data
 from groundwire.train.config.run_config import PRESETS, ConfigError, RunConfig, resolve
 from groundwire.train.evaluation.table import FORMATS, comparison, details, table
@@ -97,7 +97,7 @@ def main(
         "val_temperature": temperature,
         "val_tasks": tasks,
     }
-    with one_sentence():
+    with exit_on_user_error():
         if runs:
             with busy("reading the runs"):
                 text = _read(runs, compare=compare, form=form)

@@ -20,7 +20,7 @@ from groundwire.tools.terminal import Version, busy, console, interrupt
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import TRACKERS, check_trackers, parse_track
-from groundwire.train.cli.exit import Stop, one_sentence, serving
+from groundwire.train.cli.exit import Stop, exit_on_user_error, serving
 from groundwire.train.cli.log_setup import quiet
 from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
 from groundwire.train.cli.trainer_choice import default_trainer, resolved
@@ -173,7 +173,7 @@ def main(
         "device": device,
         "seed": seed,
     }
-    with one_sentence(debug):
+    with exit_on_user_error(debug):
         given["track"] = parse_track(track)
         given["judge"] = parse_settings(judge or [], model=judge_model, base_url=judge_base_url)
         given |= by_name(parse_overrides(overrides or []), options=[*given, "config"])
@@ -244,9 +244,9 @@ def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> s
     with run.held():
         if settings.trainer == "local":
             with busy("reading the newest checkpoint"), importing():
-                from groundwire.train.policy.checkpoint import load_start
+                from groundwire.train.policy.checkpoint import load_initial_state
 
-                note = load_start(settings, run).note
+                note = load_initial_state(settings, run).note
             if note:  # what can be read is older
                 typer.echo(f"note: {note}", err=True)
                 return ""
@@ -261,11 +261,11 @@ def _train(
     with busy("starting"), importing():
         from groundwire.adapters.tracing.proxy import SpansNotStoredError
         from groundwire.train.cli.progress import Display
-        from groundwire.train.local.graceful_shutdown import Stopping
+        from groundwire.train.local.graceful_shutdown import GracefulShutdown
         from groundwire.train.local.trainer import LocalTrainer
         from groundwire.train.store.client import StoreFailedError, StoreGoneError
 
-    with Stopping() as stopping:
+    with GracefulShutdown() as stopping:
         try:
             try:
                 with serving(), Display(shown, settings.steps) as display:

@@ -23,7 +23,7 @@ from groundwire import adapters, domains
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.fast_import import importing
 from groundwire.tools.terminal import Version, interrupt, leave
-from groundwire.train.cli.exit import one_sentence
+from groundwire.train.cli.exit import exit_on_user_error
 from groundwire.train.store.health import check_store
 
 __all__ = ["app"]
@@ -47,7 +47,7 @@ def main(
     version: Version = False,
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
-    with one_sentence(debug):
+    with exit_on_user_error(debug):
         adapters.check(backend)
         domains.get(domain)
         check_store(external_store_address)
@@ -63,7 +63,7 @@ def _run(
         signal.signal(number, interrupt)
     with importing():
         from groundwire.train.rollouts.event_loop import EventLoopThread
-        from groundwire.train.rollouts.remote_agent import ToldAgent
+        from groundwire.train.rollouts.remote_agent import RemoteRolloutAgent
         from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
         from groundwire.train.store.client import StoreClient
 
@@ -72,7 +72,7 @@ def _run(
         logging.getLogger("agentlightning").setLevel(logging.CRITICAL)
         logging.getLogger("train").setLevel(logging.WARNING)
     with importing():  # the agent's framework
-        told = ToldAgent(backend=backend, agent=agent, domain=domain)
+        told = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
     store = StoreClient(address)
     runners = RunnerPool(store=store, agent=told, n_runners=n_runners, poll_interval=POLL_S)
 

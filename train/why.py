@@ -17,7 +17,7 @@ from groundwire.tools.terminal import Version, busy
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
 from groundwire.train.report.prefix_drift import CAUSES, drifts
-from groundwire.train.report.token_text import Vocabulary, vocabulary_of
+from groundwire.train.report.token_text import TokenDecoder, vocabulary_of
 
 __all__ = ["app", "explain", "overview"]
 
@@ -63,7 +63,7 @@ def main(
         sys.exit(error.status)
 
 
-def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
+def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words: TokenDecoder) -> Iterator[str]:
     """How many rollouts of each kind, each with an example; then the drifts.
 
     ``batches`` are whole steps and validations, and only one of them is held at a time.
@@ -94,7 +94,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words:
 
 
 def explain(
-    batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], words: Vocabulary
+    batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], words: TokenDecoder
 ) -> Iterator[str]:
     """One rollout: its reason, then its drifts. Raises :class:`UnknownRolloutError`."""
     found: list[tuple[Row, str]] = []

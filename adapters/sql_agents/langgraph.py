@@ -29,12 +29,12 @@ from groundwire.adapters._types import Answer, Endpoint, Question
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
-from groundwire.tools.types import AnswerForm, Step
+from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["LangGraphBackend", "SQLContext", "SQLState", "build_sql_graph"]
 
 
-def _append(old: list[Step], new: list[Step]) -> list[Step]:
+def _append(old: list[AgentStep], new: list[AgentStep]) -> list[AgentStep]:
     return old + new
 
 
@@ -51,7 +51,7 @@ class SQLState(TypedDict, total=False):
     feedback: str
     answer: str
     turns: int
-    trace: Annotated[list[Step], _append]
+    trace: Annotated[list[AgentStep], _append]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class _Nodes:
             raise
         except QueryError as error:
             text, ok = f"Error: {error}"[: self.result_chars], False
-        return {"result": text, "trace": [Step(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
+        return {"result": text, "trace": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         message = prompts.check_message(state["question"], state["sql"], state["result"])
@@ -107,14 +107,14 @@ class _Nodes:
         step = await self._ask(runtime.context, "answer_question", message)
         return {"answer": step["output"].strip(), "trace": [step]}
 
-    async def _ask(self, context: SQLContext, node: str, message: str) -> Step:
+    async def _ask(self, context: SQLContext, node: str, message: str) -> AgentStep:
         info = table_info(
             context.database, max_chars=self.table_info_chars, sample_values=self.sample_values, keys=self.keys
         )
         messages = [("system", prompts.system_message(info.text)), ("user", message)]
         extra: dict[str, Any] = {"extra_headers": context.headers(node)} if context.headers else {}
         reply = await context.model.ainvoke(messages, **extra)
-        return Step(agent=node, kind="llm", input=message, output=reply.text, ok=True)
+        return AgentStep(agent=node, kind="llm", input=message, output=reply.text, ok=True)
 
 
 def build_sql_graph(

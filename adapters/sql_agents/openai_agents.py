@@ -40,7 +40,7 @@ from groundwire.adapters._types import Answer, Endpoint, Question, ToolError
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
-from groundwire.tools.types import AnswerForm, Step
+from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["OpenAIAgentsBackend", "SQLRun", "build_sql_agent"]
 
@@ -55,7 +55,7 @@ class SQLRun:
 
     database: str
     form: AnswerForm = "sql"
-    trace: list[Step] = field(default_factory=list)
+    trace: list[AgentStep] = field(default_factory=list)
     failure: Exception | None = None
     """What broke a tool. The SDK raises an error of its own in its place."""
 
@@ -108,7 +108,9 @@ def build_sql_agent(
             except QueryError as error:
                 text = f"Error: {error}"[:result_chars]
         name = context.agent.name if context.agent else SQL_AGENT
-        run.trace.append(Step(agent=name, kind="tool", input=arguments if sql is None else sql, output=text, ok=ok))
+        run.trace.append(
+            AgentStep(agent=name, kind="tool", input=arguments if sql is None else sql, output=text, ok=ok)
+        )
         return text
 
     tool = FunctionTool(
@@ -231,7 +233,9 @@ class _Tracer(RunHooks[SQLRun]):
             for item in response.output
             if item.type in ("function_call", "message")
         ]
-        context.context.trace.append(Step(agent=agent.name, kind="llm", input="", output="\n".join(parts), ok=True))
+        context.context.trace.append(
+            AgentStep(agent=agent.name, kind="llm", input="", output="\n".join(parts), ok=True)
+        )
 
 
 def _text(part: Any) -> str:

@@ -21,14 +21,14 @@ from groundwire.adapters.tracing import semconv as names
 if TYPE_CHECKING:
     from agentlightning.types import Span
 
-__all__ = ["Call", "check_ids", "from_span", "is_call_span", "to_json", "to_span"]
+__all__ = ["LLMCall", "check_ids", "from_span", "is_call_span", "to_json", "to_span"]
 
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class LLMCall:
     """One request to the policy, as the proxy saw it.
 
     ``prompt_ids`` and ``response_ids`` are what the server read and sampled; ``logprobs`` has one value for each
@@ -82,7 +82,7 @@ class Call:
         return json.loads(self.reply_json) if self.reply_json else {}
 
     @property
-    def problem(self) -> str:
+    def untrainable_reason(self) -> str:
         """Why this call cannot be trained on, in words; empty where it can."""
         if self.error or self.status not in _OK:
             return f"failed with status {self.status}: {self.error}"
@@ -110,7 +110,7 @@ def to_json(value: Any) -> str:
     return text
 
 
-def to_span(call: Call) -> Span:
+def to_span(call: LLMCall) -> Span:
     """The one span of a call. Every attribute is a str, an int or a list of str: what a store takes, always."""
     from agentlightning.types import Span, TraceStatus
 
@@ -155,11 +155,11 @@ def is_call_span(span: Any) -> bool:
     return names.PROMPT_IDS in (span.attributes or {})
 
 
-def from_span(span: Any) -> Call:
+def from_span(span: Any) -> LLMCall:
     """The call that :func:`to_span` wrote. ``span`` is Agent Lightning's Span, or anything with its fields."""
     get = span.attributes.get
     ids = _unpack(_UINT32, get(names.PROMPT_IDS)), _unpack(_UINT32, get(names.RESPONSE_IDS, ""))
-    return Call(
+    return LLMCall(
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,

@@ -23,7 +23,7 @@ from groundwire.adapters.tracing.emitted_spans import current_emissions
 from groundwire.adapters.tracing.openai_wire import (
     CLIENT_GONE,
     SESSION_HEADER,
-    Exchange,
+    HttpExchange,
     RefusedError,
     calling_agent,
     check_one_sample,
@@ -31,7 +31,7 @@ from groundwire.adapters.tracing.openai_wire import (
     read_request,
     traced_request,
 )
-from groundwire.adapters.tracing.span_writer import SpanWriter, Ticket
+from groundwire.adapters.tracing.span_writer import PendingSpan, SpanWriter
 
 __all__ = ["Recorder", "RecordingTransport"]
 
@@ -60,7 +60,7 @@ class Recorder:
         self.calls += 1
         call = _Call(
             self._writer,
-            Exchange(
+            HttpExchange(
                 rollout_id=self._rollout_id,
                 attempt_id=self._attempt_id,
                 agent=calling_agent(request.headers),
@@ -130,10 +130,10 @@ def _is_call(request: httpx.Request) -> bool:
 class _Call:
     """A call on its way; the first end counts."""
 
-    def __init__(self, writer: SpanWriter, exchange: Exchange) -> None:
+    def __init__(self, writer: SpanWriter, exchange: HttpExchange) -> None:
         self.exchange = exchange
         self._writer = writer
-        self._ticket: Ticket = writer.admit(exchange.rollout_id, exchange.attempt_id)
+        self._ticket: PendingSpan = writer.reserve(exchange.rollout_id, exchange.attempt_id)
 
     def end(self, error: str = "", *, status: int | None = None) -> None:
         exchange = self.exchange

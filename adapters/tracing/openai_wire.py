@@ -14,14 +14,14 @@ from typing import Any
 from urllib.parse import unquote
 
 from groundwire.adapters._types import AGENT_HEADER
-from groundwire.adapters.tracing.calls import Call, check_ids, to_json
+from groundwire.adapters.tracing.calls import LLMCall, check_ids, to_json
 
 __all__ = [
     "CLIENT_GONE",
     "SESSION_HEADER",
-    "Exchange",
+    "HttpExchange",
+    "OnSampled",
     "RefusedError",
-    "Told",
     "calling_agent",
     "check_one_sample",
     "error_body",
@@ -35,8 +35,8 @@ CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
 SESSION_HEADER = "x-session-id"
 """The header that tells a server, or a router before several, which rollout a request belongs to."""
-Told = Callable[[Mapping[str, Any]], None]
-"""Gets the fields of the :class:`Call` that a policy in this process has sampled, or its ``error`` alone."""
+OnSampled = Callable[[Mapping[str, Any]], None]
+"""Gets the fields of the :class:`LLMCall` that a policy in this process has sampled, or its ``error`` alone."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
 _MOST_TOKENS = 1 << 31  # a count above is none, and no store takes any number
@@ -57,7 +57,7 @@ class RefusedError(Exception):
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
+class HttpExchange:
     """One request and its reply, as raw as the proxy handled them."""
 
     rollout_id: str
@@ -70,7 +70,7 @@ class Exchange:
     body: bytes = b""
     streamed: bool = False
     sampled: Mapping[str, Any] | None = None
-    """What a policy in this process told (:data:`Told`)."""
+    """What a policy in this process told (:data:`OnSampled`)."""
     error: str = ""
 
 
@@ -125,7 +125,7 @@ def error_body(message: str, *, kind: str, status: int) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
-def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
+def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
     """The call that took place. Never raises: what cannot be read becomes the call's error."""
     request = exchange.request
     reply: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def read_exchange(exchange: Exchange, *, sequence: int) -> Call:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
     said = {name: reply.pop(name, None) for name in _VERSIONS}
     versions: dict[str, Any] = {name: version for name, version in said.items() if isinstance(version, int)}
-    return Call(
+    return LLMCall(
         rollout_id=exchange.rollout_id,
         attempt_id=exchange.attempt_id,
         sequence=sequence,

@@ -33,9 +33,9 @@ from aiohttp import web
 from groundwire.adapters.tracing.openai_wire import (
     CLIENT_GONE,
     SESSION_HEADER,
-    Exchange,
+    HttpExchange,
+    OnSampled,
     RefusedError,
-    Told,
     calling_agent,
     check_one_sample,
     error_body,
@@ -43,7 +43,7 @@ from groundwire.adapters.tracing.openai_wire import (
     read_request,
     traced_request,
 )
-from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanStore, SpanWriter, Ticket
+from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanStore, SpanWriter
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
@@ -76,7 +76,9 @@ class LocalPolicy(Protocol):
 
     model_name: str
 
-    async def chat(self, request: web.Request, body: dict[str, Any], *, session: str, told: Told) -> web.StreamResponse:
+    async def chat(
+        self, request: web.Request, body: dict[str, Any], *, session: str, told: OnSampled
+    ) -> web.StreamResponse:
         """Answer ``body`` on ``request``.
 
         ``told`` is called before the agent can know that the reply is complete. A refusal is a response with its
@@ -207,13 +209,13 @@ class LLMProxy:
         await self._writer.flush(rollout_id)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        exchange = Exchange(
+        exchange = HttpExchange(
             rollout_id=request.match_info["rollout_id"],
             attempt_id=request.match_info["attempt_id"],
             agent=calling_agent(request.headers),
             started=time.time(),
         )
-        ticket = self._writer.admit(exchange.rollout_id, exchange.attempt_id)
+        ticket = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
         try:
             exchange.request = read_request(await request.read())
             check_one_sample(exchange.request)
@@ -235,7 +237,7 @@ class LLMProxy:
             self._finish(exchange, ticket)
 
     async def _ask(
-        self, policy: LocalPolicy, request: web.Request, exchange: Exchange, ticket: Ticket
+        self, policy: LocalPolicy, request: web.Request, exchange: HttpExchange, ticket: PendingSpan
     ) -> web.StreamResponse:
         def told(sampled: Mapping[str, Any]) -> None:
             exchange.sampled = sampled
@@ -248,7 +250,7 @@ class LLMProxy:
             exchange.status, exchange.body = response.status, (response.text or "").encode()
         return response
 
-    async def _forward(self, request: web.Request, exchange: Exchange, ticket: Ticket) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, exchange: HttpExchange, ticket: PendingSpan) -> web.StreamResponse:
         url = self._upstream(exchange.rollout_id)
         sent = json.dumps(traced_request(exchange.request, model=self.model, ids=self._ids)).encode()
         try:
@@ -280,7 +282,7 @@ class LLMProxy:
             return await self._session.post(url, data=body, headers=headers)
 
     async def _relay(
-        self, request: web.Request, reply: aiohttp.ClientResponse, exchange: Exchange, ticket: Ticket
+        self, request: web.Request, reply: aiohttp.ClientResponse, exchange: HttpExchange, ticket: PendingSpan
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=reply.status, headers=_headers_back(reply))
         await response.prepare(request)
@@ -318,13 +320,13 @@ class LLMProxy:
             raise RefusedError(503, "no policy server is set: give the proxy's upstreams at least one base URL")
         return self.upstreams[zlib.crc32(rollout_id.encode()) % len(self.upstreams)].rstrip("/")
 
-    def _finish(self, exchange: Exchange, ticket: Ticket) -> None:
+    def _finish(self, exchange: HttpExchange, ticket: PendingSpan) -> None:
         if not exchange.ended:
             exchange.ended = time.time()
             self._writer.finish(ticket, exchange)
 
 
-def _session(exchange: Exchange) -> str:
+def _session(exchange: HttpExchange) -> str:
     return quote(exchange.rollout_id, safe="")
 
 

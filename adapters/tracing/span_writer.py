@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from groundwire.adapters.tracing.calls import to_span
-from groundwire.adapters.tracing.openai_wire import Exchange, read_exchange
+from groundwire.adapters.tracing.openai_wire import HttpExchange, read_exchange
 
-__all__ = ["SpanStore", "SpanWriter", "SpansNotStoredError", "Ticket"]
+__all__ = ["PendingSpan", "SpanStore", "SpanWriter", "SpansNotStoredError"]
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
@@ -47,7 +47,7 @@ class SpansNotStoredError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class PendingSpan:
     """A call's place in the queue, from its arrival until it is in the store."""
 
     rollout_id: str
@@ -69,29 +69,29 @@ class SpanWriter:
 
     def __init__(self, store: SpanStore) -> None:
         self._store = store
-        self._arrived: list[Ticket] = []
-        self._finished: dict[Ticket, None] = {}
+        self._arrived: list[PendingSpan] = []
+        self._finished: dict[PendingSpan, None] = {}
         self._to_number, self._to_write, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._refused: dict[str, Exception] = {}
         self._last_error: Exception | None = None
         self._tasks = [asyncio.create_task(self._number()), asyncio.create_task(self._write())]
 
-    def admit(self, rollout_id: str, attempt_id: str) -> Ticket:
+    def reserve(self, rollout_id: str, attempt_id: str) -> PendingSpan:
         """Take a call's place in the order, at its arrival."""
-        ticket = Ticket(rollout_id, attempt_id)
+        ticket = PendingSpan(rollout_id, attempt_id)
         self._arrived.append(ticket)
         self._to_number.set()
         return ticket
 
-    def finish(self, ticket: Ticket, exchange: Exchange) -> None:
+    def finish(self, ticket: PendingSpan, exchange: HttpExchange) -> None:
         """Queue a call for the store. The first time counts: a stream is finished before its last bytes are sent."""
         self._finish(ticket, lambda sequence: to_span(read_exchange(exchange, sequence=sequence)))
 
     def add(self, rollout_id: str, attempt_id: str, make: Callable[[int], Any]) -> None:
         """Queue a span that is no call's, in its place among them; ``make`` gives it its sequence number."""
-        self._finish(self.admit(rollout_id, attempt_id), make)
+        self._finish(self.reserve(rollout_id, attempt_id), make)
 
-    def _finish(self, ticket: Ticket, make: Callable[[int], Any]) -> None:
+    def _finish(self, ticket: PendingSpan, make: Callable[[int], Any]) -> None:
         if ticket.make is None:
             ticket.make = make
             self._finished[ticket] = None
@@ -134,7 +134,7 @@ class SpanWriter:
             await asyncio.gather(*map(self._number_group, groups))
             self._to_write.set()
 
-    async def _number_group(self, tickets: list[Ticket]) -> None:
+    async def _number_group(self, tickets: list[PendingSpan]) -> None:
         delay = _FIRST_RETRY_S
         numbers: Sequence[int]
         while True:
@@ -173,7 +173,7 @@ class SpanWriter:
             else:
                 delay = _FIRST_RETRY_S
 
-    async def _write_group(self, tickets: list[Ticket]) -> Exception | None:
+    async def _write_group(self, tickets: list[PendingSpan]) -> Exception | None:
         """Add one rollout's spans. Returns the error where it is worth another try."""
         try:
             await self._store.add_many_spans([t.span for t in tickets])
@@ -199,8 +199,8 @@ def _is_refusal(error: Exception) -> bool:
     return type(error) is ValueError
 
 
-def _by_rollout(tickets: Sequence[Ticket]) -> list[list[Ticket]]:
-    groups: dict[tuple[str, str], list[Ticket]] = defaultdict(list)
+def _by_rollout(tickets: Sequence[PendingSpan]) -> list[list[PendingSpan]]:
+    groups: dict[tuple[str, str], list[PendingSpan]] = defaultdict(list)
     for ticket in tickets:
         groups[ticket.key].append(ticket)
     return list(groups.values())

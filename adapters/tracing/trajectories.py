@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from groundwire.adapters.tracing.calls import Call, from_span, is_call_span
+from groundwire.adapters.tracing.calls import LLMCall, from_span, is_call_span
 from groundwire.adapters.tracing.semconv import AFTER_CALLS, EMITTED, REWARD_PREFIX
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "Triplet",
     "all_calls_from_spans",
     "calls_from_spans",
+    "calls_of_agents",
     "reward_from_spans",
-    "select",
     "trajectories",
     "triplets",
 ]
@@ -59,7 +59,7 @@ class Trajectory:
     response_ids: list[int]
     loss_mask: list[int]
     logprobs: list[float]
-    calls: tuple[Call, ...]
+    calls: tuple[LLMCall, ...]
     """The calls it was merged from, in order."""
 
     def __len__(self) -> int:
@@ -67,10 +67,10 @@ class Trajectory:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-def all_calls_from_spans(spans: Iterable[Any]) -> list[Call]:
+def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
     """Every call among ``spans``, in order, with the reward that the agent emitted for it.
 
-    :attr:`Call.problem` says which cannot be trained on, and why.
+    :attr:`LLMCall.untrainable_reason` says which cannot be trained on, and why.
     """
     spans = list(spans)
     calls = [from_span(span) for span in spans if is_call_span(span)]
@@ -79,12 +79,12 @@ def all_calls_from_spans(spans: Iterable[Any]) -> list[Call]:
     return [replace(call, reward=rewards[place]) if place in rewards else call for place, call in enumerate(calls)]
 
 
-def calls_from_spans(spans: Iterable[Any]) -> list[Call]:
-    """The calls that can be trained on, in order: those without a :attr:`Call.problem`."""
-    return [call for call in all_calls_from_spans(spans) if not call.problem]
+def calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
+    """The calls that can be trained on, in order: those without a :attr:`LLMCall.untrainable_reason`."""
+    return [call for call in all_calls_from_spans(spans) if not call.untrainable_reason]
 
 
-def select(calls: Iterable[Call], agent_match: str | None) -> list[Call]:
+def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[LLMCall]:
     """The calls of the agents whose name ``agent_match`` is found in (``re.search``); all where it is None.
 
     ``"write"`` selects write_query and rewrite_query. Raises ``ValueError`` where it is no regular expression.
@@ -98,7 +98,7 @@ def select(calls: Iterable[Call], agent_match: str | None) -> list[Call]:
     return [call for call in calls if pattern.search(call.agent)]
 
 
-def triplets(calls: Iterable[Call], reward: float | None) -> list[Triplet]:
+def triplets(calls: Iterable[LLMCall], reward: float | None) -> list[Triplet]:
     """One triplet a call; ``reward`` is the rollout's."""
     return [
         Triplet(
@@ -115,17 +115,19 @@ def triplets(calls: Iterable[Call], reward: float | None) -> list[Triplet]:
     ]
 
 
-def trajectories(calls: Iterable[Call]) -> list[Trajectory]:
+def trajectories(calls: Iterable[LLMCall]) -> list[Trajectory]:
     """Merge calls, in their order, into as few trajectories as they allow.
 
     A call goes on the open trajectory with the longest context that its prompt begins with, whichever agent's it is;
     where there is none (the prompt was rendered differently, or sampled again) it opens one. Raises ``ValueError`` for
-    a call with a :attr:`Call.problem`.
+    a call with a :attr:`LLMCall.untrainable_reason`.
     """
     open_: list[_Open] = []
     for call in calls:
-        if call.problem:
-            raise ValueError(f"call {call.sequence} of rollout {call.rollout_id} cannot be trained on: {call.problem}")
+        if call.untrainable_reason:
+            raise ValueError(
+                f"call {call.sequence} of rollout {call.rollout_id} cannot be trained on: {call.untrainable_reason}"
+            )
         fitting = [each for each in open_ if each.precedes(call)]
         if fitting:
             max(fitting, key=lambda each: len(each.context)).add(call)
@@ -137,19 +139,19 @@ def trajectories(calls: Iterable[Call]) -> list[Trajectory]:
 class _Open:
     """A trajectory that may still grow. ``context`` is every token so far."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: LLMCall) -> None:
         self.context = list(call.prompt_ids)
         self.mask: list[int] = []
         self.logprobs: list[float] = []
-        self.calls: list[Call] = []
+        self.calls: list[LLMCall] = []
         self.add(call)
 
-    def precedes(self, call: Call) -> bool:
+    def precedes(self, call: LLMCall) -> bool:
         end, prompt = len(self.context), call.prompt_ids
         # Most do not, and most of those show it by their length or in this one token.
         return end <= len(prompt) and prompt[end - 1] == self.context[-1] and prompt[:end] == self.context
 
-    def add(self, call: Call) -> None:
+    def add(self, call: LLMCall) -> None:
         inserted = len(call.prompt_ids) - len(self.context)
         self.context = call.prompt_ids + call.response_ids
         self.mask += [0] * inserted + [1] * len(call.response_ids)
@@ -211,7 +213,7 @@ def _primary(values: dict[str, float]) -> float:
     return next(iter(values.values()))
 
 
-def _emitted(calls: Sequence[Call], rewards: Sequence[_Reward]) -> dict[int, float]:
+def _emitted(calls: Sequence[LLMCall], rewards: Sequence[_Reward]) -> dict[int, float]:
     """The reward of each call (by its place) that has one: it goes to the newest call before it, and the last counts.
 
     The rollout's own reward is no call's. Emitting it after the last call and returning it, too, is saying it twice.

@@ -269,7 +269,7 @@ def part_local(suite: Suite) -> dict[str, Any]:
     return {**result, **({"summary": json.loads(summaries[-1].read_text())} if summaries else {})}
 
 
-PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
+PHASES: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "model": part_model,
     "agree": part_agree,
     "ci": part_ci,
@@ -300,7 +300,7 @@ def main() -> int:
     """Run the chosen parts; the exit status is how many of their programs failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="folder for models, runs, logs and results")
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated")
+    parser.add_argument("--parts", default=",".join(PHASES), help="comma-separated")
     parser.add_argument("--model", help="a checkpoint instead of OUT/model")
     parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
     parser.add_argument("--size", default="30m", choices=SIZES, help="of the model that is made")
@@ -322,8 +322,8 @@ def main() -> int:
         "overrides", nargs="*", help="verl settings of the parts ci, spider, speed, uneven and stop, KEY=VALUE"
     )
     options = parser.parse_args()
-    if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
-        parser.error(f"--parts has {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if unknown := [name for name in options.parts.split(",") if name not in PHASES]:
+        parser.error(f"--parts has {', '.join(unknown)}; there are {', '.join(PHASES)}")
     suite = Suite(options)
     suite.results["machine"] = _machine()
     failed = 0
@@ -331,7 +331,7 @@ def main() -> int:
         started = time.monotonic()
         print(f"\n== {name}", flush=True)
         try:
-            suite.results[name] = PARTS[name](suite)
+            suite.results[name] = PHASES[name](suite)
         except Exception as error:  # one part's trouble is not the next one's
             suite.results[name] = {"error": f"{type(error).__name__}: {error}"}
             failed += 1

@@ -63,7 +63,7 @@ async def rollouts() -> None:
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.domains import get
     from groundwire.train.rollouts.agent import RolloutAgent
-    from groundwire.train.rollouts.collector import Job, RolloutCollector
+    from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest
     from groundwire.train.rollouts.runner_pool import RunnerPool
 
     domain = get("spider")
@@ -81,7 +81,7 @@ async def rollouts() -> None:
                 pool = RunnerPool(store=store, agent=agent, n_runners=32)
                 collector = RolloutCollector(store=store, proxy=tracer, model="policy", wake=pool.wake)
                 await pool.start()
-                jobs = [Job(task=task, group=str(number // 8), mode="train") for number in range(count)]
+                jobs = [RolloutRequest(task=task, group=str(number // 8), mode="train") for number in range(count)]
                 started_s = time.perf_counter()
                 outcomes = await collector.run(jobs, deadline_s=600)
                 each_ms = 1000 * (time.perf_counter() - started_s) / count
@@ -115,10 +115,10 @@ async def spans() -> None:
 
 
 def _span(number: int, tokens: int) -> Any:
-    from groundwire.adapters.tracing.calls import Call, to_span
+    from groundwire.adapters.tracing.calls import LLMCall, to_span
 
     return to_span(
-        Call(
+        LLMCall(
             rollout_id="r",
             attempt_id="a",
             sequence=number + 1,

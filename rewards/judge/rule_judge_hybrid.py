@@ -15,7 +15,7 @@ from groundwire.rewards._types import METRIC, RewardError
 from groundwire.rewards.executes import executed
 from groundwire.rewards.judge.engine import Judge
 from groundwire.rewards.judge.settings import JudgeSettings
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["EXECUTES", "rule_judge_hybrid"]
 
@@ -24,7 +24,7 @@ EXECUTES = 0.1
 
 
 async def rule_judge_hybrid(
-    task: Mapping[str, Any], answer: str, trace: Sequence[Step], *, judge: JudgeSettings
+    task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep], *, judge: JudgeSettings
 ) -> dict[str, float]:
     """``executes`` and ``judge``, which sum up to at most 1.1; metrics for each criterion.
 

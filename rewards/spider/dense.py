@@ -18,14 +18,14 @@ from typing import Any
 from groundwire.rewards._types import RewardError
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.rewards.spider.sql_parts import overlap, parts_of
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["dense", "spider_dense"]
 
 _MATCH, _PARTIAL = 0.5, 0.125
 
 
-async def spider_dense(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> dict[str, float]:
+async def spider_dense(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> dict[str, float]:
     """:func:`dense` of ``task["query"]`` on ``task["db_path"]``, in a thread. Raises :class:`rewards.RewardError`."""
     try:
         gold, database = task["query"], task["db_path"]

@@ -39,7 +39,7 @@ from groundwire.rewards.spider.official_rules import (
     same_result,
 )
 from groundwire.tools.sql import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, run_query
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 
 __all__ = ["Verdict", "execution_match", "spider_exec_match"]
 
@@ -113,7 +113,7 @@ def _judge(path: str, predicted: str, gold: str, expected: Rows, mode: str, time
     return Verdict(float(same), f"the results {'are equal' if same else 'differ'}", executed=True)
 
 
-async def spider_exec_match(task: Mapping[str, Any], answer: str, trace: Sequence[Step]) -> float:
+async def spider_exec_match(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
     """:func:`execution_match` in safe mode, of ``task["query"]`` on ``task["db_path"]``, in a thread."""
     try:
         gold, database = task["query"], task["db_path"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groundwire import domains
-from groundwire.tools.step_timer import PARTS
+from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 
@@ -46,7 +46,7 @@ def summarize(run: RunDir, config: RunConfig, source: str) -> dict[str, Any]:
         "failures": dict(failures),
         "validation": _before_after(lines, "validation"),
         "validation_sampled": _before_after(lines, "validation_sampled"),
-        "seconds": {part: round(sum(line["seconds"][part] for line in steps), 2) for part in PARTS},
+        "seconds": {part: round(sum(line["seconds"][part] for line in steps), 2) for part in PHASES},
         "waiting_share": _share(steps, "waiting"),
     }
     if config.model == "starter":

@@ -16,7 +16,7 @@ from groundwire.train.artifacts.run_dir import RunDirError
 from groundwire.train.config.errors import ConfigError, EventLoopError, RolloutsFailedError
 from groundwire.train.store.health import StoreAddressError
 
-__all__ = ["Stop", "one_sentence", "serving"]
+__all__ = ["Stop", "exit_on_user_error", "serving"]
 
 _TYPED = (ConfigError, UnknownNameError, StoreAddressError, domains.DataError, rewards.JudgeSettingsError)
 _USERS_ERRNOS = {
@@ -34,7 +34,7 @@ class Stop(Exception):
 
 
 @contextmanager
-def one_sentence(debug: bool = False) -> Iterator[None]:
+def exit_on_user_error(debug: bool = False) -> Iterator[None]:
     """What a user can mend ends in one sentence and a non-zero exit."""
     blocked = False
     try:

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from groundwire.adapters.tracing import select, triplets
+from groundwire.adapters.tracing import calls_of_agents, triplets
 from groundwire.train.evaluation.validation import shown
-from groundwire.train.rollouts.collector import Outcome
+from groundwire.train.rollouts.collector import RolloutResult
 
 __all__ = ["Display", "show_rollouts", "show_summary"]
 
@@ -72,7 +72,7 @@ class Display:
         self._console.print(text + f"  [dim]{line['wall_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
 
 
-def show_rollouts(console: Console, outcomes: Sequence[Outcome], agent_match: str | None) -> None:
+def show_rollouts(console: Console, outcomes: Sequence[RolloutResult], agent_match: str | None) -> None:
     """Every call and triplet of some rollouts."""
     for outcome in outcomes:
         task = outcome.job.task
@@ -89,7 +89,7 @@ def show_rollouts(console: Console, outcomes: Sequence[Outcome], agent_match: st
             )
             for message in [*call.messages, call.reply]:
                 console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
-        for triplet in triplets(select(outcome.calls, agent_match), outcome.reward):
+        for triplet in triplets(calls_of_agents(outcome.calls, agent_match), outcome.reward):
             console.print(
                 f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}, "
                 f"emitted for this call {triplet.call_reward}\n"

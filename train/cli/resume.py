@@ -9,7 +9,7 @@ from typing import Any
 from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
-from groundwire.train.evaluation.validation import owes
+from groundwire.train.evaluation.validation import validation_missing
 from groundwire.train.verl.hydra_config import without_twins
 
 __all__ = ["finished", "keep_steps", "resumed", "settled", "with_data"]
@@ -74,7 +74,7 @@ def finished(run: RunDir, settings: RunConfig) -> str:
     saved, lines = run.saved_step(), run.metrics()
     if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
         return ""
-    if settings.trainer == "local" and lines and owes(settings, lines[-1]):
+    if settings.trainer == "local" and lines and validation_missing(settings, lines[-1]):
         return ""
     return f"all {saved} steps are done; give --steps {saved + settings.steps}, say, to go on"
 

@@ -17,7 +17,16 @@ from typing import Any
 
 from groundwire.train.evaluation.validation import is_judged
 
-__all__ = ["GAVE_NOTHING", "KINDS", "Reason", "diagnose", "group_key", "may_pass", "nothing_judged", "nothing_to_train"]
+__all__ = [
+    "GAVE_NOTHING",
+    "KINDS",
+    "Reason",
+    "diagnose",
+    "group_key",
+    "is_transient",
+    "nothing_judged",
+    "nothing_to_train",
+]
 
 KINDS = {
     "trained": "trained",
@@ -117,7 +126,7 @@ def nothing_judged(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def may_pass(rows: Sequence[Mapping[str, Any]]) -> bool:
+def is_transient(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a failure is among ``rows`` that may be gone in the next step, such as a machine that was asleep."""
     return any(row["status"] in _PASSING for row in rows)
 

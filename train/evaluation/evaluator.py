@@ -15,18 +15,18 @@ from typing import Any, Protocol
 from groundwire import domains
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import Reward, total
-from groundwire.tools.step_timer import StepClock
+from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import may_pass, nothing_judged
+from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import measure
 from groundwire.train.evaluation.spider_predictions import gold_lines, prediction_lines
 from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name
-from groundwire.train.rollouts.collector import Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.rows import row
-from groundwire.train.rollouts.runtime import LocalStack, Upstream
+from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 
 __all__ = ["Watcher", "evaluate"]
 
@@ -48,7 +48,7 @@ class _Judge:
     reward: Reward
     wanted: bool
 
-    async def turn_scores(self, outcome: Outcome) -> list[float]:
+    async def turn_scores(self, outcome: RolloutResult) -> list[float]:
         """The score of each query that was run, had it been the answer; the last is the rollout's own."""
         queries = [place for place, step in enumerate(outcome.trace) if step["kind"] == "tool"]
         if not self.wanted or outcome.reward is None or not queries:
@@ -79,10 +79,10 @@ def evaluate(
     when it has ended, so what was measured outlives a kill.
     """
     tasks = choose_tasks(data.validation, config.val_tasks)
-    clock = StepClock()
+    clock = StepTimer()
     reward = make_reward(config, domain)
     judge = _Judge(reward=reward, wanted=domains.answer_form(domain) == "sql")
-    stack = LocalStack(
+    stack = RolloutRuntime(
         engine=upstream or _engine(config, run, clock),
         backend=make_backend(config),
         domain=domain,
@@ -92,7 +92,7 @@ def evaluate(
         run=run,
     )
     rows: list[dict[str, Any]] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[RolloutResult] = []
     with stack:
         for sample in range(samples):
             watcher.phase(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
@@ -110,10 +110,10 @@ def evaluate(
             rows += made
             outcomes += ended
             last = sample + 1 == samples
-            if (why := nothing_judged(rows)) and (last or not may_pass(rows)):
+            if (why := nothing_judged(rows)) and (last or not is_transient(rows)):
                 raise RolloutsFailedError(f"{why}. More: python -m train.why {run.path}")
     figures = measure(rows)
-    seconds = round(sum(clock.lap().values()), 2)
+    seconds = round(sum(clock.split().values()), 2)
     name = validation_name(config.val_temperature)
     run.append_metrics({"step": 0, name: accuracy(outcomes), "wall_s": seconds})
     run.merge_rollouts()
@@ -122,7 +122,7 @@ def evaluate(
 
 
 def _turn_scores(
-    judge: _Judge, outcomes: Sequence[Outcome]
+    judge: _Judge, outcomes: Sequence[RolloutResult]
 ) -> Callable[[RolloutCollector], Coroutine[Any, Any, list[list[float]]]]:
     """Work for the loop of the rollouts, where the reward has its connections."""
 
@@ -132,7 +132,9 @@ def _turn_scores(
     return scores
 
 
-def _write_answers(run: RunDir, tasks: Sequence[Task], outcomes: Sequence[Outcome], sample: int, *, sql: bool) -> None:
+def _write_answers(
+    run: RunDir, tasks: Sequence[Task], outcomes: Sequence[RolloutResult], sample: int, *, sql: bool
+) -> None:
     """The official evaluator's files, where the tasks are text-to-SQL with a database's name."""
     if not sql or not all("db_id" in task and "query" in task for task in tasks):
         return
@@ -143,11 +145,11 @@ def _write_answers(run: RunDir, tasks: Sequence[Task], outcomes: Sequence[Outcom
         (run.path / "gold.sql").write_text("\n".join(gold_lines(tasks)) + "\n", encoding="utf-8")
 
 
-def _engine(config: RunConfig, run: RunDir, clock: StepClock) -> Any:
-    from groundwire.train.policy.checkpoint import load_start
+def _engine(config: RunConfig, run: RunDir, clock: StepTimer) -> Any:
+    from groundwire.train.policy.checkpoint import load_initial_state
     from groundwire.train.policy.engine import Engine
     from groundwire.train.policy.model import fitting_length
 
-    start = load_start(config, run)
+    start = load_initial_state(config, run)
     length = fitting_length(start.model, config.max_model_len)
     return Engine(start.model, start.tokenizer, max_model_len=length, max_batch=128, clock=clock)

@@ -12,18 +12,18 @@ from groundwire.domains import Task
 
 if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
-    from groundwire.train.rollouts.collector import Job, Outcome
+    from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
 
 __all__ = [
     "JUDGED_FAILURES",
     "accuracy",
     "choose_tasks",
-    "due",
     "is_judged",
-    "owes",
     "shown",
     "validation_jobs",
+    "validation_missing",
     "validation_name",
+    "validation_temperatures",
     "wilson",
 ]
 
@@ -41,16 +41,18 @@ def validation_name(temperature: float) -> str:
     return "validation" if temperature == 0 else "validation_sampled"
 
 
-def due(config: RunConfig, step: int) -> list[float]:
+def validation_temperatures(config: RunConfig, step: int) -> list[float]:
     """Temperatures of the local trainer's validations at a step; before and after training one is sampled."""
     if step in (0, config.steps):
         return [0.0, config.temperature] if config.val_temperature == 0 else [config.val_temperature]
     return [config.val_temperature] if config.val_every and step % config.val_every == 0 else []
 
 
-def owes(config: RunConfig, line: Mapping[str, Any]) -> bool:
+def validation_missing(config: RunConfig, line: Mapping[str, Any]) -> bool:
     """Whether the local trainer was stopped between a step and its validation: ``line`` lacks one that was due."""
-    return any(validation_name(temperature) not in line for temperature in due(config, line["step"]))
+    return any(
+        validation_name(temperature) not in line for temperature in validation_temperatures(config, line["step"])
+    )
 
 
 def shown(value: float | None) -> str:
@@ -66,12 +68,14 @@ def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
     return [tasks[int((i + 0.5) * len(tasks) / count)] for i in range(count)]
 
 
-def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int) -> list[Job]:
+def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int) -> list[RolloutRequest]:
     """One rollout a task, at ``temperature`` (0 is greedy)."""
-    from groundwire.train.rollouts.collector import Job  # with the store: those who only count rollouts do without
+    from groundwire.train.rollouts.collector import (
+        RolloutRequest,  # with the store: those who only count rollouts do without
+    )
 
     return [
-        Job(
+        RolloutRequest(
             task=task,
             group=str(task["id"]),
             mode="val",
@@ -81,7 +85,7 @@ def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: in
     ]
 
 
-def accuracy(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def accuracy(outcomes: Sequence[RolloutResult]) -> dict[str, Any]:
     """Accuracy (the mean reward), overall and by hardness and subject, with its 95 % interval and the failures by type.
 
     ``measure`` is what to call it: a reward that grades is no accuracy.

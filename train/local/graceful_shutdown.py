@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Stopping"]
+__all__ = ["GracefulShutdown"]
 
 _SAME_S = 1.0
 """A terminal's Ctrl-C also goes to whatever started the program, which may send it on: twice so soon is once."""
 
 
-class Stopping:
+class GracefulShutdown:
     """Within this context SIGINT and SIGTERM raise ``KeyboardInterrupt`` where that does no harm.
 
     Signals are the main thread's: in another one the context changes nothing.
@@ -35,7 +35,7 @@ class Stopping:
         self._owed = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Stopping:
+    def __enter__(self) -> GracefulShutdown:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what is to outlive it

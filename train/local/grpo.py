@@ -22,7 +22,7 @@ import torch
 from groundwire.adapters.tracing import Trajectory
 from groundwire.train.local.packing import Branch, pack, packed_logits
 
-__all__ = ["GRPO", "GRPOConfig", "Rollout", "clipped_policy_loss", "group_advantages"]
+__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "clipped_policy_loss", "group_advantages"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class GRPOConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout:
+class ScoredRollout:
     """One scored rollout: what it sampled, its reward, and the group that it is compared with."""
 
     group: str
@@ -126,7 +126,7 @@ class GRPO:
         self.updates = 0
         self._random = random.Random(seed)
 
-    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    def update(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
         """One step on a batch of scored rollouts; changes the model in place and returns the step's metrics.
 
         Groups whose rewards are all equal have an advantage of 0 everywhere and are left out, as are rollouts without a

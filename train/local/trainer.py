@@ -21,25 +21,32 @@ from typing import Any, Protocol
 
 import torch
 
-from groundwire.adapters.tracing import select, trajectories
+from groundwire.adapters.tracing import calls_of_agents, trajectories
 from groundwire.domains import Domain, Task, TaskData
-from groundwire.tools.step_timer import StepClock
+from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import Tracking
 from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import may_pass, nothing_judged, nothing_to_train
-from groundwire.train.evaluation.validation import accuracy, choose_tasks, due, owes, validation_jobs, validation_name
-from groundwire.train.local.graceful_shutdown import Stopping
-from groundwire.train.local.grpo import GRPO, GRPOConfig, Rollout
-from groundwire.train.policy.checkpoint import load_start
+from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged, nothing_to_train
+from groundwire.train.evaluation.validation import (
+    accuracy,
+    choose_tasks,
+    validation_jobs,
+    validation_missing,
+    validation_name,
+    validation_temperatures,
+)
+from groundwire.train.local.graceful_shutdown import GracefulShutdown
+from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout
+from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.engine import Engine
 from groundwire.train.policy.model import fitting_length, save_policy
-from groundwire.train.rollouts.collector import Job, Outcome
+from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.rows import row
-from groundwire.train.rollouts.runtime import LocalStack
+from groundwire.train.rollouts.runtime import RolloutRuntime
 
 __all__ = ["LocalTrainer", "Watcher"]
 
@@ -75,15 +82,15 @@ class LocalTrainer:
         domain: Domain,
         run: RunDir,
         watcher: Watcher,
-        stopping: Stopping | None = None,
+        stopping: GracefulShutdown | None = None,
     ) -> None:
         self.config, self.data, self.domain, self.run, self.watcher = config, data, domain, run, watcher
-        self.stopping = stopping or Stopping()
+        self.stopping = stopping or GracefulShutdown()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
-        self.clock = StepClock()
+        self.clock = StepTimer()
         self._barren = _PATIENCE - 1  # a run that never collected anything is not waited for
-        start = load_start(config, run)
+        start = load_initial_state(config, run)
         if start.note:
             print(f"note: {start.note}", file=sys.stderr)
         self.first_step = run.rewind()
@@ -114,7 +121,7 @@ class LocalTrainer:
             clock=self.clock,
         )
         self.engine.update_weights(self.first_step)
-        self.stack = LocalStack(
+        self.stack = RolloutRuntime(
             engine=self.engine,
             backend=backend,
             domain=domain,
@@ -135,24 +142,24 @@ class LocalTrainer:
             lines = self.run.metrics()
             if not any(line["step"] == 0 for line in lines):
                 self._log({"step": 0, **self._validation(0)})
-            elif owes(config, lines[-1]):
+            elif validation_missing(config, lines[-1]):
                 self._amend(lines[-1])
             for step in range(self.first_step + 1, config.steps + 1):
                 self._step(step)
         return summarize(self.run, config, self.data.source)
 
-    def dev(self, count: int = 10) -> list[Outcome]:
+    def dev(self, count: int = 10) -> list[RolloutResult]:
         """No training: ``count`` tasks, their outcomes with every call."""
         tasks = choose_tasks(self.data.validation, count)
         sampling = {"temperature": self.config.val_temperature, "max_tokens": self.config.max_tokens}
         with self.stack:
             self.watcher.phase("tasks", len(tasks))
-            jobs = [Job(task=task, group=str(task["id"]), mode="val", sampling=sampling) for task in tasks]
+            jobs = [RolloutRequest(task=task, group=str(task["id"]), mode="val", sampling=sampling) for task in tasks]
             return self.stack.run(jobs, deadline_s=self.config.step_deadline_s, on_end=self.watcher.tick)
 
     def _step(self, step: int) -> None:
         config = self.config
-        self.clock.lap()
+        self.clock.split()
         before = self.engine.stats()
         self.watcher.phase(f"step {step}", config.tasks_per_step * config.group_size)
         outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
@@ -172,14 +179,16 @@ class LocalTrainer:
             if step == config.steps or step % config.checkpoint_every == 0:
                 self._checkpoint(step)
 
-    def _update(self, step: int, outcomes: Sequence[Outcome], generated: int) -> dict[str, Any]:
+    def _update(self, step: int, outcomes: Sequence[RolloutResult], generated: int) -> dict[str, Any]:
         """Learn from the step's rollouts; returns the step's line but for its validation."""
         config = self.config
         with self.clock.busy("update"):
             torch.set_num_threads(self.threads)  # the engine samples with fewer, and MKL's count is the process's
             rollouts = [
-                Rollout(
-                    group=o.job.group, reward=o.reward, trajectories=trajectories(select(o.calls, config.agent_match))
+                ScoredRollout(
+                    group=o.job.group,
+                    reward=o.reward,
+                    trajectories=trajectories(calls_of_agents(o.calls, config.agent_match)),
                 )
                 for o in outcomes
                 if o.reward is not None
@@ -198,12 +207,12 @@ class LocalTrainer:
             "tokens_generated": generated,
             **{name: round(value, 6) for name, value in metrics.items()},
         }
-        seconds = self.clock.lap()
+        seconds = self.clock.split()
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
         return line
 
-    def _jobs(self, step: int) -> list[Job]:
+    def _jobs(self, step: int) -> list[RolloutRequest]:
         config = self.config
         jobs = []
         for task in self._tasks(step):
@@ -211,7 +220,7 @@ class LocalTrainer:
                 key = f"{config.seed}/{step}/{task['id']}/{sample}".encode()
                 seed = int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big")
                 sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": seed}
-                jobs.append(Job(task=task, group=str(task["id"]), mode="train", sampling=sampling))
+                jobs.append(RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling))
         return jobs
 
     def _tasks(self, step: int) -> list[Task]:
@@ -230,7 +239,7 @@ class LocalTrainer:
             self.data.validation, config.val_tasks if step in (0, config.steps) else config.val_every_tasks
         )
         results: dict[str, Any] = {}
-        for temperature in due(config, step):
+        for temperature in validation_temperatures(config, step):
             self.watcher.phase(f"validation at temperature {temperature:g}", len(tasks))
             jobs = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
@@ -253,7 +262,7 @@ class LocalTrainer:
 
     def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise where no rollout could be judged, and none could in the next step."""
-        if (why := nothing_judged(rows)) and not may_pass(rows):
+        if (why := nothing_judged(rows)) and not is_transient(rows):
             raise RolloutsFailedError(why)
 
     def _log(self, line: dict[str, Any]) -> None:

@@ -15,11 +15,11 @@ from groundwire.train.policy import STARTER
 from groundwire.train.policy.device import check_device
 from groundwire.train.policy.model import ModelUnreadableError, load_policy
 
-__all__ = ["Start", "load_start"]
+__all__ = ["InitialState", "load_initial_state"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class InitialState:
     """``state`` is the trainer's, None before the first checkpoint; ``note`` is what a user should be told."""
 
     model: LlamaForCausalLM
@@ -28,7 +28,7 @@ class Start:
     note: str = ""
 
 
-def load_start(config: RunConfig, run: RunDir) -> Start:
+def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
     """The model on ``config.device``. A checkpoint that cannot be read is set aside, and the one before is taken.
 
     Raises :class:`groundwire.train.config.run_config.ConfigError` for a device or a model that cannot be used, and
@@ -47,11 +47,11 @@ def load_start(config: RunConfig, run: RunDir) -> Start:
             f"{error}: going on from {checkpoint.name}, and {damaged.name} is kept as {run.set_aside(damaged).name}"
             for damaged, error in unreadable
         ]
-        return Start(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
+        return InitialState(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
     if unreadable:
         raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")
     model, tokenizer = load_policy(STARTER if config.model == "starter" else Path(config.model))
-    return Start(model=model.to(config.device), tokenizer=tokenizer)
+    return InitialState(model=model.to(config.device), tokenizer=tokenizer)
 
 
 def _checkpoint(folder: Path, device: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SUPPORTED", "Decoder", "UnsupportedModelError", "choose"]
+__all__ = ["SUPPORTED", "Decoder", "UnsupportedModelError", "sample_tokens"]
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """The values of a config's ``model_type`` that :class:`Decoder` computes."""
@@ -110,7 +110,7 @@ with warnings.catch_warnings():
     _scripted_choose = torch.jit.script(_choose)
 
 
-def choose(
+def sample_tokens(
     logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor, *, any_top_p: bool
 ) -> tuple[Tensor, Tensor]:
     """Draw one token a row.

@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from groundwire.tools.step_timer import StepClock
-from groundwire.train.policy.decoder import Decoder, choose
-from groundwire.train.policy.prefix_cache import Prefixes
+from groundwire.tools.step_timer import StepTimer
+from groundwire.train.policy.decoder import Decoder, sample_tokens
+from groundwire.train.policy.prefix_cache import PrefixCache
 from groundwire.train.policy.types import (
     Completion,
     EngineClosedError,
@@ -93,7 +93,7 @@ class Engine:
         gather_s: float = 0.005,
         patience_s: float = 0.1,
         prefix_cache_tokens: int = 32768,
-        clock: StepClock | None = None,
+        clock: StepTimer | None = None,
     ) -> None:
         own = getattr(model.config, "max_position_embeddings", None) or max_model_len
         if max_model_len > own:
@@ -104,7 +104,7 @@ class Engine:
         self._decoder = Decoder(model, max_positions=max_model_len)
         self._ends = _end_tokens(model, tokenizer)
         self._threads, self._gather_s, self._patience_s = threads, gather_s, patience_s
-        self._prefixes = Prefixes(prefix_cache_tokens)
+        self._prefixes = PrefixCache(prefix_cache_tokens)
         self._seeds = random.Random(0)
         self._stats = EngineStats()
         self._clock = clock
@@ -346,7 +346,7 @@ class Engine:
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
         device = logits.device
         top_p = [row.sampling.top_p for row in rows]
-        tokens, logprobs = choose(
+        tokens, logprobs = sample_tokens(
             logits,
             torch.tensor([row.sampling.temperature for row in rows], device=device),
             torch.tensor(top_p, dtype=torch.float64, device=device),

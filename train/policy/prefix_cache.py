@@ -11,13 +11,13 @@ from collections import OrderedDict
 
 import torch
 
-__all__ = ["Prefixes"]
+__all__ = ["PrefixCache"]
 
 BLOCK = 16
 """Tokens between two places at which a kept prompt can be resumed."""
 
 
-class Prefixes:
+class PrefixCache:
     """Keys and values of recent prompts, found again by how a later prompt begins; the least recently used go first."""
 
     def __init__(self, max_tokens: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
-from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, Told
+from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
 from groundwire.train.policy.chat_request import ChatRequest, RequestError, parse_request
 from groundwire.train.policy.engine import Engine
 from groundwire.train.policy.tool_parsers import FORMATS, ToolFormat
@@ -125,7 +125,7 @@ class PolicyServer:
         body: Any,
         *,
         session: str = "",
-        told: Told = lambda _: None,
+        told: OnSampled = lambda _: None,
     ) -> web.StreamResponse:
         """Answer ``body`` on ``request``, which may be another server's of this loop: the proxy's.
 
@@ -164,7 +164,7 @@ class PolicyServer:
             self._ids.move_to_end(text)
         return ids
 
-    async def _answer(self, chat: ChatRequest, prompt: tuple[int, ...], told: Told) -> web.Response:
+    async def _answer(self, chat: ChatRequest, prompt: tuple[int, ...], told: OnSampled) -> web.Response:
         futures = [self._engine.submit(prompt, sampling) for sampling in chat.samplings]
         try:
             replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
@@ -195,7 +195,7 @@ class PolicyServer:
         request: web.Request,
         chat: ChatRequest,
         prompt: tuple[int, ...],
-        told: Told,
+        told: OnSampled,
     ) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
@@ -230,7 +230,7 @@ class PolicyServer:
         chat: ChatRequest,
         prompt: tuple[int, ...],
         queue: asyncio.Queue[tuple[int, Any]],
-        told: Told,
+        told: OnSampled,
     ) -> AsyncIterator[dict[str, Any]]:
         head = self._head("chat.completion.chunk")
         choices = [_StreamedChoice(i, chat, self._engine, self._tool_format) for i in range(len(chat.samplings))]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.tools.step_timer import PARTS
+from groundwire.tools.step_timer import PHASES
 from groundwire.train.evaluation.metrics import level_order
 
 __all__ = ["Chart", "Series", "charts"]
@@ -72,7 +72,9 @@ def charts(metrics: Sequence[Mapping[str, Any]], lengths: Mapping[int, Any], par
             stacked=True,
             series=_stack(steps, "failures", ()),
         ),
-        Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_stack(steps, "seconds", PARTS)),
+        Chart(
+            key="time", title="Time of a step", unit="seconds", stacked=True, series=_stack(steps, "seconds", PHASES)
+        ),
     ]
     kept = []
     for chart in drawn:

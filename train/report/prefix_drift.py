@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.train.report.token_text import Vocabulary
+from groundwire.train.report.token_text import TokenDecoder
 
 __all__ = ["CAUSES", "Drift", "drifts"]
 
@@ -56,11 +56,11 @@ class Drift:
     sampled: bool
     """Whether the expected token was sampled (else it stood in the earlier prompt)."""
 
-    def sentence(self, framework: str, vocabulary: Vocabulary) -> str:
+    def sentence(self, framework: str, vocabulary: TokenDecoder) -> str:
         """The drift, what is likely behind it, and in which framework."""
         return f"{self.difference(vocabulary)}; likely {CAUSES[self.cause]} ({framework})"
 
-    def difference(self, vocabulary: Vocabulary) -> str:
+    def difference(self, vocabulary: TokenDecoder) -> str:
         """The first token that differs."""
         expected = vocabulary.token(self.expected)
         found = "the prompt's end" if self.found is None else repr(vocabulary.token(self.found))
@@ -71,7 +71,7 @@ class Drift:
         )
 
 
-def drifts(calls: Sequence[Mapping[str, Any]], vocabulary: Vocabulary) -> list[Drift]:
+def drifts(calls: Sequence[Mapping[str, Any]], vocabulary: TokenDecoder) -> list[Drift]:
     """The drifts of one rollout. ``calls`` are as in ``rollouts.parquet``, with ids.
 
     Each call's prompt is compared with every earlier call's prompt and reply, as merging does.
@@ -89,7 +89,7 @@ def drifts(calls: Sequence[Mapping[str, Any]], vocabulary: Vocabulary) -> list[D
 
 
 def _drift(
-    calls: Sequence[Mapping[str, Any]], place: int, earlier: int, position: int, vocabulary: Vocabulary
+    calls: Sequence[Mapping[str, Any]], place: int, earlier: int, position: int, vocabulary: TokenDecoder
 ) -> Drift:
     before, prompt = calls[earlier], list(calls[place]["prompt_ids"])
     context = list(before["prompt_ids"]) + list(before["response_ids"])
@@ -107,7 +107,7 @@ def _drift(
     )
 
 
-def _in_reply(before: Mapping[str, Any], prompt: list[int], position: int, vocabulary: Vocabulary) -> str:
+def _in_reply(before: Mapping[str, Any], prompt: list[int], position: int, vocabulary: TokenDecoder) -> str:
     """The prompt agrees up to some token of the reply."""
     start, reply = len(before["prompt_ids"]), list(before["response_ids"])
     if position == start + len(reply) - 1 and reply[-1] in vocabulary.special:
@@ -125,7 +125,7 @@ def _in_reply(before: Mapping[str, Any], prompt: list[int], position: int, vocab
     return "truncated" if kept.strip() and said.startswith(kept.strip()) else "edited"
 
 
-def _in_prompt(before: Mapping[str, Any], prompt: list[int], position: int, vocabulary: Vocabulary) -> str:
+def _in_prompt(before: Mapping[str, Any], prompt: list[int], position: int, vocabulary: TokenDecoder) -> str:
     """The prompt agrees only with the beginning of the earlier prompt."""
     earlier, reply = list(before["prompt_ids"]), list(before["response_ids"])
     header = _header(earlier, vocabulary)
@@ -147,13 +147,13 @@ def _comes_back(context: list[int], prompt: list[int], position: int) -> bool:
     return len(following) == _SAME and _count(context[position + 1 :], following) > 0
 
 
-def _turn(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+def _turn(ids: Sequence[int], vocabulary: TokenDecoder) -> list[int]:
     """The tokens up to the end of the turn."""
     end = next((place for place, token in enumerate(ids) if token in vocabulary.special), len(ids))
     return list(ids[:end])
 
 
-def _header(prompt: Sequence[int], vocabulary: Vocabulary) -> list[int]:
+def _header(prompt: Sequence[int], vocabulary: TokenDecoder) -> list[int]:
     """What a prompt ends with so that the assistant speaks: its last marker and what follows."""
     marked = [place for place, token in enumerate(prompt) if token in vocabulary.special]
     return list(prompt[marked[-1] :]) if marked else list(prompt[-1:])

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from groundwire.adapters.tracing import Call, select, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.diagnosis import KINDS, diagnose
-from groundwire.train.report.token_text import Vocabulary
+from groundwire.train.report.token_text import TokenDecoder
 
 __all__ = ["Limits", "Notes", "choose", "counted_reasons", "read", "rollout_data"]
 
@@ -81,7 +81,7 @@ def choose(notes: Sequence[Mapping[str, Any]], limits: Limits) -> list[Mapping[s
 
 
 def rollout_data(
-    run: RunDir, chosen: Sequence[Mapping[str, Any]], words: Vocabulary, *, agent_match: str | None, limits: Limits
+    run: RunDir, chosen: Sequence[Mapping[str, Any]], words: TokenDecoder, *, agent_match: str | None, limits: Limits
 ) -> dict[str, Any]:
     """What the page's script reads: ``tasks``, ``rollouts``, and the ``words`` (id and text) that their tokens are."""
     wanted: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
@@ -190,7 +190,7 @@ def _tokens(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> 
     A run of ``[-1, [n]]`` stands for n tokens that were left out.
     """
     calls = [
-        Call(
+        LLMCall(
             rollout_id=row["rollout_id"],
             attempt_id="",
             sequence=place,
@@ -201,13 +201,13 @@ def _tokens(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> 
         )
         for place, call in enumerate(row["calls"] or ())
     ]
-    made = trajectories(select(calls, agent_match))[: limits.trajectories]
+    made = trajectories(calls_of_agents(calls, agent_match))[: limits.trajectories]
     return [
         _runs(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask, limits) for each in made
     ]
 
 
-def _in_table(runs: list[list[Any]], words: Vocabulary, table: dict[tuple[int, str], int]) -> list[list[Any]]:
+def _in_table(runs: list[list[Any]], words: TokenDecoder, table: dict[tuple[int, str], int]) -> list[list[Any]]:
     """``runs`` with each token as its place in ``table``, which grows."""
     ids = [token for sampled, part in runs if sampled >= 0 for token in part]
     places = iter([table.setdefault(pair, len(table)) for pair in zip(ids, words.words(ids), strict=True)])

@@ -16,10 +16,10 @@ from typing import Any
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.policy import STARTER
 
-__all__ = ["Vocabulary", "vocabulary_of"]
+__all__ = ["TokenDecoder", "vocabulary_of"]
 
 
-class Vocabulary:
+class TokenDecoder:
     """Ids to text. ``file`` is a ``tokenizer.json``; None stands for a tokenizer that is not here."""
 
     def __init__(self, file: Path | None) -> None:
@@ -68,11 +68,11 @@ class Vocabulary:
         return self._file is not None
 
 
-def vocabulary_of(run: RunDir) -> Vocabulary:
+def vocabulary_of(run: RunDir) -> TokenDecoder:
     """The vocabulary of ``run``."""
     model = str(run.config().get("model", ""))
     folders = [*reversed(run.checkpoints()), run.path / "model", STARTER if model == "starter" else Path(model)]
-    return Vocabulary(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
+    return TokenDecoder(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
 
 
 def _has(folder: Path) -> bool:

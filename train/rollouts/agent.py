@@ -28,7 +28,7 @@ POLICY_RESOURCE = "policy"
 plain ``LLM``, and then they are traced here."""
 
 ANSWER_SPAN = "groundwire.answer"
-"""Attributes ``groundwire.text`` and ``groundwire.trace`` (JSON list of :class:`groundwire.tools.types.Step`)."""
+"""Attributes ``groundwire.text`` and ``groundwire.trace`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
 
 FAILURE_SPAN = "groundwire.failure"
 """Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""

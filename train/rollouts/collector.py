@@ -18,20 +18,20 @@ from typing import Any, Literal
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig, Span
 
-from groundwire.adapters.tracing import Call, all_calls_from_spans, reward_from_spans
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Task
-from groundwire.tools.types import Step
+from groundwire.tools.types import AgentStep
 from groundwire.train.rollouts.agent import ANSWER_SPAN, FAILURE_SPAN, POLICY_RESOURCE
-from groundwire.train.rollouts.no_runner_warning import Attendance
+from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
 
-__all__ = ["Job", "Outcome", "RolloutCollector"]
+__all__ = ["RolloutCollector", "RolloutRequest", "RolloutResult"]
 
 Mode = Literal["train", "val"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RolloutRequest:
     """One rollout to be run. Jobs with one ``group`` are samples of one task and are compared with each other."""
 
     task: Task
@@ -41,10 +41,10 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RolloutResult:
     """What became of a rollout: a reward, or the type of its failure."""
 
-    job: Job
+    job: RolloutRequest
     rollout_id: str
     status: str
     """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, judge_abstained, untraced,
@@ -53,12 +53,12 @@ class Outcome:
     parts: Mapping[str, float]
     message: str
     answer: str
-    trace: Sequence[Step]
-    calls: Sequence[Call]
+    trace: Sequence[AgentStep]
+    calls: Sequence[LLMCall]
     attempts: int
     seconds: float
-    untrainable: Sequence[Call] = ()
-    """Calls that are not in ``calls``: each has a :attr:`Call.problem`."""
+    untrainable: Sequence[LLMCall] = ()
+    """Calls that are not in ``calls``: each has a :attr:`LLMCall.untrainable_reason`."""
 
     @property
     def succeeded(self) -> bool:
@@ -91,7 +91,7 @@ class RolloutCollector:
         resources_id: str = "rs-run",
         settings: Mapping[str, Any] | None = None,
         unresponsive_s: float | None = None,
-        attendance: Attendance | None = None,
+        attendance: NoRunnerWarning | None = None,
     ) -> None:
         if (proxy is None) == (not policy_url):
             raise ValueError("give either the proxy that traces calls, or the policy_url at which runners make them")
@@ -128,16 +128,18 @@ class RolloutCollector:
                 await self._store.update_rollout(rollout.rollout_id, status="cancelled")
 
     async def run(
-        self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
-    ) -> list[Outcome]:
+        self, jobs: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[RolloutResult]:
         """Run the jobs and return their outcomes in the same order, at most ``deadline_s`` seconds later."""
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, RolloutResult] = {}
         async for place, outcome in self.each(jobs, deadline_s=deadline_s):
             outcomes[place] = outcome
             on_end()
         return [outcomes[place] for place in range(len(jobs))]
 
-    async def each(self, jobs: Sequence[Job], *, deadline_s: float) -> AsyncIterator[tuple[int, Outcome]]:
+    async def each(
+        self, jobs: Sequence[RolloutRequest], *, deadline_s: float
+    ) -> AsyncIterator[tuple[int, RolloutResult]]:
         """Run the jobs; yields each one's place and outcome as it ends, all at most ``deadline_s`` seconds later.
 
         Any number of batches may be under way at once.
@@ -158,7 +160,7 @@ class RolloutCollector:
         ends = [self._watch(rollout_id) for rollout_id in ids]
         self._wake()
 
-        async def finished(place: int) -> tuple[int, Outcome]:
+        async def finished(place: int) -> tuple[int, RolloutResult]:
             await self._until(ids[place], ends[place], deadline)
             if self._proxy is not None:
                 await self._proxy.flush(ids[place])
@@ -224,7 +226,7 @@ class RolloutCollector:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(None)
 
-    async def _collect(self, job: Job, rollout_id: str) -> Outcome:
+    async def _collect(self, job: RolloutRequest, rollout_id: str) -> RolloutResult:
         rollout = await self._store.get_rollout_by_id(rollout_id)
         attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
         spans: Sequence[Span] = []
@@ -246,7 +248,7 @@ class RolloutCollector:
                 status, message = "lost", "the runner reported neither a reward nor a failure"
         started = rollout.start_time if rollout else time.time()
         ended = (rollout.end_time if rollout else None) or time.time()
-        return Outcome(
+        return RolloutResult(
             job=job,
             rollout_id=rollout_id,
             status=status,
@@ -255,10 +257,10 @@ class RolloutCollector:
             message=message,
             answer=str(answer.attributes["groundwire.text"]) if answer else "",
             trace=json.loads(str(answer.attributes["groundwire.trace"])) if answer else [],
-            calls=[call for call in calls if not call.problem],
+            calls=[call for call in calls if not call.untrainable_reason],
             attempts=attempt.sequence_id if attempt else 0,
             seconds=ended - started,
-            untrainable=[call for call in calls if call.problem],
+            untrainable=[call for call in calls if call.untrainable_reason],
         )
 
 

@@ -8,12 +8,12 @@ from collections.abc import Collection
 
 from agentlightning.store.base import LightningStore
 
-__all__ = ["Attendance"]
+__all__ = ["NoRunnerWarning"]
 
 _log = logging.getLogger(__name__)
 
 
-class Attendance:
+class NoRunnerWarning:
     """Looks whether runners are there, where they are not the trainer's own.
 
     Where no rollout ended for ``after_s`` seconds the store is asked whether one is under way, and again that much

@@ -14,10 +14,10 @@ from groundwire.train.config.run_config import ConfigError, resolve
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.factory import make_backend, make_reward
 
-__all__ = ["ToldAgent"]
+__all__ = ["RemoteRolloutAgent"]
 
 
-class ToldAgent(LitAgent[dict[str, Any]]):
+class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
     """Agents of one backend and one domain, with the settings of whatever run a rollout belongs to.
 
     ``agent`` (of the backend ``custom``) is the runner's own: no store can name code to be run. Raises

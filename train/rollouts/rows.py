@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from groundwire.train.rollouts.collector import Outcome
+from groundwire.train.rollouts.collector import RolloutResult
 
 __all__ = ["row"]
 
 
-def row(step: int, outcome: Outcome) -> dict[str, Any]:
+def row(step: int, outcome: RolloutResult) -> dict[str, Any]:
     """A rollout as a row of ``rollouts.parquet``."""
     task = outcome.job.task
     return {
@@ -45,7 +45,7 @@ def row(step: int, outcome: Outcome) -> dict[str, Any]:
             [
                 {
                     "agent": call.agent,
-                    "problem": call.problem,
+                    "problem": call.untrainable_reason,
                     "prompt_tokens": len(call.prompt_ids) or call.prompt_tokens,
                     "response_tokens": len(call.response_ids) or call.response_tokens,
                 }

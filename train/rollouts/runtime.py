@@ -20,21 +20,21 @@ from agentlightning.store.memory import InMemoryLightningStore
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
-from groundwire.tools.step_timer import StepClock, timed_event_loop
+from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import ConfigError, RunConfig
 from groundwire.train.policy.engine import Engine
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.event_loop import EventLoopThread
-from groundwire.train.rollouts.no_runner_warning import Attendance
+from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
 from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.ended_attempts import EndedAttempts
+from groundwire.train.store.ended_attempts import IgnoreLateSpans
 
-__all__ = ["LocalStack", "Upstream"]
+__all__ = ["RolloutRuntime", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
@@ -55,7 +55,7 @@ class Upstream:
     ids: bool = True
 
 
-class _MemoryStore(EndedAttempts, InMemoryLightningStore):
+class _MemoryStore(IgnoreLateSpans, InMemoryLightningStore):
     """The store of a run that has no other; it says when an attempt ends, wherever its runner is."""
 
     def __init__(self, *, on_attempt_end: Callable[[str], None], span_bytes: int) -> None:
@@ -69,7 +69,7 @@ class _MemoryStore(EndedAttempts, InMemoryLightningStore):
         return attempt
 
 
-class LocalStack:
+class RolloutRuntime:
     """A context manager around the running servers; :meth:`run` is its one job.
 
     ``engine`` is an :class:`Engine` or answers like one, and then ``server`` are further options of its
@@ -84,7 +84,7 @@ class LocalStack:
         backend: adapters.Backend,
         domain: Domain,
         reward: rewards.Reward,
-        clock: StepClock,
+        clock: StepTimer,
         config: RunConfig,
         run: RunDir,
         server: Mapping[str, Any] | None = None,
@@ -103,7 +103,7 @@ class LocalStack:
         patience_s = max(config.rollout_timeout_s, _LEAST_PATIENCE_S)
         self._loop = EventLoopThread(timed_event_loop(clock), patience_s=patience_s)
 
-    def __enter__(self) -> LocalStack:
+    def __enter__(self) -> RolloutRuntime:
         self._loop.start()
         try:
             self._loop.call(self._start())
@@ -122,8 +122,8 @@ class LocalStack:
                 self._engine.close()
 
     def run(
-        self, jobs: Sequence[Job], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
-    ) -> list[Outcome]:
+        self, jobs: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+    ) -> list[RolloutResult]:
         """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
 
         Raises :class:`groundwire.train.config.run_config.ConfigError` where nothing can be learnt of any: no call was
@@ -186,7 +186,7 @@ class LocalStack:
         if external is not None:
             agent = f" --agent {config.agent}" if config.agent else ""
             runner = f"python -m train.runner --external-store-address {external} --backend {config.backend}{agent}"
-            attendance = Attendance(store, start=f"{runner} --domain {config.domain}")
+            attendance = NoRunnerWarning(store, start=f"{runner} --domain {config.domain}")
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,

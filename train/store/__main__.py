@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.tools.terminal import Version
-from groundwire.train.cli.exit import Stop, one_sentence
+from groundwire.train.cli.exit import Stop, exit_on_user_error
 
 __all__ = ["app"]
 
@@ -38,7 +38,7 @@ def main(
     version: Version = False,
 ) -> None:
     """Serve rollouts, spans and resources to trainers and runners."""
-    with one_sentence():
+    with exit_on_user_error():
         if sum((path is not None, memory, mongo is not None)) != 1:
             raise Stop("give one of --path FILE, --memory and --mongo URI")
         with _bound(host, port) as listener:

@@ -22,7 +22,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Span
 
 from groundwire.train.store.health import check_store
-from groundwire.train.store.request_batcher import Answer, Together
+from groundwire.train.store.request_batcher import Answer, RequestBatcher
 
 __all__ = ["StoreClient", "StoreFailedError", "StoreGoneError"]
 
@@ -52,7 +52,7 @@ class StoreClient(LightningStoreClient):
     def __init__(self, address: str, *, patience_s: float = float("inf")) -> None:
         super().__init__(address, request_timeout=_REQUEST_S, retry_delays=(), health_retry_delays=())
         self._patience_s = patience_s
-        self._together: Together | None = None
+        self._together: RequestBatcher | None = None
         self._away_since: float | None = None
         self._closed = False
 
@@ -60,7 +60,7 @@ class StoreClient(LightningStoreClient):
         """See what answers there. Raises :class:`groundwire.train.store.health.StoreAddressError`."""
         health = await asyncio.to_thread(check_store, self.server_address_root)
         if health.get("batches"):
-            self._together = Together(self._send)
+            self._together = RequestBatcher(self._send)
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 
-__all__ = ["EndedAttempts"]
+__all__ = ["IgnoreLateSpans"]
 
 
-class EndedAttempts(CollectionBasedLightningStore[Any]):
+class IgnoreLateSpans(CollectionBasedLightningStore[Any]):
     """A store in which an attempt that has ended stays so."""
 
     async def _on_attempt_heartbeat(self, rollout_id: str, attempt_id: str) -> Any:

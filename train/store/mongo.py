@@ -13,7 +13,7 @@ from agentlightning.store.mongo import MongoLightningStore
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from groundwire.train.store.ended_attempts import EndedAttempts
+from groundwire.train.store.ended_attempts import IgnoreLateSpans
 
 __all__ = ["MongoStore", "MongoStoreError"]
 
@@ -25,7 +25,7 @@ class MongoStoreError(Exception):
     """MongoDB cannot be used; the message says why."""
 
 
-class MongoStore(EndedAttempts, MongoLightningStore):
+class MongoStore(IgnoreLateSpans, MongoLightningStore):
     """A store in the database that ``uri`` names (``agentlightning`` where it names none).
 
     Raises :class:`MongoStoreError`, within about two seconds.

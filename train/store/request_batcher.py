@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pydantic_core
 
-__all__ = ["Answer", "Together"]
+__all__ = ["Answer", "RequestBatcher"]
 
 Answer = tuple[int, bytes]
 """A reply's status and body."""
@@ -33,7 +33,7 @@ class _Asked:
     answer: asyncio.Future[Answer]
 
 
-class Together:
+class RequestBatcher:
     """The requests of one event loop; ``send(method, path, body)`` sends one."""
 
     def __init__(self, send: Callable[[str, str, bytes], Awaitable[Answer]]) -> None:

@@ -46,7 +46,7 @@ _SEARCHED = {
 }
 _LISTS = ("status_in", "rollout_id_in")
 
-Call = Callable[[LightningStore, Mapping[str, str], Any], Awaitable[Any]]
+Handler = Callable[[LightningStore, Mapping[str, str], Any], Awaitable[Any]]
 _Answer = Callable[[Mapping[str, str], Any, bytes], Awaitable[tuple[int, bytes]]]
 
 
@@ -69,7 +69,7 @@ def application(store: LightningStore) -> web.Application:
     return app
 
 
-def _fields(method: str, **renamed: str) -> Call:
+def _fields(method: str, **renamed: str) -> Handler:
     """Call the store with what the request says, and nothing about what it does not mention."""
 
     async def call(store: LightningStore, path: Mapping[str, str], body: Any) -> Any:
@@ -131,7 +131,7 @@ async def _add_resources(store: LightningStore, path: Mapping[str, str], body: A
 
 
 _ROLLOUT, _ATTEMPTS = "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/attempts"
-_ROUTES: dict[str, tuple[int, Any, Call]] = {
+_ROUTES: dict[str, tuple[int, Any, Handler]] = {
     "POST /queues/rollouts/enqueue": (201, wire.EnqueueManyRolloutsRequest, _enqueue),
     "POST /queues/rollouts/dequeue": (200, wire.DequeueManyRolloutsRequest, _dequeue),
     "POST /rollouts": (201, wire.RolloutRequest, _fields("start_rollout")),

@@ -20,7 +20,7 @@ from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
 
-from groundwire.train.store.ended_attempts import EndedAttempts
+from groundwire.train.store.ended_attempts import IgnoreLateSpans
 from groundwire.train.store.sqlite_collections import KeyValueTable, QueueTable, Table
 
 __all__ = ["MEMORY", "SqliteLightningStore", "StoreFileError"]
@@ -47,7 +47,7 @@ class StoreFileError(Exception):
     """The file cannot be a store: not writable, in use, no database, or of another version."""
 
 
-class SqliteLightningStore(EndedAttempts):
+class SqliteLightningStore(IgnoreLateSpans):
     """Agent Lightning's store on ``path``, which is made where it is not there. Use it from one event loop.
 
     ``scan_s`` is how often it looks for attempts that stopped reporting. Raises :class:`StoreFileError`.

@@ -16,10 +16,10 @@ from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.runtime import LocalStack
+from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.step_timer import TrainerClock
+from groundwire.train.verl.step_timer import VerlStepTimer
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 __all__ = ["RolloutManager", "prompts_of"]
@@ -46,12 +46,12 @@ class RolloutManager:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
         if model.custom_chat_template:
             tokenizer.chat_template = model.custom_chat_template
-        self.clock = TrainerClock()
+        self.clock = VerlStepTimer()
         engine: Any = VerlEngine(  # it answers like the embedded one, as far as the servers ask
             llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock, server=rollout.name
         )
         domain = domains.get(self.config.domain)
-        stack = LocalStack(
+        stack = RolloutRuntime(
             engine=engine,
             backend=make_backend(self.config),
             domain=domain,

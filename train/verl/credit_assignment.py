@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from groundwire.adapters.tracing import Call, Trajectory, select, trajectories
+from groundwire.adapters.tracing import LLMCall, Trajectory, calls_of_agents, trajectories
 
 if TYPE_CHECKING:
     import torch
 
-    from groundwire.train.rollouts.collector import Outcome
+    from groundwire.train.rollouts.collector import RolloutResult
 
-__all__ = ["DISCOUNT", "Row", "discounted_advantage", "rows"]
+__all__ = ["DISCOUNT", "TrainingRow", "discounted_advantage", "rows"]
 
 DISCOUNT = "groundwire_discount"
 """The name that :func:`discounted_advantage` is registered by."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TrainingRow:
     """One trajectory as verl stores it. All lists but ``prompt_ids`` have the length of ``response_ids``."""
 
     key: str
@@ -51,7 +51,7 @@ class Row:
 
 
 def rows(
-    outcome: Outcome,
+    outcome: RolloutResult,
     *,
     uid: str,
     session: int,
@@ -60,9 +60,9 @@ def rows(
     credit: str = "broadcast",
     discount: float = 0.9,
     agent_match: str | None = None,
-) -> list[Row]:
+) -> list[TrainingRow]:
     """The rows of one rollout; none where it sampled nothing that is trained."""
-    calls = select(outcome.calls, agent_match)
+    calls = calls_of_agents(outcome.calls, agent_match)
     if not calls:
         return []
     made = trajectories(calls)
@@ -81,7 +81,7 @@ def rows(
             group = f"{uid}|{session}|{_spans(trajectory, after, discount)}"
         versions = [_versions(call, step) for call in trajectory.calls]
         result.append(
-            Row(
+            TrainingRow(
                 key=f"{uid}_{session}_{index}",
                 uid=group,
                 session=session,
@@ -100,7 +100,7 @@ def rows(
     return result
 
 
-def _versions(call: Call, step: int) -> tuple[int, int]:
+def _versions(call: LLMCall, step: int) -> tuple[int, int]:
     """The weights at a call's first and last token. What a server does not say is taken for this step's."""
     last = call.weights_version if call.weights_version is not None else max(0, step - 1)
     first = call.first_weights_version if call.first_weights_version is not None else last

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from groundwire.tools.step_timer import StepClock
+from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.types import Completion, EngineClosedError, EngineError, PromptTooLongError, Sampling
 
 __all__ = ["TokenClient", "VerlEngine"]
@@ -33,7 +33,7 @@ class VerlEngine:
     """
 
     def __init__(
-        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepClock, server: str
+        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepTimer, server: str
     ) -> None:
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self._client, self._clock, self._server = client, clock, server

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains import Task, TaskData
-from groundwire.tools.step_timer import PARTS
+from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import ConfigError, RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
@@ -290,7 +290,7 @@ def _line(
             "calls": trained.get("calls", 0),
             "tokens_generated": sampled,
             "tokens_per_s": round(sampled / seconds, 1) if seconds else 0.0,
-            "seconds": dict(trained.get("seconds") or dict.fromkeys(PARTS, 0.0)),
+            "seconds": dict(trained.get("seconds") or dict.fromkeys(PHASES, 0.0)),
         }
     if validated:
         line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}

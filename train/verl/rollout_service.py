@@ -18,17 +18,17 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from groundwire.adapters.tracing import Call
+from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import nothing_judged
 from groundwire.train.evaluation.validation import JUDGED_FAILURES, accuracy, validation_name
-from groundwire.train.rollouts.collector import Job, Outcome, RolloutCollector
+from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.rows import row
-from groundwire.train.rollouts.runtime import LocalStack
-from groundwire.train.verl.credit_assignment import Row, rows
+from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.verl.credit_assignment import TrainingRow, rows
 from groundwire.train.verl.transfer_queue import RowQueue
 
 __all__ = ["Prompt", "RolloutService"]
@@ -56,10 +56,10 @@ class RolloutService:
     ``pad_id`` is a token for the row of a validation rollout that was judged though it sampled nothing.
     """
 
-    def __init__(self, *, stack: LocalStack, queue: RowQueue, config: RunConfig, run: RunDir, pad_id: int) -> None:
+    def __init__(self, *, stack: RolloutRuntime, queue: RowQueue, config: RunConfig, run: RunDir, pad_id: int) -> None:
         self._stack, self._queue, self._config, self._run, self._pad_id = stack, queue, config, run, pad_id
         self._lock = threading.Lock()
-        self._ended: dict[str, list[Outcome]] = {"train": [], "val": []}
+        self._ended: dict[str, list[RolloutResult]] = {"train": [], "val": []}
         self._skipped: Counter[str] = Counter()
         self._unused: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class RolloutService:
 
         verl samples several times for one step where it updates several times (``separate_async``) and adds up what has
         ``total`` in its name. ``seconds`` is where the time since the last call went, by
-        :data:`groundwire.tools.step_timer.PARTS`.
+        :data:`groundwire.tools.step_timer.PHASES`.
         """
         with self._lock:
             outcomes, self._ended[partition] = self._ended[partition], []
@@ -129,7 +129,7 @@ class RolloutService:
             self._error = done.exception()
 
     async def _group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
-        partition, kept = prompt.partition, list[Row]()
+        partition, kept = prompt.partition, list[TrainingRow]()
         await self._queue.mark(prompt.uid, partition, "running")
         rewards: list[float] = []
         async for session, outcome in collector.each(self._jobs(prompt), deadline_s=deadline_s):
@@ -158,16 +158,16 @@ class RolloutService:
                 self._groups.update(groups=1, groups_used=int(len(set(rewards)) > 1))
         await self._queue.mark(prompt.uid, partition, "finished" if enough else "failure")
 
-    def _jobs(self, prompt: Prompt) -> list[Job]:
+    def _jobs(self, prompt: Prompt) -> list[RolloutRequest]:
         config, train = self._config, prompt.partition == "train"
         sampling = {
             "temperature": config.temperature if train else config.val_temperature,
             "max_tokens": config.max_tokens,
         }
-        job = Job(task=prompt.task, group=prompt.uid, mode="train" if train else "val", sampling=sampling)
+        job = RolloutRequest(task=prompt.task, group=prompt.uid, mode="train" if train else "val", sampling=sampling)
         return [job] * prompt.rollouts
 
-    def _rows(self, prompt: Prompt, session: int, outcome: Outcome) -> list[Row]:
+    def _rows(self, prompt: Prompt, session: int, outcome: RolloutResult) -> list[TrainingRow]:
         """The rows of a rollout: none where it has no reward, except for what validation judges as wrong."""
         config, reward = self._config, outcome.reward
         validating = prompt.partition == "val"
@@ -189,8 +189,8 @@ class RolloutService:
             return made
         return [self._blank(prompt, session, reward)]
 
-    def _blank(self, prompt: Prompt, session: int, reward: float) -> Row:
-        return Row(
+    def _blank(self, prompt: Prompt, session: int, reward: float) -> TrainingRow:
+        return TrainingRow(
             key=f"{prompt.uid}_{session}_0",
             uid=prompt.uid,
             session=session,
@@ -211,7 +211,7 @@ class _Tally:
     """What became of the rollouts of a step, or of a part of one."""
 
     step: int
-    outcomes: list[Outcome]
+    outcomes: list[RolloutResult]
     """Without their tokens, which are most of them."""
     counts: Counter[str]
     """What may be added up over the parts of a step."""
@@ -235,7 +235,7 @@ class _Tally:
 
 
 def _tally(
-    step: int, outcomes: Sequence[Outcome], groups: Counter[str], seconds: Mapping[str, float], unused: int
+    step: int, outcomes: Sequence[RolloutResult], groups: Counter[str], seconds: Mapping[str, float], unused: int
 ) -> _Tally:
     failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
     if unused:
@@ -252,8 +252,9 @@ def _tally(
     return _Tally(step, [_light(outcome) for outcome in outcomes], counts, Counter(seconds))
 
 
-def _light(outcome: Outcome) -> Outcome:
+def _light(outcome: RolloutResult) -> RolloutResult:
     calls = [
-        Call(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence) for call in outcome.calls
+        LLMCall(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence)
+        for call in outcome.calls
     ]
     return replace(outcome, calls=calls, untrainable=(), trace=())

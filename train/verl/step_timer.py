@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from groundwire.tools.step_timer import StepClock
+from groundwire.tools.step_timer import StepTimer
 
-__all__ = ["TrainerClock"]
+__all__ = ["VerlStepTimer"]
 
 
-class TrainerClock(StepClock):
+class VerlStepTimer(StepTimer):
     """Laps from the middle of a step to the middle of the next: the update before a sampling belongs to it.
 
     A validation comes between the two. Its lap is its own, and the update is left to the sampling after it.
@@ -21,7 +21,7 @@ class TrainerClock(StepClock):
 
     def sampling_begins(self) -> None:
         """The trainer waits for rollouts from here on."""
-        seconds = self.lap()
+        seconds = self.split()
         if self._update is None:  # the first time, and what was before is the start
             self._update = Counter()
         else:
@@ -33,7 +33,7 @@ class TrainerClock(StepClock):
 
         Until :meth:`update_begins` nothing is trained: the rollouts are written down.
         """
-        seconds = Counter(self.lap())
+        seconds = Counter(self.split())
         if training and self._update is not None:
             seconds.update(self._update)
             self._update.clear()

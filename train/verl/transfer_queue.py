@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
-from groundwire.train.verl.credit_assignment import Row
+from groundwire.train.verl.credit_assignment import TrainingRow
 
-__all__ = ["RowQueue", "Together", "TransferQueueRows", "fields", "tag"]
+__all__ = ["RowQueue", "TransferQueueRows", "WriteCoalescer", "fields", "tag"]
 
 
 T = TypeVar("T")
@@ -29,14 +29,14 @@ class RowQueue(Protocol):
     async def mark(self, uid: str, partition: str, status: str) -> None:
         """Say what a prompt's group is: ``running``, ``finished`` or ``failure``."""
 
-    async def put(self, rows: Sequence[Row], partition: str) -> None:
+    async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
         """Store rows of one rollout; they are there when this returns."""
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
         """Take rows out again."""
 
 
-def tag(row: Row) -> dict[str, Any]:
+def tag(row: TrainingRow) -> dict[str, Any]:
     """What verl's sampler reads of a row without reading the row."""
     return {
         "status": "success",
@@ -49,7 +49,7 @@ def tag(row: Row) -> dict[str, Any]:
     }
 
 
-def fields(row: Row, source: str) -> dict[str, Any]:
+def fields(row: TrainingRow, source: str) -> dict[str, Any]:
     """A row's tensors, as verl's workers and metrics name them (``verl/trainer/ppo/v1/agent_loop_tq.py``).
 
     int64 [tokens] each, ``rollout_log_probs`` and ``rm_scores`` float32; the reward stands on the last token.
@@ -80,7 +80,7 @@ def fields(row: Row, source: str) -> dict[str, Any]:
     }
 
 
-class Together(Generic[T]):
+class WriteCoalescer(Generic[T]):
     """Hands ``store(items, partition)`` all that came while its last call was under way, in one call."""
 
     def __init__(self, store: Callable[[list[T], str], Awaitable[None]]) -> None:
@@ -125,14 +125,16 @@ class TransferQueueRows:
 
         self._queue, self._source = transfer_queue, source
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="transfer-queue")
-        self._rows = Together[Row](lambda rows, partition: self._call(self._store, rows=rows, partition=partition))
-        self._marks = Together[tuple[str, str]](self._mark)
+        self._rows = WriteCoalescer[TrainingRow](
+            lambda rows, partition: self._call(self._store, rows=rows, partition=partition)
+        )
+        self._marks = WriteCoalescer[tuple[str, str]](self._mark)
 
     async def mark(self, uid: str, partition: str, status: str) -> None:
         """See :class:`RowQueue`."""
         await self._marks.put([(uid, status)], partition)
 
-    async def put(self, rows: Sequence[Row], partition: str) -> None:
+    async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
         """See :class:`RowQueue`."""
         await self._rows.put(rows, partition)
 
@@ -144,7 +146,7 @@ class TransferQueueRows:
         keys, tags = [uid for uid, _ in marks], [{"status": status} for _, status in marks]
         await self._call(self._queue.kv_batch_put, keys=keys, partition_id=partition, tags=tags)
 
-    def _store(self, rows: Sequence[Row], partition: str) -> None:
+    def _store(self, rows: Sequence[TrainingRow], partition: str) -> None:
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
         self._queue.kv_batch_put(
