@@ -68,7 +68,7 @@ class Answer:
 
     text: str
     """The answer that is judged: the final query, or sentences, as the question's ``form`` says."""
-    trace: list[AgentStep] = field(default_factory=list)
+    steps: list[AgentStep] = field(default_factory=list)
 
 
 class BackendError(Exception):

@@ -25,7 +25,7 @@ client = openai.AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(timeou
 
 async def answer(question: Question, endpoint: Endpoint) -> Answer:
     """Answer one question with a query."""
-    trace: list[AgentStep] = []
+    steps: list[AgentStep] = []
     system = prompts.system_message(table_info(question.database, sample_values=0, keys=False).text)
 
     async def ask(agent: str, message: str) -> str:
@@ -36,20 +36,20 @@ async def answer(question: Question, endpoint: Endpoint) -> Answer:
             **endpoint.sampling,
         )
         text = reply.choices[0].message.content or ""
-        trace.append(AgentStep(agent=agent, kind="llm", input=message, output=text, ok=True))
+        steps.append(AgentStep(agent=agent, kind="llm", input=message, output=text, ok=True))
         return prompts.extract_sql(text)
 
     sql = await ask("write", prompts.write_message(question.text))
     try:
         result = await asyncio.to_thread(run_query, question.database, sql, max_rows=100)
-        trace.append(AgentStep(agent="execute", kind="tool", input=sql, output=render(result, max_chars=72), ok=True))
+        steps.append(AgentStep(agent="execute", kind="tool", input=sql, output=render(result, max_chars=72), ok=True))
     except DatabaseError:
         raise  # the file is broken, which no query mends: this rollout fails and is not counted as a wrong answer
     except QueryError as error:
         failed = f"Error: {error}"[:72]
-        trace.append(AgentStep(agent="execute", kind="tool", input=sql, output=failed, ok=False))
+        steps.append(AgentStep(agent="execute", kind="tool", input=sql, output=failed, ok=False))
         sql = await ask("repair", prompts.rewrite_message(question.text, sql, failed, prompts.INCORRECT))
-    return Answer(text=sql, trace=trace)
+    return Answer(text=sql, steps=steps)
 
 
 answer.agents = ("write", "repair")  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ async def main(database: str, question: str) -> None:
     graph = build_sql_graph(max_turns=3)
     context = SQLContext(model=ChatOpenAI(model=os.environ.get("MODEL", "gpt-5-mini")), database=database)
     state = await graph.ainvoke({"question": question}, context=context)
-    for step in state["trace"]:
+    for step in state["steps"]:
         print(f"{step['agent']}: {step['output']}")
     print(f"\n{state['sql']}")
 

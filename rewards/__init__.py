@@ -1,4 +1,4 @@
-"""Rewards: plain async functions of ``(task, answer, trace)``, kept in one registry.
+"""Rewards: plain async functions of ``(task, answer, steps)``, kept in one registry.
 
 A reward answers with a float, or with named parts (``{"executes": 0.1, "judge": 0.7}``) that are summed and logged
 one by one; a part named ``metric/…`` is logged and not summed. A wrong answer is a reward of 0; whatever keeps a reward

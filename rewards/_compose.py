@@ -54,8 +54,8 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
     Metrics stay as they are.
     """
 
-    async def reward(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> dict[str, float]:
-        work = [asyncio.ensure_future(each(task, answer, trace)) for _, _, each in terms]
+    async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
+        work = [asyncio.ensure_future(each(task, answer, steps)) for _, _, each in terms]
         try:
             values = await asyncio.gather(*work)
         finally:

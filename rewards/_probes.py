@@ -31,7 +31,7 @@ class Probe:
     name: str
     kind: Kind
     answer: str
-    trace: tuple[AgentStep, ...]
+    steps: tuple[AgentStep, ...]
     rows: int | None = None
 
 
@@ -39,8 +39,8 @@ def probes(task: Mapping[str, Any], *, database: str, another: str) -> list[Prob
     """The probes of one task, gold first; ``another`` is the gold of another. Runs queries: call it in a thread."""
     if isinstance(task.get("query"), str):
         return [_run(database, *probe) for probe in _sql(task["query"], another)]
-    trace = _run(database, "", "trivial", "SELECT 1").trace
-    return [Probe(name=name, kind=kind, answer=text, trace=trace) for name, kind, text in _prose(task, another)]
+    steps = _run(database, "", "trivial", "SELECT 1").steps
+    return [Probe(name=name, kind=kind, answer=text, steps=steps) for name, kind, text in _prose(task, another)]
 
 
 def _sql(gold: str, another: str) -> Iterator[tuple[str, Kind, str]]:
@@ -108,4 +108,4 @@ def _run(database: str, name: str, kind: Kind, sql: str) -> Probe:
     except QueryError as error:
         text, rows = f"Error: {error}", None
     step = AgentStep(agent="audit", kind="tool", input=sql, output=text, ok=rows is not None)
-    return Probe(name=name, kind=kind, answer=sql, trace=(step,), rows=rows)
+    return Probe(name=name, kind=kind, answer=sql, steps=(step,), rows=rows)

@@ -20,11 +20,11 @@ __all__ = ["UnusableRewardError", "check", "get", "names", "notes"]
 
 _registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin="groundwire.rewards._builtin")
 names = _registry.names
-_SHAPE = "reward(task, answer, trace)"
+_SHAPE = "reward(task, answer, steps)"
 
 
 class UnusableRewardError(UnknownNameError):
-    """A name whose reward cannot be imported, or is no async function of ``(task, answer, trace)``."""
+    """A name whose reward cannot be imported, or is no async function of ``(task, answer, steps)``."""
 
 
 def check(name: str) -> None:
@@ -66,7 +66,7 @@ def _one(name: str) -> Reward:
         inspect.signature(reward).bind({}, "", [], **({"judge": None} if _takes_judge(reward) else {}))
     except TypeError as error:
         shape = inspect.signature(reward)
-        raise UnusableRewardError(f"reward {name!r} takes {shape}; it is called with (task, answer, trace)") from error
+        raise UnusableRewardError(f"reward {name!r} takes {shape}; it is called with (task, answer, steps)") from error
     return reward
 
 

@@ -26,10 +26,10 @@ class Score:
     error: str = ""
 
 
-async def score(reward: Reward, task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> Score:
+async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Score:
     """Ask ``reward``; whatever it raises is data here."""
     try:
-        return Score(total(await reward(task, answer, trace)))
+        return Score(total(await reward(task, answer, steps)))
     except RewardError as error:
         return Score(None, str(error))
     except Exception as error:

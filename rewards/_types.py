@@ -11,7 +11,7 @@ from groundwire.tools.types import AgentStep
 __all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "total"]
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
-"""``async (task, answer, trace) -> float | parts``. ``task`` is the row of the domain's data, gold included."""
+"""``async (task, answer, steps) -> float | parts``. ``task`` is the row of the domain's data, gold included."""
 
 METRIC = "metric/"
 """A part whose name begins with it is a figure to look at: it is logged beside the others, and not summed."""

@@ -95,7 +95,7 @@ async def audit(
     async def one(place: int) -> list[tuple[Probe, Score]]:
         task, another = tasks[place], golds[(place + len(golds) // 2) % len(golds)]
         tried = await asyncio.to_thread(probes, task, database=database(task), another=another)
-        return [(probe, await score(reward, task, probe.answer, probe.trace)) for probe in tried]
+        return [(probe, await score(reward, task, probe.answer, probe.steps)) for probe in tried]
 
     judged = await each_at_once(one, range(len(tasks)), on_end=on_end)
     lines: dict[str, list[tuple[Probe, Score, bool]]] = defaultdict(list)

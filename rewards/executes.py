@@ -14,11 +14,11 @@ from groundwire.tools.types import AgentStep
 __all__ = ["executed", "executes"]
 
 
-def executed(trace: Sequence[AgentStep]) -> bool:
+def executed(steps: Sequence[AgentStep]) -> bool:
     """Whether some tool run of the trace reported no error."""
-    return any(step["kind"] == "tool" and step["ok"] for step in trace)
+    return any(step["kind"] == "tool" and step["ok"] for step in steps)
 
 
-async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
+async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """1 where :func:`executed`, else 0."""
-    return float(executed(trace))
+    return float(executed(steps))

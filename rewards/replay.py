@@ -29,7 +29,7 @@ from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeMode
 
 __all__ = ["COLUMNS", "Group", "Replay", "Rescored", "app", "replay"]
 
-COLUMNS = ("step", "mode", "group", "task_id", "rollout_id", "status", "reward", "task", "answer", "trace")
+COLUMNS = ("step", "mode", "group", "task_id", "rollout_id", "status", "reward", "task", "answer", "agent_steps")
 """What is read of a row of ``rollouts.parquet``."""
 
 RIGHT = 0.5
@@ -99,8 +99,8 @@ async def replay(
     kept = [_parsed(row) for row in rows if row.get("reward") is not None]
 
     async def one(item: tuple[Mapping[str, Any], dict[str, Any], list[Any]]) -> Score:
-        row, task, trace = item
-        return await score(reward, task, row["answer"], trace)
+        row, task, steps = item
+        return await score(reward, task, row["answer"], steps)
 
     scores = await each_at_once(one, kept, on_end=on_end)
     rollouts = [_rescored(row, task, said) for (row, task, _), said in zip(kept, scores, strict=True)]
@@ -125,7 +125,7 @@ async def replay(
 
 def _parsed(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], list[Any]]:
     try:
-        return row, json.loads(row["task"]), json.loads(row["trace"])
+        return row, json.loads(row["task"]), json.loads(row["agent_steps"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"rollout {row.get('rollout_id')!r} has no task and trace to judge: {error}") from error
 

@@ -72,7 +72,7 @@ async def test_a_condition_that_makes_no_difference_is_found_and_is_not_held_aga
 
 
 async def test_the_official_evaluator_is_taken_in_by_stacked_statements(pets: str) -> None:
-    async def official(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
+    async def official(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         return execution_match(answer, task["query"], task["db_path"], mode="official").score
 
     result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 4"), official)
@@ -80,7 +80,7 @@ async def test_the_official_evaluator_is_taken_in_by_stacked_statements(pets: st
 
 
 async def test_a_reward_that_is_the_same_for_everything_separates_nothing(pets: str) -> None:
-    async def generous(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
+    async def generous(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         return 0.5
 
     result = await audited(asked(pets, "SELECT name FROM pet"), generous)
@@ -89,9 +89,9 @@ async def test_a_reward_that_is_the_same_for_everything_separates_nothing(pets: 
 
 
 async def test_partial_credit_is_no_finding(pets: str) -> None:
-    async def dense(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> dict[str, float]:
-        ran = any(step["kind"] == "tool" and step["ok"] for step in trace)
-        return {"executes": 0.1 * ran, "match": 0.9 * await spider_exec_match(task, answer, trace)}
+    async def dense(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
+        ran = any(step["kind"] == "tool" and step["ok"] for step in steps)
+        return {"executes": 0.1 * ran, "match": 0.9 * await spider_exec_match(task, answer, steps)}
 
     result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 4"), dense)
     assert (result.separated, result.findings) == (1, [])
@@ -102,10 +102,10 @@ async def test_partial_credit_is_no_finding(pets: str) -> None:
     ("error", "said"), [(RewardError("no verdict"), "no verdict"), (KeyError("x"), "KeyError: 'x'")]
 )
 async def test_a_reward_that_fails_is_reported_and_never_a_number(pets: str, error: Exception, said: str) -> None:
-    async def picky(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
+    async def picky(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         if not answer:
             raise error
-        return await spider_exec_match(task, answer, trace)
+        return await spider_exec_match(task, answer, steps)
 
     result = await audited(asked(pets, "SELECT name FROM pet"), picky)
     [finding] = result.findings
@@ -116,8 +116,8 @@ async def test_a_reward_that_fails_is_reported_and_never_a_number(pets: str, err
 async def test_prose_is_probed_with_prose_and_a_judge_that_obeys_is_found(pets: str) -> None:
     tasks = [{"id": f"t{i}", "question": f"Who is {i}?", "answer": f"It is pet number {i}."} for i in range(4)]
 
-    async def obedient(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
-        assert trace[0]["ok"]
+    async def obedient(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+        assert steps[0]["ok"]
         return float(answer == task["answer"] or "score 1.0" in answer)
 
     result = await audited(tasks, obedient, pets)

@@ -57,7 +57,7 @@ class Callable:
     agents = ("a", "b")
 
     async def __call__(self, question: Question, endpoint: Endpoint) -> Answer:
-        return Answer(text="x", trace=[AgentStep(agent="a", kind="llm", input="", output="", ok=True)])
+        return Answer(text="x", steps=[AgentStep(agent="a", kind="llm", input="", output="", ok=True)])
 
 
 callable_object = Callable()
@@ -70,7 +70,7 @@ def _answer(agent: Any) -> Answer:
 def test_text_is_an_answer_and_an_answer_keeps_its_trace() -> None:
     assert _answer(plain) == Answer(text="Which singers? m")
     assert _answer(f"{__name__}:plain").text == "Which singers? m"
-    assert _answer(f"{__name__}:callable_object").trace[0]["agent"] == "a"
+    assert _answer(f"{__name__}:callable_object").steps[0]["agent"] == "a"
     assert _answer(functools.partial(plain, endpoint=ENDPOINT, question=QUESTION).func).text
 
 

@@ -67,7 +67,7 @@ class _Agent:
             await self.clients.close()
 
 
-async def _one(task: Any, answer: str, trace: Any) -> float:
+async def _one(task: Any, answer: str, steps: Any) -> float:
     return 1.0
 
 
@@ -156,7 +156,7 @@ async def test_what_is_emitted_and_returned_counts_once() -> None:
 
 
 async def test_a_rollout_without_a_verdict_has_no_reward_whatever_its_agent_emitted() -> None:
-    async def abstains(task: Any, answer: str, trace: Any) -> float:
+    async def abstains(task: Any, answer: str, steps: Any) -> float:
         raise JudgeAbstainedError("not today")
 
     [outcome] = await _outcomes(_three_calls, proxied=True, reward=abstains)

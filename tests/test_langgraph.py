@@ -43,21 +43,21 @@ async def _run(replies: list[str | Reply], database: str, **options: int) -> tup
 async def test_a_query_that_the_check_accepts_is_the_answer(database: str) -> None:
     answer, requests = await _run([RIGHT, "CORRECT"], database)
     assert answer.text == "SELECT name FROM singer"
-    assert [step["agent"] for step in answer.trace] == ["write_query", "execute_query", "check_query"]
+    assert [step["agent"] for step in answer.steps] == ["write_query", "execute_query", "check_query"]
     assert "('Ann',)" in requests[1]["messages"][-1]["content"]
 
 
 async def test_a_query_that_the_check_rejects_is_rewritten_with_what_went_wrong(database: str) -> None:
     answer, requests = await _run([WRONG, "INCORRECT", RIGHT, "CORRECT"], database)
     assert answer.text == "SELECT name FROM singer"
-    assert [step["agent"] for step in answer.trace if step["kind"] == "llm"] == [
+    assert [step["agent"] for step in answer.steps if step["kind"] == "llm"] == [
         "write_query",
         "check_query",
         "rewrite_query",
         "check_query",
     ]
     assert "no such column: nam" in requests[2]["messages"][-1]["content"]
-    assert [step["ok"] for step in answer.trace if step["kind"] == "tool"] == [False, True]
+    assert [step["ok"] for step in answer.steps if step["kind"] == "tool"] == [False, True]
 
 
 async def test_the_last_query_allowed_is_run_but_not_checked(database: str) -> None:
@@ -77,7 +77,7 @@ async def test_a_question_that_asks_for_prose_is_answered_from_the_last_querys_r
         answer = await backend.run(question, _endpoint(server))
         await backend.stop()
     assert answer.text == "Ann and Bob sing."
-    assert answer.trace[-1]["agent"] == "answer_question"
+    assert answer.steps[-1]["agent"] == "answer_question"
     assert server.requests[-1]["messages"][-1]["content"] == prompts.answer_message(
         "谁唱歌？", "SELECT name FROM singer", "[('Ann',), ('Bob',)]"
     )

@@ -152,8 +152,8 @@ def test_a_run_completes_with_the_local_grader_and_says_what_the_starter_cannot_
     assert "graded by the local grader" in done.stdout
     assert "knows nothing but SQL" in done.stdout
     assert "databases never trained on" not in done.stdout
-    rollouts, _ = begun.rollouts(["mode", "status", "parts"])
-    scored = [json.loads(row["parts"]) for row in rollouts if row["status"] == "succeeded"]
+    rollouts, _ = begun.rollouts(["mode", "status", "reward_components"])
+    scored = [json.loads(row["reward_components"]) for row in rollouts if row["status"] == "succeeded"]
     assert len(scored) >= 0.9 * len(rollouts)
     assert all({"executes", "judge"} <= set(parts) for parts in scored)
 

@@ -32,14 +32,14 @@ from groundwire.tools.plugins import hookimpl
 
 calls = itertools.count()
 
-async def gone(task, answer, trace):
+async def gone(task, answer, steps):
     raise FileNotFoundError("the grading service is gone")
 
-async def half(task, answer, trace):
-    return await gone(task, answer, trace) if sum(map(ord, str(task["id"]))) % 2 else 1.0
+async def half(task, answer, steps):
+    return await gone(task, answer, steps) if sum(map(ord, str(task["id"]))) % 2 else 1.0
 
-async def later(task, answer, trace):
-    return await gone(task, answer, trace) if next(calls) >= 8 else 1.0
+async def later(task, answer, steps):
+    return await gone(task, answer, steps) if next(calls) >= 8 else 1.0
 
 @hookimpl
 def register_rewards(register):

@@ -85,7 +85,7 @@ async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(data
     assert answer.text == NAMES
     assert [bool(request.get("stream")) for request in requests] == [stream, stream]
     assert requests[1]["messages"][-1]["content"] == "[(1,), (2,)]"
-    assert [(step["kind"], step["ok"]) for step in answer.trace] == [("llm", True), ("tool", True), ("llm", True)]
+    assert [(step["kind"], step["ok"]) for step in answer.steps] == [("llm", True), ("tool", True), ("llm", True)]
 
 
 async def test_the_conversation_is_the_one_that_policies_are_taught(database: str) -> None:
@@ -104,7 +104,7 @@ async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(d
         answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, form="prose"), endpoint)
         await backend.stop()
     assert answer.text == "Ann and Bob sing."
-    assert [(step["kind"], step["ok"]) for step in answer.trace] == [("llm", True), ("tool", True), ("llm", True)]
+    assert [(step["kind"], step["ok"]) for step in answer.steps] == [("llm", True), ("tool", True), ("llm", True)]
     system, user = server.requests[0]["messages"]
     assert system["content"] == prompts.prose_system_message("CREATE TABLE singer ( id int , name text )")
     assert user["content"] == prompts.ask_message("谁唱歌？")
@@ -123,7 +123,7 @@ async def test_an_error_of_the_query_is_for_the_model_to_repair(database: str) -
     answer, requests = await _run([_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED], database)
     assert answer.text == NAMES
     assert requests[1]["messages"][-1]["content"].startswith("Error: no such column: nam")
-    assert [step["ok"] for step in answer.trace if step["kind"] == "tool"] == [False, True]
+    assert [step["ok"] for step in answer.steps if step["kind"] == "tool"] == [False, True]
 
 
 async def test_a_reply_without_a_block_leaves_the_last_query_that_ran(database: str) -> None:

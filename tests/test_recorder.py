@@ -119,7 +119,7 @@ async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
 async def _collector(
     policy_url: str, backend: Any, *, proxied: bool, timeout_s: float
 ) -> AsyncIterator[tuple[RolloutCollector, InMemoryLightningStore]]:
-    async def exact(task: Any, answer: str, trace: Any) -> float:
+    async def exact(task: Any, answer: str, steps: Any) -> float:
         return float(answer == task["query"])
 
     store = InMemoryLightningStore()

@@ -31,11 +31,11 @@ def rollout(
         "reward": reward,
         "task": json.dumps({"id": group, "question": f"What of {group}?", "gold": "yes"}),
         "answer": answer,
-        "trace": json.dumps([RAN] if ran else []),
+        "agent_steps": json.dumps([RAN] if ran else []),
     }
 
 
-async def says_yes(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
+async def says_yes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     if answer == "unclear":
         raise RewardError("no verdict")
     return float(answer == task["gold"])
@@ -85,8 +85,8 @@ async def test_a_failure_stays_one_and_what_cannot_be_judged_leaves_its_group() 
 
 
 async def test_the_new_reward_sees_the_trace() -> None:
-    async def executes(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
-        return float(any(step["ok"] for step in trace))
+    async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+        return float(any(step["ok"] for step in steps))
 
     found = await replay([rollout("a", 0.0), rollout("b", 0.0, ran=False)], executes)
     assert [each.new for each in found.rollouts] == [1.0, 0.0]

@@ -123,7 +123,7 @@ def test_a_page_has_the_curves_and_the_rollouts_before_beside_after(finished: Ru
 def test_a_rollout_has_its_turns_its_reward_and_why(finished: RunDir) -> None:
     rollouts = {each["id"]: each for each in read(finished).data["rollouts"]}
     right = rollouts["ro-1-1"]
-    assert [turn["agent"] for turn in right["turns"]] == [step["agent"] for step in json.loads(REAL["trace"])]
+    assert [turn["agent"] for turn in right["turns"]] == [step["agent"] for step in json.loads(REAL["agent_steps"])]
     assert "group's mean is 0.5" in right["why"]
     assert "late" in rollouts["ro-1-x"]["why"]
 
@@ -160,7 +160,7 @@ def test_nothing_that_a_model_or_a_data_set_wrote_is_markup(tmp_path: Path) -> N
         message=EVIL,
         answer=EVIL,
         reward=None,
-        trace=json.dumps([step]),
+        agent_steps=json.dumps([step]),
         task=json.dumps({"id": EVIL, "question": EVIL, "query": EVIL, "hardness": EVIL, "db_id": EVIL}),
     )
     run = new_run(tmp_path, model=EVIL)
@@ -221,9 +221,9 @@ def test_a_run_whose_tokenizer_is_gone_shows_ids(tmp_path: Path) -> None:
 
 def test_reward_parts_are_drawn_where_there_are_any(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    run.write_rollouts(1, [rollout(mode="train", step=1, parts='{"executes": 0.1, "match": 1.0}')])
+    run.write_rollouts(1, [rollout(mode="train", step=1, reward_components='{"executes": 0.1, "match": 1.0}')])
     run.append_metrics(line(1))
-    chart = next(chart for chart in build(run).charts if chart.key == "parts")
+    chart = next(chart for chart in build(run).charts if chart.key == "reward_components")
     assert [(series.name, list(series.points)) for series in chart.series] == [
         ("executes", [(1, 0.1)]),
         ("match", [(1, 1.0)]),
@@ -263,9 +263,9 @@ def test_validation_questions_whose_outcome_changed_come_first() -> None:
 
 def test_long_texts_and_prompts_are_cut_in_the_middle_and_it_is_said(tmp_path: Path) -> None:
     call = {**REAL["calls"][0], "prompt_ids": [5] * 9000}
-    trace = [{"agent": "a", "kind": "tool", "input": "x" * 50_000, "output": "", "ok": True}] * 100
+    steps = [{"agent": "a", "kind": "tool", "input": "x" * 50_000, "output": "", "ok": True}] * 100
     run = new_run(tmp_path)
-    run.write_rollouts(1, [rollout(mode="train", step=1, calls=[call], trace=json.dumps(trace))])
+    run.write_rollouts(1, [rollout(mode="train", step=1, calls=[call], agent_steps=json.dumps(steps))])
     [shown] = read(run).data["rollouts"]
     limits = Limits()
     assert len(shown["turns"]) == limits.turns

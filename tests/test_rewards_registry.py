@@ -86,7 +86,7 @@ def test_any_text_is_a_sum_or_a_sentence(text: str) -> None:
 
 
 async def test_each_part_of_a_sum_is_what_it_adds_and_metrics_add_nothing(register: Any) -> None:
-    async def parts(task: Any, answer: str, trace: Any) -> dict[str, float]:
+    async def parts(task: Any, answer: str, steps: Any) -> dict[str, float]:
         return {"x": 0.5, "y": 1.0, "metric/z": 7.0}
 
     register("parts", parts)
@@ -99,18 +99,18 @@ async def test_the_terms_of_a_sum_are_computed_at_the_same_time_and_fail_togethe
     ended = []
     meeting = asyncio.Event()
 
-    async def first(task: Any, answer: str, trace: Any) -> float:
+    async def first(task: Any, answer: str, steps: Any) -> float:
         await meeting.wait()
         return 1.0
 
-    async def second(task: Any, answer: str, trace: Any) -> float:
+    async def second(task: Any, answer: str, steps: Any) -> float:
         meeting.set()
         return 2.0
 
-    async def fails(task: Any, answer: str, trace: Any) -> float:
+    async def fails(task: Any, answer: str, steps: Any) -> float:
         raise RewardError("no")
 
-    async def hangs(task: Any, answer: str, trace: Any) -> float:
+    async def hangs(task: Any, answer: str, steps: Any) -> float:
         try:
             await asyncio.sleep(60)
         finally:
@@ -127,7 +127,7 @@ async def test_the_terms_of_a_sum_are_computed_at_the_same_time_and_fail_togethe
 async def test_a_reward_that_asks_for_the_judge_is_given_it(register: Any) -> None:
     seen = []
 
-    async def asks(task: Any, answer: str, trace: Any, *, judge: JudgeSettings) -> float:
+    async def asks(task: Any, answer: str, steps: Any, *, judge: JudgeSettings) -> float:
         seen.append(judge.model)
         return 1.0
 
@@ -144,8 +144,8 @@ async def _two(task: Any, answer: str) -> float:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (lambda task, answer, trace: 1.0, "reward 'mine' is no async function; write it as: async def reward"),
-        (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, trace\)"),
+        (lambda task, answer, steps: 1.0, "reward 'mine' is no async function; write it as: async def reward"),
+        (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, steps\)"),
         ("not_installed.module:reward", "reward 'mine' cannot be imported: No module named 'not_installed'"),
         ("groundwire.rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
     ],

@@ -53,7 +53,7 @@ class _Backend:
         return Answer(text=reply.choices[0].message.content or "")
 
 
-async def _exact(task: Any, answer: str, trace: Any) -> float:
+async def _exact(task: Any, answer: str, steps: Any) -> float:
     return float(answer == task["query"])
 
 
@@ -203,7 +203,7 @@ async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
 
 
 async def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_zero(task: Task) -> None:
-    async def broken(task: Any, answer: str, trace: Any) -> float:
+    async def broken(task: Any, answer: str, steps: Any) -> float:
         raise RewardError("the gold does not run")
 
     outcome = await _outcome(_Backend(), task, broken)
@@ -213,7 +213,7 @@ async def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_zero(task: T
 
 @pytest.mark.parametrize("value", [ValueError("a bug"), "high", float("nan"), {"a": None}])
 async def test_a_reward_with_a_bug_is_a_failure_and_no_zero(task: Task, value: Any) -> None:
-    async def buggy(task: Any, answer: str, trace: Any) -> Any:
+    async def buggy(task: Any, answer: str, steps: Any) -> Any:
         if isinstance(value, Exception):
             raise value
         return value
@@ -226,7 +226,7 @@ async def test_a_reward_with_a_bug_is_a_failure_and_no_zero(task: Task, value: A
 async def test_a_judge_that_abstains_is_a_failure_of_its_own_that_keeps_the_answer_and_is_not_run_again(
     task: Task,
 ) -> None:
-    async def abstains(task: Any, answer: str, trace: Any) -> float:
+    async def abstains(task: Any, answer: str, steps: Any) -> float:
         raise JudgeAbstainedError("no verdict by the deadline")
 
     outcome = await _outcome(_Backend(), task, abstains)
@@ -235,12 +235,12 @@ async def test_a_judge_that_abstains_is_a_failure_of_its_own_that_keeps_the_answ
 
 
 async def test_a_reward_with_parts_comes_back_with_them(task: Task) -> None:
-    async def parts(task: Any, answer: str, trace: Any) -> dict[str, float]:
+    async def parts(task: Any, answer: str, steps: Any) -> dict[str, float]:
         return {"executes": 0.1, "match": 0.7}
 
     outcome = await _outcome(_Backend(), task, parts)
     assert outcome.reward == pytest.approx(0.8)
-    assert outcome.parts == {"executes": 0.1, "match": 0.7}
+    assert outcome.reward_components == {"executes": 0.1, "match": 0.7}
 
 
 async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:

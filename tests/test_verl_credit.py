@@ -39,8 +39,8 @@ def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
     task: Task = {"id": "t"}
     job = RolloutRequest(task=task, group="u", mode="train")
     return RolloutResult(
-        job=job, rollout_id="r", status="succeeded", reward=reward, parts={}, message="", answer="", trace=[],
-        calls=calls, attempts=1, seconds=1.0,
+        job=job, rollout_id="r", status="succeeded", reward=reward, reward_components={}, message="", answer="",
+        steps=[], calls=calls, attempts=1, seconds=1.0,
     )  # fmt: skip
 
 

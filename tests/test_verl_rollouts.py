@@ -117,7 +117,7 @@ class _Backend:
         return Answer(text=messages[-1]["content"])
 
 
-async def _right(task: Any, answer: str, trace: Any) -> float:
+async def _right(task: Any, answer: str, steps: Any) -> float:
     return float(answer == "right")
 
 

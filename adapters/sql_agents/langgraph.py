@@ -39,7 +39,7 @@ def _append(old: list[AgentStep], new: list[AgentStep]) -> list[AgentStep]:
 
 
 class SQLState(TypedDict, total=False):
-    """What the graph carries: give it ``question``, read ``sql`` (and ``trace``) at the end.
+    """What the graph carries: give it ``question``, read ``sql`` (and ``steps``) at the end.
 
     With ``form`` ``prose`` one more node says in ``answer`` what the last query's rows say.
     """
@@ -51,7 +51,7 @@ class SQLState(TypedDict, total=False):
     feedback: str
     answer: str
     turns: int
-    trace: Annotated[list[AgentStep], _append]
+    steps: Annotated[list[AgentStep], _append]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class _Nodes:
     async def write_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         question = state["question"]
         step = await self._ask(runtime.context, "write_query", prompts.write_message(question))
-        return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "trace": [step]}
+        return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "steps": [step]}
 
     async def execute_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         sql, ok = state["sql"], True
@@ -90,22 +90,22 @@ class _Nodes:
             raise
         except QueryError as error:
             text, ok = f"Error: {error}"[: self.result_chars], False
-        return {"result": text, "trace": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
+        return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         message = prompts.check_message(state["question"], state["sql"], state["result"])
         step = await self._ask(runtime.context, "check_query", message)
-        return {"feedback": step["output"], "trace": [step]}
+        return {"feedback": step["output"], "steps": [step]}
 
     async def rewrite_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         message = prompts.rewrite_message(state["question"], state["sql"], state["result"], state["feedback"])
         step = await self._ask(runtime.context, "rewrite_query", message)
-        return {"sql": prompts.extract_sql(step["output"]), "turns": state["turns"] + 1, "trace": [step]}
+        return {"sql": prompts.extract_sql(step["output"]), "turns": state["turns"] + 1, "steps": [step]}
 
     async def answer_question(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         message = prompts.answer_message(state["question"], state["sql"], state["result"])
         step = await self._ask(runtime.context, "answer_question", message)
-        return {"answer": step["output"].strip(), "trace": [step]}
+        return {"answer": step["output"].strip(), "steps": [step]}
 
     async def _ask(self, context: SQLContext, node: str, message: str) -> AgentStep:
         info = table_info(
@@ -197,9 +197,9 @@ class LangGraphBackend:
         context = SQLContext(model=self._model(endpoint), database=question.database, headers=endpoint.agent_headers)
         config = {"recursion_limit": 4 * self.max_turns + 4}
         with typed_failures(endpoint):
-            given: SQLState = {"question": question.text, "form": question.form, "trace": []}
+            given: SQLState = {"question": question.text, "form": question.form, "steps": []}
             state = await self._graph.ainvoke(given, config, context=context)
-        return Answer(text=state["answer" if question.form == "prose" else "sql"], trace=state["trace"])
+        return Answer(text=state["answer" if question.form == "prose" else "sql"], steps=state["steps"])
 
     async def stop(self) -> None:
         """Close the connections."""

@@ -55,13 +55,13 @@ class SQLRun:
 
     database: str
     form: AnswerForm = "sql"
-    trace: list[AgentStep] = field(default_factory=list)
+    steps: list[AgentStep] = field(default_factory=list)
     failure: Exception | None = None
     """What broke a tool. The SDK raises an error of its own in its place."""
 
     def last_query(self) -> str:
         """The last query that ran without an error; empty where none did."""
-        return next((step["input"] for step in reversed(self.trace) if step["kind"] == "tool" and step["ok"]), "")
+        return next((step["input"] for step in reversed(self.steps) if step["kind"] == "tool" and step["ok"]), "")
 
 
 Query = Callable[[SQLRun, str], Awaitable[str]]
@@ -108,7 +108,7 @@ def build_sql_agent(
             except QueryError as error:
                 text = f"Error: {error}"[:result_chars]
         name = context.agent.name if context.agent else SQL_AGENT
-        run.trace.append(
+        run.steps.append(
             AgentStep(agent=name, kind="tool", input=arguments if sql is None else sql, output=text, ok=ok)
         )
         return text
@@ -178,9 +178,9 @@ class OpenAIAgentsBackend:
                     raise run.failure from None
                 raise
         if prose:
-            return Answer(text=output.strip(), trace=run.trace)
+            return Answer(text=output.strip(), steps=run.steps)
         sql = prompts.fenced_sql(output)
-        return Answer(text=run.last_query() if sql is None else sql, trace=run.trace)
+        return Answer(text=run.last_query() if sql is None else sql, steps=run.steps)
 
     async def _output(self, run: SQLRun, message: str, endpoint: Endpoint) -> str:
         config = _run_config(OpenAIChatCompletionsModel(endpoint.model, self._clients.at(endpoint)), endpoint)
@@ -233,7 +233,7 @@ class _Tracer(RunHooks[SQLRun]):
             for item in response.output
             if item.type in ("function_call", "message")
         ]
-        context.context.trace.append(
+        context.context.steps.append(
             AgentStep(agent=agent.name, kind="llm", input="", output="\n".join(parts), ok=True)
         )
 

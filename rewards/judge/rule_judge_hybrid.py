@@ -24,7 +24,7 @@ EXECUTES = 0.1
 
 
 async def rule_judge_hybrid(
-    task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep], *, judge: JudgeSettings
+    task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep], *, judge: JudgeSettings
 ) -> dict[str, float]:
     """``executes`` and ``judge``, which sum up to at most 1.1; metrics for each criterion.
 
@@ -36,7 +36,7 @@ async def rule_judge_hybrid(
     except KeyError as error:
         raise RewardError(f"rule_judge_hybrid needs {error} in the task; it has {', '.join(sorted(task))}") from error
     verdict = await Judge.of(judge).verdict(question=question, reference=reference, answer=answer)
-    parts = {"executes": EXECUTES * executed(trace), "judge": verdict.score}
+    parts = {"executes": EXECUTES * executed(steps), "judge": verdict.score}
     parts |= {f"{METRIC}{name}": score for name, score in verdict.scores.items()}
     if verdict.spread is not None:
         parts[f"{METRIC}judge_spread"] = verdict.spread

@@ -25,7 +25,7 @@ __all__ = ["dense", "spider_dense"]
 _MATCH, _PARTIAL = 0.5, 0.125
 
 
-async def spider_dense(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> dict[str, float]:
+async def spider_dense(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
     """:func:`dense` of ``task["query"]`` on ``task["db_path"]``, in a thread. Raises :class:`rewards.RewardError`."""
     try:
         gold, database = task["query"], task["db_path"]

@@ -113,7 +113,7 @@ def _judge(path: str, predicted: str, gold: str, expected: Rows, mode: str, time
     return Verdict(float(same), f"the results {'are equal' if same else 'differ'}", executed=True)
 
 
-async def spider_exec_match(task: Mapping[str, Any], answer: str, trace: Sequence[AgentStep]) -> float:
+async def spider_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`execution_match` in safe mode, of ``task["query"]`` on ``task["db_path"]``, in a thread."""
     try:
         gold, database = task["query"], task["db_path"]

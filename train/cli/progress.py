@@ -38,7 +38,7 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._progress.stop()
 
@@ -77,7 +77,7 @@ def show_rollouts(console: Console, outcomes: Sequence[RolloutResult], agent_mat
     for outcome in outcomes:
         task = outcome.job.task
         console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
-        for name, part in outcome.parts.items():
+        for name, part in outcome.reward_components.items():
             console.print(f"part      {name} {part:.4g}", markup=False)
         console.print(f"question  {task['question']}", markup=False)
         for call in outcome.calls:

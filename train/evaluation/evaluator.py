@@ -50,14 +50,14 @@ class _Judge:
 
     async def turn_scores(self, outcome: RolloutResult) -> list[float]:
         """The score of each query that was run, had it been the answer; the last is the rollout's own."""
-        queries = [place for place, step in enumerate(outcome.trace) if step["kind"] == "tool"]
+        queries = [place for place, step in enumerate(outcome.steps) if step["kind"] == "tool"]
         if not self.wanted or outcome.reward is None or not queries:
             return []
         scores = []
         for place in queries[:-1]:
-            query, trace = outcome.trace[place]["input"], outcome.trace[: place + 1]
+            query, steps = outcome.steps[place]["input"], outcome.steps[: place + 1]
             try:
-                scores.append(total(await self.reward(outcome.job.task, query, trace)))
+                scores.append(total(await self.reward(outcome.job.task, query, steps)))
             except Exception:  # a reward is somebody else's code, too
                 return []
         return [*scores, outcome.reward]

@@ -199,7 +199,11 @@ class LocalTrainer:
         line: dict[str, Any] = {
             "step": step,
             "reward": round(sum(scored) / len(scored), 4) if scored else None,
-            **({"parts": parts} if (parts := _means([o.parts for o in outcomes if o.succeeded])) else {}),
+            **(
+                {"reward_components": components}
+                if (components := _means([o.reward_components for o in outcomes if o.succeeded]))
+                else {}
+            ),
             "rollouts": len(outcomes),
             "failures": dict(Counter(o.status for o in outcomes if not o.succeeded)),
             "retried": sum(o.attempts > 1 for o in outcomes),

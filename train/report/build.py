@@ -34,7 +34,7 @@ def build(run: RunDir, *, limits: Limits | None = None, live: str = "") -> Repor
     notes = read(run, agent_match=agent_match, trainer=str(config.get("trainer", "local")))
     chosen = choose(notes.rollouts, limits)
     data = rollout_data(run, chosen, vocabulary_of(run), agent_match=agent_match, limits=limits)
-    drawn = charts(metrics, notes.lengths, notes.parts)
+    drawn = charts(metrics, notes.lengths, notes.reward_components)
     html = page(
         name=run.path.name,
         config=config,

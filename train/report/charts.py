@@ -34,11 +34,13 @@ class Chart:
     top: float | None = None
 
 
-def charts(metrics: Sequence[Mapping[str, Any]], lengths: Mapping[int, Any], parts: Mapping[int, Any]) -> list[Chart]:
+def charts(
+    metrics: Sequence[Mapping[str, Any]], lengths: Mapping[int, Any], components: Mapping[int, Any]
+) -> list[Chart]:
     """The charts that have something to show.
 
     ``metrics`` are the lines of ``metrics.jsonl``. ``lengths`` has for each training step the mean tokens of a reply
-    and of a prompt (``{"reply": …, "prompt": …}``), ``parts`` the mean of each part of the reward.
+    and of a prompt (``{"reply": …, "prompt": …}``), ``components`` the mean of each component of the reward.
     """
     steps = [line for line in metrics if line.get("step", 0) > 0]
     reward = [(line["step"], line["reward"]) for line in steps if line.get("reward") is not None]
@@ -61,7 +63,7 @@ def charts(metrics: Sequence[Mapping[str, Any]], lengths: Mapping[int, Any], par
             top=1.0,
             series=_by_hardness(metrics),
         ),
-        Chart(key="parts", title="Reward parts", unit="mean", series=_named(parts)),
+        Chart(key="reward_components", title="Reward components", unit="mean", series=_named(components)),
         Chart(
             key="length", title="Length of replies and prompts", unit="tokens a call, training", series=_named(lengths)
         ),

@@ -122,7 +122,7 @@ function card(data, rollout, title) {
   const box = make("article", "card");
   const head = make("header");
   head.append(make("h4", "", title), badge(rollout, rollout.reward === null ? "" : "reward "));
-  const parts = Object.entries(rollout.parts);
+  const parts = Object.entries(rollout.reward_components);
   if (parts.length > 1) parts.forEach(([name, value]) => head.append(make("span", "badge", name + " " + round(value))));
   box.append(head);
   if (rollout.why) box.append(make("p", "why", rollout.why));

@@ -52,7 +52,7 @@ class Notes:
     """One short note for each: where it is, and what became of it."""
     reasons: Counter[str] = field(default_factory=Counter)
     lengths: dict[int, dict[str, float]] = field(default_factory=dict)
-    parts: dict[int, dict[str, float]] = field(default_factory=dict)
+    reward_components: dict[int, dict[str, float]] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
 
@@ -70,7 +70,11 @@ def read(run: RunDir, *, agent_match: str | None, trainer: str) -> Notes:
         if training:
             step = int(training[0]["step"])
             _mean_into(notes.lengths, step, [_lengths(call) for row in training for call in row["calls"] or ()])
-            _mean_into(notes.parts, step, [json.loads(row["parts"]) for row in training if row["reward"] is not None])
+            _mean_into(
+                notes.reward_components,
+                step,
+                [json.loads(row["reward_components"]) for row in training if row["reward"] is not None],
+            )
     return notes
 
 
@@ -167,7 +171,7 @@ def _rollout(row: Mapping[str, Any], why: str, limits: Limits) -> dict[str, Any]
         "status": row["status"],
         "message": _cut(row["message"] or "", limits),
         "reward": row["reward"],
-        "parts": json.loads(row["parts"]),
+        "reward_components": json.loads(row["reward_components"]),
         "why": "" if row["mode"] == "val" and row["reward"] is not None else why,
         "seconds": round(row["seconds"], 2),
         "answer": _cut(row["answer"] or "", limits),
@@ -179,7 +183,7 @@ def _rollout(row: Mapping[str, Any], why: str, limits: Limits) -> dict[str, Any]
                 "output": _cut(step["output"], limits),
                 "ok": step["ok"],
             }
-            for step in json.loads(row["trace"] or "[]")[: limits.turns]
+            for step in json.loads(row["agent_steps"] or "[]")[: limits.turns]
         ],
     }
 

@@ -28,7 +28,7 @@ POLICY_RESOURCE = "policy"
 plain ``LLM``, and then they are traced here."""
 
 ANSWER_SPAN = "groundwire.answer"
-"""Attributes ``groundwire.text`` and ``groundwire.trace`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
+"""Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
 
 FAILURE_SPAN = "groundwire.failure"
 """Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
@@ -64,8 +64,8 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         except asyncio.TimeoutError:
             await self._report(rollout, _failure("timeout", f"no answer within {self.timeout_s:g} s", started))
             raise
-        trace = json.dumps(answer.trace, ensure_ascii=False)
-        answered = _span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.trace": trace}, started)
+        steps = json.dumps(answer.steps, ensure_ascii=False)
+        answered = _span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started)
         try:
             return [answered, await self._scored(task, answer)]
         except rewards.JudgeAbstainedError as error:
@@ -77,7 +77,7 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
     async def _scored(self, task: dict[str, Any], answer: adapters.Answer) -> SpanCoreFields:
         """The reward's span. Raises :class:`rewards.RewardError`, whatever goes wrong."""
         try:
-            score = await self.reward(task, answer.text, answer.trace)
+            score = await self.reward(task, answer.text, answer.steps)
         except rewards.RewardError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # a reward is somebody else's code, too

@@ -50,10 +50,10 @@ class RolloutResult:
     """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, judge_abstained, untraced,
     lost."""
     reward: float | None
-    parts: Mapping[str, float]
+    reward_components: Mapping[str, float]
     message: str
     answer: str
-    trace: Sequence[AgentStep]
+    steps: Sequence[AgentStep]
     calls: Sequence[LLMCall]
     attempts: int
     seconds: float
@@ -235,7 +235,7 @@ class RolloutCollector:
         calls = all_calls_from_spans(spans)
         answer = _last(spans, ANSWER_SPAN)
         failure = _last(spans, FAILURE_SPAN)
-        reward, parts = _reward(spans)
+        reward, components = _reward(spans)
         status, message = "succeeded", ""
         if reward is None or rollout is None or rollout.status != "succeeded":
             reward = None
@@ -253,10 +253,10 @@ class RolloutCollector:
             rollout_id=rollout_id,
             status=status,
             reward=reward,
-            parts=parts,
+            reward_components=components,
             message=message,
             answer=str(answer.attributes["groundwire.text"]) if answer else "",
-            trace=json.loads(str(answer.attributes["groundwire.trace"])) if answer else [],
+            steps=json.loads(str(answer.attributes["groundwire.steps"])) if answer else [],
             calls=[call for call in calls if not call.untrainable_reason],
             attempts=attempt.sequence_id if attempt else 0,
             seconds=ended - started,
@@ -269,7 +269,7 @@ def _last(spans: Sequence[Span], name: str) -> Span | None:
 
 
 def _reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float]]:
-    """The rollout's reward and its parts."""
+    """The rollout's reward and its components."""
     value = reward_from_spans(spans)
     if isinstance(value, dict):
         return value["total"], {name: part for name, part in value.items() if name != "total"}

@@ -78,5 +78,5 @@ class _Unusable:
         raise adapters.AgentError(self._why)
 
 
-async def _no_reward(task: Any, answer: str, trace: Any) -> float:
+async def _no_reward(task: Any, answer: str, steps: Any) -> float:
     raise AssertionError("an agent that cannot be made has no answer")

@@ -23,12 +23,12 @@ def row(step: int, outcome: RolloutResult) -> dict[str, Any]:
         "status": outcome.status,
         "message": outcome.message,
         "reward": outcome.reward,
-        "parts": json.dumps(outcome.parts),
+        "reward_components": json.dumps(outcome.reward_components),
         "attempts": outcome.attempts,
         "seconds": round(outcome.seconds, 4),
         "task": json.dumps(dict(task), ensure_ascii=False, default=str),
         "answer": outcome.answer,
-        "trace": json.dumps(list(outcome.trace), ensure_ascii=False),
+        "agent_steps": json.dumps(list(outcome.steps), ensure_ascii=False),
         "calls": [
             {
                 "agent": call.agent,

@@ -93,9 +93,9 @@ class RolloutRuntime:
         self._server_options, self._span_bytes = dict(server or {}), span_bytes
         self._engine, self._clock, self._config, self._run_dir = engine, clock, config, run
 
-        async def timed(task: Any, answer: str, trace: Any) -> float | dict[str, float]:
+        async def timed(task: Any, answer: str, steps: Any) -> float | dict[str, float]:
             with clock.busy("reward"):
-                return await reward(task, answer, trace)
+                return await reward(task, answer, steps)
 
         self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
         # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed. But imports
@@ -113,7 +113,7 @@ class RolloutRuntime:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
             self._loop.stop(self._stop())

@@ -94,7 +94,7 @@ def rows(
                 first_version=min(first for first, _ in versions),
                 last_version=max(last for _, last in versions),
                 step=step,
-                info={name: float(value) for name, value in outcome.parts.items()},
+                info={name: float(value) for name, value in outcome.reward_components.items()},
             )
         )
     return result

@@ -257,4 +257,4 @@ def _light(outcome: RolloutResult) -> RolloutResult:
         LLMCall(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence)
         for call in outcome.calls
     ]
-    return replace(outcome, calls=calls, untrainable=(), trace=())
+    return replace(outcome, calls=calls, untrainable=(), steps=())
