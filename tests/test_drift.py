@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from groundwire.train.policy import STARTER
 from groundwire.train.report.prefix_drift import CAUSES, Drift, drifts
 from groundwire.train.report.token_text import TokenDecoder
 
-FILE = Path(__file__).parents[1] / "train" / "local" / "starter" / "tokenizer.json"
+FILE = STARTER / "tokenizer.json"
 WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
 NOWHERE = TokenDecoder(None)
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())

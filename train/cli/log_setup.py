@@ -19,6 +19,6 @@ def quiet(debug: bool = False) -> None:
     if not debug:
         warnings.filterwarnings("ignore")
         os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
-        logging.getLogger("train").setLevel(logging.WARNING)
+        logging.getLogger("groundwire").setLevel(logging.WARNING)
         for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
             logging.getLogger(name).setLevel(logging.CRITICAL)

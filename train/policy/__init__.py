@@ -4,5 +4,5 @@ from pathlib import Path
 
 __all__ = ["STARTER"]
 
-STARTER = Path(__file__).with_name("starter")
+STARTER = Path(__file__).resolve().with_name("starter")
 """The checkpoint that ships with the project."""
