@@ -128,16 +128,16 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     if address is not None:
         runners = {"n_runners": 0, "external_store_address": address, "llm_proxy": True}
     config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY, **runners)
-    domain, clock, groups = domains.get("spider"), StepTimer(), rollouts // GROUP
+    domain, timer, groups = domains.get("spider"), StepTimer(), rollouts // GROUP
     tasks = domain.load().train[:groups]
     client, queue = _Client(rollouts), _Queue(groups)
-    engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, clock=clock, server="vllm")
+    engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, timer=timer, server="vllm")
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir.create(folder, backend="custom", domain="spider", config={})
         stack = RolloutRuntime(
             engine=engine, backend=make_backend(config), domain=domain, reward=make_reward(config, domain),
-            clock=clock, config=config, run=run,
+            timer=timer, config=config, run=run,
         )  # fmt: skip
         with stack:
             service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=0)
@@ -152,7 +152,7 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
                 )
                 assert queue.done.wait(120), "the rollouts did not end"
                 costs.append((client.answered_cpu_s - begun, time.process_time() - client.answered_cpu_s))
-                service.take("train", step, clock.split())
+                service.take("train", step, timer.split())
     return tuple(1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
 
 

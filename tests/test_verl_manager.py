@@ -140,7 +140,7 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     made = RolloutManager.create(_config(run), client)
     try:
         assert RolloutManager.current is made
-        made.clock.sampling_begins()
+        made.timer.sampling_begins()
         batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])
         made.generate_sequences(batch)
         assert _until(queue, "train", ["u", "v"]) == ["finished", "finished"]

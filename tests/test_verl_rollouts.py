@@ -140,11 +140,11 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
     config: RunConfig = resolve(
         "starter", trainer="verl", **{"n_runners": 16, "runner_processes": 0, "retries": 0, **settings}
     )
-    queue, servers, clock = _Queue(), _Servers(), StepTimer()
-    engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, clock=clock, server="vllm")
+    queue, servers, timer = _Queue(), _Servers(), StepTimer()
+    engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, timer=timer, server="vllm")
     run = RunDir(tmp_path)
     stack = RolloutRuntime(
-        engine=engine, backend=backend, domain=NoData(), reward=_right, clock=clock, config=config, run=run
+        engine=engine, backend=backend, domain=NoData(), reward=_right, timer=timer, config=config, run=run
     )
     with stack:
         service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=END)
@@ -183,7 +183,7 @@ def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_pat
 )
 def test_vllm_makes_text_only_to_look_for_stop_strings_in_it(server: str, stop: tuple[str, ...], told: object) -> None:
     async def ask() -> str:
-        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, clock=StepTimer(), server=server)
+        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server=server)
         return (await asyncio.wrap_future(engine.submit([1, 2], Sampling(stop=stop)))).text
 
     servers = _Servers()

@@ -1,8 +1,8 @@
-"""Where a step's time goes: every moment is given to exactly one part, so that the parts sum up to the wall time.
+"""Splits a training step's wall time into phases. Every moment counts for exactly one phase.
 
-The engine samples in one thread while agents run on an event loop in another, so adding up each part's own seconds
-would count some moments twice. Here each part says when it is busy, and a moment belongs to the first busy part in
-:data:`PHASES`. What belongs to none is waiting.
+The engine samples in one thread while agents run on an event loop in another, so phases overlap and their own
+durations would add up to more than the wall time. Each moment is therefore attributed to the first busy phase in
+:data:`PHASES`, and to ``waiting`` if no phase is busy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PHASES = ("update", "sampling", "sql", "reward", "agent", "waiting")
 
 
 class StepTimer:
-    """Attributes wall time to parts; callable from any thread."""
+    """Attributes wall time to phases. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,75 +32,76 @@ class StepTimer:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = time.perf_counter()
 
-    def enter(self, part: str) -> None:
-        """``part`` is busy from now on (counted: it may be entered several times at once)."""
-        self._switch(part, 1)
+    def enter(self, phase: str) -> None:
+        """Mark ``phase`` as busy. Entries are counted, so a phase may be entered several times at once."""
+        self._change(phase, 1)
 
-    def leave(self, part: str) -> None:
-        """One entry into ``part`` ended."""
-        self._switch(part, -1)
+    def leave(self, phase: str) -> None:
+        """End one entry into ``phase``."""
+        self._change(phase, -1)
 
     @contextmanager
-    def busy(self, part: str) -> Iterator[None]:
-        """``part`` is busy within the block."""
-        self.enter(part)
+    def busy(self, phase: str) -> Iterator[None]:
+        """Mark ``phase`` as busy within the block."""
+        self.enter(phase)
         try:
             yield
         finally:
-            self.leave(part)
+            self.leave(phase)
 
     def split(self) -> dict[str, float]:
-        """Seconds of each part since the last lap; they sum up to the wall time between the two."""
+        """Seconds of each phase since the last split. They sum to the wall time between the two splits."""
         with self._lock:
-            self._account()
+            self._attribute()
             seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
             return seconds
 
-    def _switch(self, part: str, change: int) -> None:
+    def _change(self, phase: str, entries: int) -> None:
         with self._lock:
-            self._account()
-            self._busy[part] += change
+            self._attribute()
+            self._busy[phase] += entries
 
-    def _account(self) -> None:
+    def _attribute(self) -> None:
+        """Add the time since the last change to the first busy phase."""
         now = time.perf_counter()
-        part = next((name for name in PHASES if self._busy[name] > 0), "waiting")
-        self._seconds[part] += now - self._since
+        phase = next((name for name in PHASES if self._busy[name] > 0), "waiting")
+        self._seconds[phase] += now - self._since
         self._since = now
 
 
 class _TimedSelector(selectors.DefaultSelector):
-    """A selector whose loop counts as busy with agents whenever it is not waiting for events."""
+    """A selector that counts its event loop as busy with agents, except while it waits for events."""
 
-    def __init__(self, clock: StepTimer) -> None:
+    def __init__(self, timer: StepTimer) -> None:
         super().__init__()
-        self._clock = clock
+        self._timer = timer
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, Any]]:
-        self._clock.leave("agent")
+        self._timer.leave("agent")
         try:
             return super().select(timeout)
         finally:
-            self._clock.enter("agent")
+            self._timer.enter("agent")
 
 
 class _TimedExecutor(DaemonThreads):
-    """The threads in which queries run: what agents hand to ``asyncio.to_thread`` is SQL."""
+    """The thread pool of ``asyncio.to_thread``. Agents run SQL queries in it, so its work counts as ``sql``."""
 
-    def __init__(self, clock: StepTimer) -> None:
+    def __init__(self, timer: StepTimer) -> None:
         super().__init__(16)
-        self._clock = clock
+        self._timer = timer
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         def timed() -> Any:
-            with self._clock.busy("sql"):
+            with self._timer.busy("sql"):
                 return fn(*args, **kwargs)
 
         return super().submit(timed)
 
 
-def timed_event_loop(clock: StepTimer) -> asyncio.AbstractEventLoop:
-    """An event loop that tells ``clock`` when it runs, and when its threads run."""
-    clock.enter("agent")
-    loop = asyncio.SelectorEventLoop(_TimedSelector(clock))
-    loop.set_default_executor(_TimedExecutor(clock))
+def timed_event_loop(timer: StepTimer) -> asyncio.AbstractEventLoop:
+    """An event loop that reports to ``timer`` when it runs and when its threads run."""
+    timer.enter("agent")
+    loop = asyncio.SelectorEventLoop(_TimedSelector(timer))
+    loop.set_default_executor(_TimedExecutor(timer))
     return loop

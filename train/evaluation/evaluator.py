@@ -79,15 +79,15 @@ def evaluate(
     when it has ended, so what was measured outlives a kill.
     """
     tasks = choose_tasks(data.validation, config.val_tasks)
-    clock = StepTimer()
+    timer = StepTimer()
     reward = make_reward(config, domain)
     judge = _Judge(reward=reward, wanted=domains.answer_form(domain) == "sql")
     stack = RolloutRuntime(
-        engine=upstream or _engine(config, run, clock),
+        engine=upstream or _engine(config, run, timer),
         backend=make_backend(config),
         domain=domain,
         reward=reward,
-        clock=clock,
+        timer=timer,
         config=config,
         run=run,
     )
@@ -113,7 +113,7 @@ def evaluate(
             if (why := nothing_judged(rows)) and (last or not is_transient(rows)):
                 raise RolloutsFailedError(f"{why}. More: python -m train.why {run.path}")
     figures = measure(rows)
-    seconds = round(sum(clock.split().values()), 2)
+    seconds = round(sum(timer.split().values()), 2)
     name = validation_name(config.val_temperature)
     run.append_metrics({"step": 0, name: accuracy(outcomes), "wall_s": seconds})
     run.merge_rollouts()
@@ -145,11 +145,11 @@ def _write_answers(
         (run.path / "gold.sql").write_text("\n".join(gold_lines(tasks)) + "\n", encoding="utf-8")
 
 
-def _engine(config: RunConfig, run: RunDir, clock: StepTimer) -> Any:
+def _engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
     from groundwire.train.policy.checkpoint import load_initial_state
     from groundwire.train.policy.engine import Engine
     from groundwire.train.policy.model import fitting_length
 
     start = load_initial_state(config, run)
     length = fitting_length(start.model, config.max_model_len)
-    return Engine(start.model, start.tokenizer, max_model_len=length, max_batch=128, clock=clock)
+    return Engine(start.model, start.tokenizer, max_model_len=length, max_batch=128, timer=timer)

@@ -88,7 +88,7 @@ class LocalTrainer:
         self.stopping = stopping or GracefulShutdown()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
-        self.clock = StepTimer()
+        self.timer = StepTimer()
         self._barren = _PATIENCE - 1  # a run that never collected anything is not waited for
         start = load_initial_state(config, run)
         if start.note:
@@ -118,7 +118,7 @@ class LocalTrainer:
             self.tokenizer,
             max_model_len=fitting_length(self.model, config.max_model_len),
             max_batch=128,
-            clock=self.clock,
+            timer=self.timer,
         )
         self.engine.update_weights(self.first_step)
         self.stack = RolloutRuntime(
@@ -126,7 +126,7 @@ class LocalTrainer:
             backend=backend,
             domain=domain,
             reward=make_reward(config, domain),
-            clock=self.clock,
+            timer=self.timer,
             run=run,
             config=config,
         )
@@ -159,7 +159,7 @@ class LocalTrainer:
 
     def _step(self, step: int) -> None:
         config = self.config
-        self.clock.split()
+        self.timer.split()
         before = self.engine.stats()
         self.watcher.phase(f"step {step}", config.tasks_per_step * config.group_size)
         outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
@@ -182,7 +182,7 @@ class LocalTrainer:
     def _update(self, step: int, outcomes: Sequence[RolloutResult], generated: int) -> dict[str, Any]:
         """Learn from the step's rollouts; returns the step's line but for its validation."""
         config = self.config
-        with self.clock.busy("update"):
+        with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine samples with fewer, and MKL's count is the process's
             rollouts = [
                 ScoredRollout(
@@ -211,7 +211,7 @@ class LocalTrainer:
             "tokens_generated": generated,
             **{name: round(value, 6) for name, value in metrics.items()},
         }
-        seconds = self.clock.split()
+        seconds = self.timer.split()
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
         line["seconds"] = {part: round(value, 4) for part, value in seconds.items()}
         return line

@@ -76,7 +76,7 @@ class Engine:
         gather_s: an idle engine starts when no further request came for this long, in seconds.
         patience_s: no request waits longer than this, in seconds, for others to be read together with.
         prefix_cache_tokens: how many prompt tokens are kept for later prompts that begin alike.
-        clock: told when the engine is busy ``sampling``.
+        timer: attributes the time in which the engine works to ``sampling``.
 
     Raises:
         UnsupportedModelError: the architecture is not supported.
@@ -93,7 +93,7 @@ class Engine:
         gather_s: float = 0.005,
         patience_s: float = 0.1,
         prefix_cache_tokens: int = 32768,
-        clock: StepTimer | None = None,
+        timer: StepTimer | None = None,
     ) -> None:
         own = getattr(model.config, "max_position_embeddings", None) or max_model_len
         if max_model_len > own:
@@ -107,7 +107,7 @@ class Engine:
         self._prefixes = PrefixCache(prefix_cache_tokens)
         self._seeds = random.Random(0)
         self._stats = EngineStats()
-        self._clock = clock
+        self._timer = timer
         self._rows: list[_Row] = []
         self._cache = self._decoder.cache(0, 0)
         self._waiting: deque[_Row] = deque()
@@ -205,7 +205,7 @@ class Engine:
                 idle = False
             started = time.perf_counter()
             try:
-                with torch.inference_mode(), self._clock.busy("sampling") if self._clock else nullcontext():
+                with torch.inference_mode(), self._timer.busy("sampling") if self._timer else nullcontext():
                     self._turn()
             except Exception as error:
                 self._fail(self._rows, _failure(error))

@@ -84,24 +84,24 @@ class RolloutRuntime:
         backend: adapters.Backend,
         domain: Domain,
         reward: rewards.Reward,
-        clock: StepTimer,
+        timer: StepTimer,
         config: RunConfig,
         run: RunDir,
         server: Mapping[str, Any] | None = None,
         span_bytes: int = _SPAN_BYTES,
     ) -> None:
         self._server_options, self._span_bytes = dict(server or {}), span_bytes
-        self._engine, self._clock, self._config, self._run_dir = engine, clock, config, run
+        self._engine, self._timer, self._config, self._run_dir = engine, timer, config, run
 
         async def timed(task: Any, answer: str, steps: Any) -> float | dict[str, float]:
-            with clock.busy("reward"):
+            with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
         self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
         # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed. But imports
         # on a busy machine hold it up for seconds, too.
         patience_s = max(config.rollout_timeout_s, _LEAST_PATIENCE_S)
-        self._loop = EventLoopThread(timed_event_loop(clock), patience_s=patience_s)
+        self._loop = EventLoopThread(timed_event_loop(timer), patience_s=patience_s)
 
     def __enter__(self) -> RolloutRuntime:
         self._loop.start()

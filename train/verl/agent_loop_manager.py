@@ -46,9 +46,9 @@ class RolloutManager:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
         if model.custom_chat_template:
             tokenizer.chat_template = model.custom_chat_template
-        self.clock = VerlStepTimer()
+        self.timer = VerlStepTimer()
         engine: Any = VerlEngine(  # it answers like the embedded one, as far as the servers ask
-            llm_client, tokenizer, max_model_len=int(rollout.max_model_len), clock=self.clock, server=rollout.name
+            llm_client, tokenizer, max_model_len=int(rollout.max_model_len), timer=self.timer, server=rollout.name
         )
         domain = domains.get(self.config.domain)
         stack = RolloutRuntime(
@@ -56,7 +56,7 @@ class RolloutManager:
             backend=make_backend(self.config),
             domain=domain,
             reward=make_reward(self.config, domain),
-            clock=self.clock,
+            timer=self.timer,
             config=self.config,
             run=self.run,
             server={
@@ -102,9 +102,9 @@ class RolloutManager:
     def sampled(self, partition: str, step: int) -> dict[str, float]:
         """verl's trainer has the rollouts that it waited for. Returns the figures of what ended."""
         try:
-            return self.service.take(partition, step, self.clock.sampling_ends(training=partition == "train"))
+            return self.service.take(partition, step, self.timer.sampling_ends(training=partition == "train"))
         finally:
-            self.clock.update_begins()
+            self.timer.update_begins()
 
 
 def prompts_of(batch: Any, rollouts: dict[str, int]) -> list[Prompt]:

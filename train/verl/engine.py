@@ -27,16 +27,16 @@ class TokenClient(Protocol):
 
 
 class VerlEngine:
-    """Answers :class:`PolicyServer`'s requests with verl's servers; ``clock`` is told while any of them is at work.
+    """Answers :class:`PolicyServer`'s requests with verl's servers; ``timer`` is told while any of them is at work.
 
     ``server`` is verl's ``rollout.name``: only vLLM can be told to leave the text to us.
     """
 
     def __init__(
-        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, clock: StepTimer, server: str
+        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, timer: StepTimer, server: str
     ) -> None:
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
-        self._client, self._clock, self._server = client, clock, server
+        self._client, self._timer, self._server = client, timer, server
         self._running = set[Future[Completion]]()
         self._closed = False
 
@@ -83,7 +83,7 @@ class VerlEngine:
             **({"seed": sampling.seed} if sampling.seed is not None else {}),
         }
         try:
-            with self._clock.busy("sampling"):
+            with self._timer.busy("sampling"):
                 output = await self._client.generate(
                     sampling.session or str(id(params)), prompt_ids=list(prompt_ids), sampling_params=params
                 )

@@ -22,7 +22,7 @@ class _Told:
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         manager = RolloutManager.current
-        manager.clock.sampling_begins()
+        manager.timer.sampling_begins()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **manager.sampled(partition_id, global_steps)}
 

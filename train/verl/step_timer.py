@@ -1,4 +1,4 @@
-"""A step's time, where verl's trainer is seen only when it samples: what it does in between is its update."""
+"""Step times under verl. Its trainer calls us only to sample, so the time between two samplings counts as update."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["VerlStepTimer"]
 
 
 class VerlStepTimer(StepTimer):
-    """Laps from the middle of a step to the middle of the next: the update before a sampling belongs to it.
+    """Adds the update before a training sampling to that sampling's seconds.
 
-    A validation comes between the two. Its lap is its own, and the update is left to the sampling after it.
+    A validation between the two reports only its own seconds.
     """
 
     def __init__(self) -> None:
@@ -20,18 +20,18 @@ class VerlStepTimer(StepTimer):
         self._update: Counter[str] | None = None
 
     def sampling_begins(self) -> None:
-        """The trainer waits for rollouts from here on."""
+        """The trainer starts to wait for rollouts."""
         seconds = self.split()
-        if self._update is None:  # the first time, and what was before is the start
+        if self._update is None:  # the first sampling: the time before it was startup
             self._update = Counter()
         else:
             self.leave("update")
             self._update.update(seconds)
 
     def sampling_ends(self, *, training: bool) -> dict[str, float]:
-        """It has them. Returns the seconds of each part, of a training's sampling with those of the update before.
+        """The rollouts are complete. Returns each phase's seconds; a training's include those of the last update.
 
-        Until :meth:`update_begins` nothing is trained: the rollouts are written down.
+        Until :meth:`update_begins` the rollouts are written to disk, which does not count as update.
         """
         seconds = Counter(self.split())
         if training and self._update is not None:
@@ -40,5 +40,5 @@ class VerlStepTimer(StepTimer):
         return dict(seconds)
 
     def update_begins(self) -> None:
-        """The trainer goes on from here."""
+        """The trainer has the rollouts and goes on."""
         self.enter("update")

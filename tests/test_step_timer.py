@@ -1,4 +1,4 @@
-"""A step's parts sum up to its wall time, and no moment counts twice."""
+"""Phases sum to the wall time, and no moment counts twice."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import time
 from groundwire.tools.step_timer import PHASES, StepTimer, timed_event_loop
 
 
-def test_parts_sum_up_to_the_wall_time() -> None:
-    clock = StepTimer()
-    clock.split()
+def test_phases_sum_to_the_wall_time() -> None:
+    timer = StepTimer()
+    timer.split()
     started = time.perf_counter()
-    with clock.busy("agent"), clock.busy("sampling"):
+    with timer.busy("agent"), timer.busy("sampling"):
         time.sleep(0.02)
     time.sleep(0.01)
     least = time.perf_counter() - started
-    seconds = clock.split()
+    seconds = timer.split()
     assert sum(seconds.values()) >= least
     assert set(seconds) == set(PHASES)
 
 
-def test_a_moment_belongs_to_the_first_part_that_is_busy() -> None:
-    clock = StepTimer()
-    clock.split()
-    with clock.busy("agent"), clock.busy("sampling"):
+def test_a_moment_belongs_to_the_first_busy_phase() -> None:
+    timer = StepTimer()
+    timer.split()
+    with timer.busy("agent"), timer.busy("sampling"):
         time.sleep(0.02)
-    seconds = clock.split()
+    seconds = timer.split()
     assert seconds["sampling"] >= 0.02
     assert seconds["agent"] < seconds["sampling"]
 
 
 def test_an_event_loop_is_busy_while_it_runs_and_not_while_it_waits() -> None:
-    clock = StepTimer()
-    loop = timed_event_loop(clock)
+    timer = StepTimer()
+    loop = timed_event_loop(timer)
 
     async def work() -> None:
         time.sleep(0.05)  # noqa: ASYNC251 -- a busy loop is the point
         await asyncio.sleep(0.1)
         await asyncio.to_thread(time.sleep, 0.03)
 
-    clock.split()
+    timer.split()
     loop.run_until_complete(work())
-    seconds = clock.split()
+    seconds = timer.split()
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
     assert seconds["agent"] >= 0.05

@@ -1,0 +1,59 @@
+"""Step times under verl, whose trainer is only seen when it samples."""
+
+from __future__ import annotations
+
+import pytest
+
+from groundwire.tools import step_timer
+from groundwire.train.verl.step_timer import VerlStepTimer
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be put forward."""
+    at = [100.0]
+    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: at[0])
+    return at
+
+
+def _sample(
+    timer: VerlStepTimer, now: list[float], *, waits: float, samples: float, training: bool, writes: float = 0.0
+) -> dict[str, float]:
+    timer.sampling_begins()
+    now[0] += waits
+    with timer.busy("sampling"):
+        now[0] += samples
+    seconds = timer.sampling_ends(training=training)
+    now[0] += writes
+    timer.update_begins()
+    return {part: value for part, value in seconds.items() if value}
+
+
+def test_an_update_belongs_to_the_sampling_after_it_whatever_is_validated_between(now: list[float]) -> None:
+    timer = VerlStepTimer()
+    now[0] += 60.0  # the start is nobody's
+    assert _sample(timer, now, waits=1, samples=9, training=False) == {"waiting": 1, "sampling": 9}
+    now[0] += 0.5
+    assert _sample(timer, now, waits=1, samples=3, training=True) == {"update": 0.5, "waiting": 1, "sampling": 3}
+    now[0] += 6.0
+    assert _sample(timer, now, waits=1, samples=2, training=True) == {"update": 6, "waiting": 1, "sampling": 2}
+    now[0] += 5.0
+    assert _sample(timer, now, waits=2, samples=20, training=False) == {"waiting": 2, "sampling": 20}
+    now[0] += 0.25  # a checkpoint
+    assert _sample(timer, now, waits=1, samples=2, training=True) == {"update": 5.25, "waiting": 1, "sampling": 2}
+
+
+def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[float]) -> None:
+    timer = VerlStepTimer()
+    _sample(timer, now, waits=0, samples=1, training=True)
+    with timer.busy("sampling"):
+        now[0] += 4.0
+    seconds = _sample(timer, now, waits=0, samples=1, training=True)
+    assert seconds == {"update": 4, "sampling": 1}
+
+
+def test_writing_rollouts_down_is_no_update(now: list[float]) -> None:
+    timer = VerlStepTimer()
+    _sample(timer, now, waits=0, samples=1, writes=2, training=True)
+    now[0] += 4.0
+    assert _sample(timer, now, waits=0, samples=1, training=True) == {"update": 4, "waiting": 2, "sampling": 1}
