@@ -26,7 +26,7 @@ client = openai.AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(timeou
 async def answer(question: Question, endpoint: Endpoint) -> Answer:
     """Answer one question with a query."""
     steps: list[AgentStep] = []
-    system = prompts.system_message(table_info(question.database, sample_values=0, keys=False).text)
+    system = prompts.system_message(table_info(question.database, example_values=0, show_keys=False).text)
 
     async def ask(agent: str, message: str) -> str:
         reply = await client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key).chat.completions.create(

@@ -30,7 +30,7 @@ class State(TypedDict, total=False):
 async def answer(state: State) -> State:
     """The graph's one node: one call, no second thoughts."""
     question = state["question"]
-    info = table_info(question.database, sample_values=0, keys=False)
+    info = table_info(question.database, example_values=0, show_keys=False)
     messages = [("system", prompts.system_message(info.text)), ("user", prompts.write_message(question.text))]
     return {"reply": (await state["model"].ainvoke(messages)).text}
 

@@ -224,7 +224,7 @@ def test_an_agent_that_cannot_be_used_is_one_sentence(
 
 def test_a_backend_gets_the_options_that_it_names() -> None:
     backend: Any = make_backend(resolve("fast", backend="openai-agents", max_turns=5, execution_truncate=99))
-    assert (backend.max_turns, backend.result_chars, backend.keys) == (5, 99, False)
+    assert (backend.max_turns, backend.execution_truncate, backend.show_keys) == (5, 99, False)
 
 
 def test_an_option_that_was_set_and_means_nothing_is_refused() -> None:

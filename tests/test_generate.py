@@ -121,7 +121,7 @@ def test_the_corpus_shows_schemas_as_the_agent_does(tmp_path):
         database = make_database(rng, "music", invented=0.5)
         path = tmp_path / f"{i}.sqlite"
         fill(database, str(path)).close()
-        assert table_info(str(path), sample_values=0, keys=False).text == schema_text(database)
+        assert table_info(str(path), example_values=0, show_keys=False).text == schema_text(database)
 
 
 def test_every_template_writes_queries_that_run():

@@ -120,7 +120,7 @@ def _dev(agent: str, folder: Path) -> list[Any]:
 
 
 def synchronous(question: Any, endpoint: Any) -> str:
-    schema = table_info(question.database, sample_values=0, keys=False).text
+    schema = table_info(question.database, example_values=0, show_keys=False).text
     with openai.OpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
         messages: Any = [
             {"role": "system", "content": prompts.system_message(schema)},

@@ -71,7 +71,7 @@ QUERIES = [
 
 
 async def test_the_policy_reads_the_same_as_with_a_tool_in_process(databases: list[str]) -> None:
-    options: dict[str, Any] = {"max_turns": len(QUERIES), "result_chars": 72}
+    options: dict[str, Any] = {"max_turns": len(QUERIES), "execution_truncate": 72}
     seen = []
     for backend in (OpenAIAgentsBackend(**options), McpBackend(**options)):
         async with _stopped(backend):

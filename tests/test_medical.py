@@ -129,7 +129,7 @@ def test_the_database_has_no_answer_and_no_question(data: domains.TaskData) -> N
         assert task["answer"].encode() not in content
         assert task["question"].encode() not in content
     assert "CREATE TABLE" in table_info(BUNDLED / "medical.sqlite").text
-    assert "answer" not in table_info(BUNDLED / "medical.sqlite", sample_values=0).text
+    assert "answer" not in table_info(BUNDLED / "medical.sqlite", example_values=0).text
 
 
 # It is trained on like any other.

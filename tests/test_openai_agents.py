@@ -89,7 +89,7 @@ async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(data
 
 
 async def test_the_conversation_is_the_one_that_policies_are_taught(database: str) -> None:
-    backend = OpenAIAgentsBackend(sample_values=0, keys=False)
+    backend = OpenAIAgentsBackend(example_values=0, show_keys=False)
     _, [request, _] = await _run([_calls(NAMES), FENCED], database, backend)
     system, user = request["messages"]
     assert system["content"] == prompts.tool_system_message("CREATE TABLE singer ( id int , name text )")
@@ -99,7 +99,7 @@ async def test_the_conversation_is_the_one_that_policies_are_taught(database: st
 
 async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES), "\nAnn and Bob sing."]) as server:
-        backend = OpenAIAgentsBackend(sample_values=0, keys=False)
+        backend = OpenAIAgentsBackend(example_values=0, show_keys=False)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
         answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, form="prose"), endpoint)
         await backend.stop()

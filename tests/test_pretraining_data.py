@@ -68,7 +68,9 @@ def test_names_change_together_so_that_the_query_still_runs(tasks) -> None:
         schema = item.prefix.partition("only these tables:\n")[2].partition("<|im_end|>")[0]
         connection = sqlite3.connect(":memory:")
         connection.executescript(schema.replace("\n", ";\n"))
-        renamed += schema not in {table_info(task["db_path"], sample_values=0, keys=False).text for task in chosen}
+        renamed += schema not in {
+            table_info(task["db_path"], example_values=0, show_keys=False).text for task in chosen
+        }
         replies = [reply for dialogue in item.dialogues for reply, learned in dialogue if learned]
         queries = [sql for reply in replies for sql in re.findall(r"```sql\n(.*?)\n```", reply, re.DOTALL)]
         assert len(queries) >= 3
@@ -134,7 +136,7 @@ def test_a_larger_starter_is_trained(tasks, monkeypatch) -> None:
 def test_plain_questions_run_on_the_schema_that_they_are_made_of(tasks) -> None:
     rng, forms = random.Random(3), set()
     for path in sorted({str(task["db_path"]) for task in tasks}):
-        schema = table_info(path, sample_values=0, keys=False).text
+        schema = table_info(path, example_values=0, show_keys=False).text
         connection = sqlite3.connect(":memory:")
         connection.executescript(schema.replace("\n", ";\n"))
         for _ in range(30):

@@ -29,7 +29,7 @@ def database(tmp_path: Path) -> Path:
 
 
 def test_the_compact_line_is_columns_and_types(database: Path) -> None:
-    assert table_info(database, sample_values=0, keys=False) == TableInfo(
+    assert table_info(database, example_values=0, show_keys=False) == TableInfo(
         'CREATE TABLE singer ( id int , name text , "Birth Date" text , fee real , photo blob , x text )\n'
         'CREATE TABLE "order" ( singer_id int , day text , "group" int )',
         [],
@@ -37,7 +37,7 @@ def test_the_compact_line_is_columns_and_types(database: Path) -> None:
 
 
 def test_keys_follow_the_columns(database: Path) -> None:
-    order = table_info(database, sample_values=0).text.splitlines()[1]
+    order = table_info(database, example_values=0).text.splitlines()[1]
     assert order == (
         'CREATE TABLE "order" ( singer_id int , day text , "group" int , primary key ( singer_id , day ) , '
         "foreign key ( singer_id ) references singer ( id ) , "
@@ -46,7 +46,7 @@ def test_keys_follow_the_columns(database: Path) -> None:
 
 
 def test_sample_values_follow_the_table(database: Path) -> None:
-    assert table_info(database, sample_values=2, keys=False).text.splitlines()[1:] == [
+    assert table_info(database, example_values=2, show_keys=False).text.splitlines()[1:] == [
         "-- id : 1 , 2",
         "-- name : 'Ann O''Hara' , 'Bo'",
         "-- \"Birth Date\" : '2020-01-01'",
@@ -72,29 +72,29 @@ def test_a_long_sample_is_short_and_on_one_line(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_types_are_the_few_that_sqlite_tells_apart(tmp_path: Path, declared: str, shown: str) -> None:
     make_database(tmp_path / "c.sqlite", f"CREATE TABLE t (a {declared})")
-    assert table_info(tmp_path / "c.sqlite", keys=False).text == f"CREATE TABLE t ( a {shown} )"
+    assert table_info(tmp_path / "c.sqlite", show_keys=False).text == f"CREATE TABLE t ( a {shown} )"
 
 
 @pytest.mark.parametrize("name", ["order", "Group", "a b", "1st", "naïve", 'say "hi"', "plain_1", "key", "left", "-"])
 def test_every_name_is_written_so_that_a_query_can_use_it(tmp_path: Path, name: str) -> None:
     quoted = '"' + name.replace('"', '""') + '"'
     make_database(tmp_path / "c.sqlite", f"CREATE TABLE {quoted} ({quoted} INT); INSERT INTO {quoted} VALUES (7)")
-    text = table_info(tmp_path / "c.sqlite", sample_values=0).text
+    text = table_info(tmp_path / "c.sqlite", example_values=0).text
     written = text.removeprefix("CREATE TABLE ").partition(" ( ")[0]
     assert text == f"CREATE TABLE {written} ( {written} int )"
     assert run_query(tmp_path / "c.sqlite", f"SELECT {written} FROM {written}").rows == [(7,)]
 
 
 def test_whole_tables_are_cut_and_the_warning_names_them(database: Path) -> None:
-    whole = table_info(database, sample_values=0).text
+    whole = table_info(database, example_values=0).text
     first, second = whole.splitlines()
     with pytest.warns(UserWarning, match=r"leaves out order: .* raise the limit"):
-        info = table_info(database, max_chars=len(whole) - 1, sample_values=0)
+        info = table_info(database, max_chars=len(whole) - 1, example_values=0)
     assert info == TableInfo(first, ["order"])
     assert len(second) > len(first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert table_info(database, max_chars=len(whole), sample_values=0).cut == []
+        assert table_info(database, max_chars=len(whole), example_values=0).cut == []
 
 
 def test_it_is_cached_until_the_file_changes(database: Path) -> None:
@@ -110,7 +110,7 @@ def test_internal_tables_are_not_shown(tmp_path: Path) -> None:
     make_database(
         tmp_path / "c.sqlite", "CREATE TABLE t (a INTEGER PRIMARY KEY AUTOINCREMENT); INSERT INTO t VALUES (1)"
     )
-    assert table_info(tmp_path / "c.sqlite", sample_values=0, keys=False).text == "CREATE TABLE t ( a int )"
+    assert table_info(tmp_path / "c.sqlite", example_values=0, show_keys=False).text == "CREATE TABLE t ( a int )"
 
 
 def test_a_missing_or_broken_database_is_an_error(tmp_path: Path) -> None:

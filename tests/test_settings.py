@@ -52,8 +52,8 @@ def test_whatever_a_preset_changes_the_command_line_can(preset: dict[str, Any]) 
 
 
 def test_a_setting_by_its_name_wins_over_the_presets() -> None:
-    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "keys=false")
-    assert (config["learning_rate"], config["group_size"], config["keys"]) == (1e-4, 16, False)
+    config = _config("--trainer", "local", "--config", "hf", "learning_rate=1e-4", "group_size=16", "show_keys=false")
+    assert (config["learning_rate"], config["group_size"], config["show_keys"]) == (1e-4, 16, False)
     assert config["max_tokens"] == 512
 
 
@@ -77,7 +77,7 @@ def test_with_verl_it_is_verls() -> None:
         (["learning_rate=NaN"], "learning_rate is nan; it must be a number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),
         (["group_size=true"], "group_size is True; it must be a whole number"),
-        (["keys=1"], "keys is 1; it must be true or false"),
+        (["show_keys=1"], "show_keys is 1; it must be true or false"),
         (["group_size=4", "group_size=5"], "group_size is given twice"),
         (["group_size=1"], "group_size is 1; a rollout needs another one"),
         (["steps=3"], "steps=3: give it as the option --steps"),

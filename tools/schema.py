@@ -60,23 +60,23 @@ class TableInfo:
 
 
 def table_info(
-    database: str | Path, *, max_chars: int | None = None, sample_values: int = 3, keys: bool = True
+    database: str | Path, *, max_chars: int | None = None, example_values: int = 3, show_keys: bool = True
 ) -> TableInfo:
     """Describe the tables of the SQLite file ``database``.
 
-    One line a table, ``CREATE TABLE t ( a int , b text )``; with ``keys`` its primary and foreign keys follow the
-    columns; with ``sample_values`` up to that many distinct values of each column follow on lines of their own,
+    One line a table, ``CREATE TABLE t ( a int , b text )``; with ``show_keys`` its primary and foreign keys follow the
+    columns; with ``example_values`` up to that many distinct values of each column follow on lines of their own,
     ``-- b : 'x' , 'y'``. A table that would pass ``max_chars`` is left out, named in ``cut`` and in a warning.
     Cached while the file stays the same. Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
-        return _described(path, _readonly_sqlite.signature(path), max_chars, sample_values, keys)
+        return _described(path, _readonly_sqlite.signature(path), max_chars, example_values, show_keys)
     except (OSError, sqlite3.Error) as error:
         raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
 
 
-def describe_table(database: str | Path, table: str, *, sample_values: int = 3) -> str:
+def describe_table(database: str | Path, table: str, *, example_values: int = 3) -> str:
     """One table as :func:`table_info` writes it, or one view, without sample values for they may be slow to compute.
 
     Raises :class:`groundwire.tools.sql.SqlError` when there is none of that name, and
@@ -93,9 +93,9 @@ def describe_table(database: str | Path, table: str, *, sample_values: int = 3) 
                 known = [name for name in kinds if not name.startswith("sqlite_")]
                 raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
             if kinds[name] == "table":
-                return "\n".join(_table(conn, path, name, sample_values, keys=True))
+                return "\n".join(_table(conn, path, name, example_values, show_keys=True))
             try:
-                (line,) = _table(conn, path, name, 0, keys=False)
+                (line,) = _table(conn, path, name, 0, show_keys=False)
             except sqlite3.OperationalError as error:  # a view over what is no longer there
                 raise SqlError(f"the view {name} cannot be used: {error}") from error
             return line.replace("TABLE", "VIEW", 1)
@@ -105,7 +105,7 @@ def describe_table(database: str | Path, table: str, *, sample_values: int = 3) 
 
 @lru_cache(maxsize=1024)
 def _described(
-    path: str, _signature: tuple[int, ...], max_chars: int | None, sample_values: int, keys: bool
+    path: str, _signature: tuple[int, ...], max_chars: int | None, example_values: int, show_keys: bool
 ) -> TableInfo:
     lines: list[str] = []
     cut: list[str] = []
@@ -115,7 +115,7 @@ def _described(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         )
         for (table,) in tables.fetchall():
-            text = "\n".join(_table(conn, path, table, sample_values, keys))
+            text = "\n".join(_table(conn, path, table, example_values, show_keys))
             if max_chars is not None and used + len(text) > max_chars:
                 cut.append(table)
                 continue
@@ -130,15 +130,15 @@ def _described(
     return TableInfo("\n".join(lines), cut)
 
 
-def _table(conn: sqlite3.Connection, path: str, table: str, sample_values: int, keys: bool) -> Iterable[str]:
+def _table(conn: sqlite3.Connection, path: str, table: str, example_values: int, show_keys: bool) -> Iterable[str]:
     columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(table)})").fetchall()
     parts = [f"{_name(name)} {_type(declared)}" for _, name, declared, *_ in columns]
-    if keys:
+    if show_keys:
         parts += _keys(conn, table, columns)
     yield f"CREATE TABLE {_name(table)} ( {' , '.join(parts)} )"
-    if sample_values > 0:
+    if example_values > 0:
         for _, column, *_ in columns:
-            values = _samples(path, table, column, sample_values)
+            values = _samples(path, table, column, example_values)
             if values:
                 yield f"-- {_name(column)} : {' , '.join(values)}"
 

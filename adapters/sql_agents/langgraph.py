@@ -67,10 +67,10 @@ class SQLContext:
 class _Nodes:
     """The graph's nodes over the options that they share."""
 
-    table_info_chars: int | None
-    sample_values: int
-    keys: bool
-    result_chars: int
+    table_info_truncate: int | None
+    example_values: int
+    show_keys: bool
+    execution_truncate: int
     query_timeout_s: float
 
     async def write_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
@@ -85,11 +85,11 @@ class _Nodes:
             result = await asyncio.to_thread(
                 run_query, runtime.context.database, sql, timeout_s=self.query_timeout_s, max_rows=100
             )
-            text = render(result, max_chars=self.result_chars)
+            text = render(result, max_chars=self.execution_truncate)
         except DatabaseError:
             raise
         except QueryError as error:
-            text, ok = f"Error: {error}"[: self.result_chars], False
+            text, ok = f"Error: {error}"[: self.execution_truncate], False
         return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
@@ -109,7 +109,10 @@ class _Nodes:
 
     async def _ask(self, context: SQLContext, node: str, message: str) -> AgentStep:
         info = table_info(
-            context.database, max_chars=self.table_info_chars, sample_values=self.sample_values, keys=self.keys
+            context.database,
+            max_chars=self.table_info_truncate,
+            example_values=self.example_values,
+            show_keys=self.show_keys,
         )
         messages = [("system", prompts.system_message(info.text)), ("user", message)]
         extra: dict[str, Any] = {"extra_headers": context.headers(node)} if context.headers else {}
@@ -120,25 +123,25 @@ class _Nodes:
 def build_sql_graph(
     *,
     max_turns: int = 3,
-    table_info_chars: int | None = None,
-    sample_values: int = 3,
-    keys: bool = True,
-    result_chars: int = 2048,
+    table_info_truncate: int | None = None,
+    example_values: int = 3,
+    show_keys: bool = True,
+    execution_truncate: int = 2048,
     query_timeout_s: float = 5.0,
 ) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
     """The compiled agent.
 
     ``max_turns`` counts queries: the one written and each rewrite. The last one allowed is run but not checked, since
-    no verdict on it could change the answer. ``table_info_chars`` and ``result_chars`` cut what the model reads of the
-    schema (on whole tables) and of a query's result.
+    no verdict on it could change the answer. ``table_info_truncate``
+    and ``execution_truncate`` limit the characters of the schema (cut on whole tables) and of a query result.
     """
     if max_turns < 1:
         raise ValueError(f"max_turns is {max_turns}; it counts the queries an agent may write, so it is at least 1")
     nodes = _Nodes(
-        table_info_chars=table_info_chars,
-        sample_values=sample_values,
-        keys=keys,
-        result_chars=result_chars,
+        table_info_truncate=table_info_truncate,
+        example_values=example_values,
+        show_keys=show_keys,
+        execution_truncate=execution_truncate,
         query_timeout_s=query_timeout_s,
     )
     graph = StateGraph(SQLState, context_schema=SQLContext)
@@ -174,10 +177,10 @@ class LangGraphBackend:
     agents = ("write_query", "check_query", "rewrite_query", "answer_question")
 
     max_turns: int = 3
-    table_info_chars: int | None = None
-    sample_values: int = 3
-    keys: bool = True
-    result_chars: int = 2048
+    table_info_truncate: int | None = None
+    example_values: int = 3
+    show_keys: bool = True
+    execution_truncate: int = 2048
     query_timeout_s: float = 5.0
     request_timeout_s: float = 120.0
 
@@ -185,10 +188,10 @@ class LangGraphBackend:
         self._clients = Clients(timeout_s=self.request_timeout_s)
         self._graph = build_sql_graph(
             max_turns=self.max_turns,
-            table_info_chars=self.table_info_chars,
-            sample_values=self.sample_values,
-            keys=self.keys,
-            result_chars=self.result_chars,
+            table_info_truncate=self.table_info_truncate,
+            example_values=self.example_values,
+            show_keys=self.show_keys,
+            execution_truncate=self.execution_truncate,
             query_timeout_s=self.query_timeout_s,
         )
 

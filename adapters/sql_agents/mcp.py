@@ -56,10 +56,10 @@ class McpBackend(OpenAIAgentsBackend):
         self._servers: dict[Path, asyncio.Task[_Server]] = {}
         return build_sql_agent(
             query=self._query,
-            table_info_chars=self.table_info_chars,
-            sample_values=self.sample_values,
-            keys=self.keys,
-            result_chars=self.result_chars,
+            table_info_truncate=self.table_info_truncate,
+            example_values=self.example_values,
+            show_keys=self.show_keys,
+            execution_truncate=self.execution_truncate,
         )
 
     async def stop(self) -> None:
@@ -85,7 +85,7 @@ class McpBackend(OpenAIAgentsBackend):
                 if starting.exception() is None:
                     await starting.result().stop()
             raise
-        return render(result, max_chars=self.result_chars)
+        return render(result, max_chars=self.execution_truncate)
 
 
 def _served(database: Path) -> Path:

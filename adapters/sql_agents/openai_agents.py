@@ -69,13 +69,13 @@ Query = Callable[[SQLRun, str], Awaitable[str]]
 """
 
 
-def local_query(*, result_chars: int = 2048, query_timeout_s: float = 5.0) -> Query:
+def local_query(*, execution_truncate: int = 2048, query_timeout_s: float = 5.0) -> Query:
     """Queries are run in this process."""
 
     async def query(run: SQLRun, sql: str) -> str:
         # In a thread: a query may take seconds, and every other rollout runs on this loop.
         result = await asyncio.to_thread(run_query, run.database, sql, timeout_s=query_timeout_s, max_rows=100)
-        return render(result, max_chars=result_chars)
+        return render(result, max_chars=execution_truncate)
 
     return query
 
@@ -83,15 +83,17 @@ def local_query(*, result_chars: int = 2048, query_timeout_s: float = 5.0) -> Qu
 def build_sql_agent(
     *,
     query: Query,
-    table_info_chars: int | None = None,
-    sample_values: int = 3,
-    keys: bool = True,
-    result_chars: int = 2048,
+    table_info_truncate: int | None = None,
+    example_values: int = 3,
+    show_keys: bool = True,
+    execution_truncate: int = 2048,
 ) -> Agent[SQLRun]:
     """The agent: it reads the schema, runs queries with its tool, and answers with the final one or in sentences."""
 
     def instructions(context: RunContextWrapper[SQLRun], agent: Agent[SQLRun]) -> str:
-        info = table_info(context.context.database, max_chars=table_info_chars, sample_values=sample_values, keys=keys)
+        info = table_info(
+            context.context.database, max_chars=table_info_truncate, example_values=example_values, show_keys=show_keys
+        )
         prose = context.context.form == "prose"
         return prompts.prose_system_message(info.text) if prose else prompts.tool_system_message(info.text)
 
@@ -106,7 +108,7 @@ def build_sql_agent(
                 run.failure = error
                 raise
             except QueryError as error:
-                text = f"Error: {error}"[:result_chars]
+                text = f"Error: {error}"[:execution_truncate]
         name = context.agent.name if context.agent else SQL_AGENT
         run.steps.append(
             AgentStep(agent=name, kind="tool", input=arguments if sql is None else sql, output=text, ok=ok)
@@ -134,10 +136,10 @@ class OpenAIAgentsBackend:
     agents = (SQL_AGENT,)
 
     max_turns: int = 3
-    table_info_chars: int | None = None
-    sample_values: int = 3
-    keys: bool = True
-    result_chars: int = 2048
+    table_info_truncate: int | None = None
+    example_values: int = 3
+    show_keys: bool = True
+    execution_truncate: int = 2048
     query_timeout_s: float = 5.0
     request_timeout_s: float = 120.0
     stream: bool = False
@@ -152,11 +154,11 @@ class OpenAIAgentsBackend:
     def build(self) -> Agent[SQLRun]:
         """The agent that a run starts with."""
         return build_sql_agent(
-            query=local_query(result_chars=self.result_chars, query_timeout_s=self.query_timeout_s),
-            table_info_chars=self.table_info_chars,
-            sample_values=self.sample_values,
-            keys=self.keys,
-            result_chars=self.result_chars,
+            query=local_query(execution_truncate=self.execution_truncate, query_timeout_s=self.query_timeout_s),
+            table_info_truncate=self.table_info_truncate,
+            example_values=self.example_values,
+            show_keys=self.show_keys,
+            execution_truncate=self.execution_truncate,
         )
 
     async def stop(self) -> None:

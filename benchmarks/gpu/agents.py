@@ -15,7 +15,7 @@ _clients = Clients(timeout_s=600)
 
 def messages(question: str, database: str) -> list[dict[str, str]]:
     """What both loops ask."""
-    system = prompts.system_message(table_info(database, max_chars=1500, sample_values=0, keys=False).text)
+    system = prompts.system_message(table_info(database, max_chars=1500, example_values=0, show_keys=False).text)
     return [{"role": "system", "content": system}, {"role": "user", "content": prompts.write_message(question)}]
 
 

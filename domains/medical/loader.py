@@ -72,7 +72,7 @@ def _database(folder: Path) -> str:
     if not is_sqlite(found[0]):
         raise DataError(f"{found[0]} is no SQLite file; copy or download it again.")
     try:
-        tables = table_info(found[0], sample_values=0).text
+        tables = table_info(found[0], example_values=0).text
     except DatabaseError as error:
         raise DataError(f"{error}; copy or download it again.") from error
     if not tables:

@@ -21,13 +21,23 @@ __all__ = ["PRESETS", "VERL_PRESETS", "ConfigError", "RunConfig", "resolve"]
 
 
 _AGENTS = (
-    *("trainer", "config", "backend", "domain", "reward", "max_turns", "table_info_truncate", "sample_values", "keys"),
+    *(
+        "trainer",
+        "config",
+        "backend",
+        "domain",
+        "reward",
+        "max_turns",
+        "table_info_truncate",
+        "example_values",
+        "show_keys",
+    ),
     *("execution_truncate", "rollout_timeout_s", "judge"),
 )
 
 _LEAST = {
     **dict.fromkeys(("tasks_per_step", "max_turns", "table_info_truncate", "max_tokens", "max_model_len"), 1),
-    **dict.fromkeys(("runner_processes", "proxy_port", "sample_values", "execution_truncate", "retries"), 0),
+    **dict.fromkeys(("runner_processes", "proxy_port", "example_values", "execution_truncate", "retries"), 0),
     **dict.fromkeys(("val_tasks", "val_every", "val_every_tasks", "clip_low", "clip_high"), 0),
     "checkpoint_every": 1,
 }
@@ -83,9 +93,9 @@ class RunConfig:
     """Queries the agent may write for one question: the first and its rewrites."""
     table_info_truncate: int = 4000
     """Characters of the schema that the agent reads; cut on whole tables."""
-    sample_values: int = 0
+    example_values: int = 0
     """Example values per column in the schema; the starter policy has never seen any."""
-    keys: bool = False
+    show_keys: bool = False
     """Whether the schema shows primary and foreign keys; the starter policy has never seen any."""
     execution_truncate: int = 72
     """Characters of a query's result that the agent reads."""
@@ -204,8 +214,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "minibatches": 1,
         "steps": 200,
         "max_turns": 3,
-        "sample_values": 3,
-        "keys": True,
+        "example_values": 3,
+        "show_keys": True,
         "execution_truncate": 2048,
         "max_tokens": 512,
         "max_model_len": 4096,

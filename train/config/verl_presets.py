@@ -74,8 +74,8 @@ BASE: dict[str, Any] = {
 
 _LARGE: dict[str, Any] = {
     "max_turns": 3,
-    "sample_values": 3,
-    "keys": True,
+    "example_values": 3,
+    "show_keys": True,
     "table_info_truncate": 8000,
     "execution_truncate": 2048,
     "n_runners": 128,

@@ -147,7 +147,7 @@ def accuracy(
     engine = Engine(model, tokenizer, max_model_len=1024)
     futures = []
     for number, task in enumerate(tasks):
-        system = table_info(task["db_path"], sample_values=0, keys=False).text
+        system = table_info(task["db_path"], example_values=0, show_keys=False).text
         prefix, context = tokenizer(list(prompt(system, write_message(task["question"]))))["input_ids"]
         for sample in range(samples):
             sampling = Sampling(temperature=temperature, max_tokens=64, seed=number * samples + sample)

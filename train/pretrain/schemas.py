@@ -14,7 +14,7 @@ _TABLE = re.compile(r"CREATE TABLE (\w+) \( ([^\"]*) \)")
 
 def schema_of(path: str) -> str:
     """The schema of a SQLite file: names and types alone."""
-    return table_info(path, max_chars=_MAX_CHARS, sample_values=0, keys=False).text
+    return table_info(path, max_chars=_MAX_CHARS, example_values=0, show_keys=False).text
 
 
 def tables_of(schema: str) -> dict[str, list[str]]:

@@ -14,16 +14,8 @@ from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
 
 __all__ = ["make_backend", "make_reward"]
 
-_OPTIONS = {
-    "agent": "agent",
-    "max_turns": "max_turns",
-    "table_info_chars": "table_info_truncate",
-    "sample_values": "sample_values",
-    "keys": "keys",
-    "result_chars": "execution_truncate",
-}
-"""A constructor's parameter, and the setting that fills it."""
-
+_OPTIONS = ("agent", "max_turns", "table_info_truncate", "example_values", "show_keys", "execution_truncate")
+"""The settings that a backend's constructor may take, as parameters of the same names."""
 
 _PACKAGES = {"agents": "openai-agents"}
 """Where a module's package has another name: there is a package ``agents``, and it is something else."""
@@ -40,12 +32,12 @@ def make_backend(config: RunConfig) -> adapters.Backend:
     takes = inspect.signature(factory).parameters
     usual = resolve(config.config, trainer=config.trainer)
     options = {}
-    for option, setting in _OPTIONS.items():
-        value = getattr(config, setting)
-        if option in takes:
-            options[option] = value
-        elif value != getattr(usual, setting):
-            flag = setting.replace("_", "-")
+    for name in _OPTIONS:
+        value = getattr(config, name)
+        if name in takes:
+            options[name] = value
+        elif value != getattr(usual, name):
+            flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} means nothing to backend {config.backend!r}: leave it out")
     if options.get("agent", "") is None:
         raise ConfigError(f"backend {config.backend!r} needs --agent module:function")
