@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import resolve
 from groundwire.train.evaluate import app
-from groundwire.train.evaluation.metrics import compare, measure
+from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.spider_predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
 from groundwire.train.evaluation.table import comparison, details, table
@@ -67,7 +67,9 @@ def test_mcnemars_exact_test_is_the_binomials() -> None:
 
 
 def test_accuracy_is_told_overall_and_by_hardness() -> None:
-    figures = measure([rollout("a", 1.0), rollout("b", 0.0, hardness="hard"), rollout("c", 1.0, hardness="hard")])
+    figures = compute_metrics(
+        [rollout("a", 1.0), rollout("b", 0.0, hardness="hard"), rollout("c", 1.0, hardness="hard")]
+    )
     assert (figures["accuracy"], figures["questions"]) == (pytest.approx(2 / 3, abs=1e-4), 3)
     assert figures["by_hardness"]["hard"]["accuracy"] == 0.5
     assert figures["by_hardness"]["easy"]["questions"] == 1
@@ -75,18 +77,20 @@ def test_accuracy_is_told_overall_and_by_hardness() -> None:
 
 def test_with_several_samples_it_is_told_how_many_questions_they_differ_on() -> None:
     rewards = {"a": (1.0, 0.0, 0.0), "b": (0.0, 0.0), "c": (0.3, 0.7), "d": (1.0, 1.0), "once": (1.0,)}
-    figures = measure([rollout(task, reward) for task, each in rewards.items() for reward in each])
-    assert (figures["differing"], figures["best"]) == (0.5, pytest.approx((1 + 0 + 0.7 + 1) / 4))
+    figures = compute_metrics([rollout(task, reward) for task, each in rewards.items() for reward in each])
+    assert (figures["mixed_groups"], figures["best_of_n"]) == (0.5, pytest.approx((1 + 0 + 0.7 + 1) / 4))
     assert "they differ on 0.500 of the questions" in details(figures)
-    assert "differing" not in measure([rollout("a"), rollout("b")])
+    assert "mixed_groups" not in compute_metrics([rollout("a"), rollout("b")])
 
 
 def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
-    figures = measure([rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")])
+    figures = compute_metrics(
+        [rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")]
+    )
     assert (figures["accuracy"], figures["judged"], figures["rollouts"]) == (0.5, 2, 3)
     assert figures["failures"] == {"endpoint": 1, "agent": 1}
     assert "timed out" not in details(figures)
-    assert "run fewer at once" in details(measure([rollout("a", 1.0), rollout("b", None, status="timeout")]))
+    assert "run fewer at once" in details(compute_metrics([rollout("a", 1.0), rollout("b", None, status="timeout")]))
 
 
 def test_accuracy_by_turn_is_what_the_answer_would_have_been_after_so_many_queries() -> None:
@@ -95,15 +99,15 @@ def test_accuracy_by_turn_is_what_the_answer_would_have_been_after_so_many_queri
         rollout("b", 1.0, turn_scores="[1.0]"),
         rollout("c", 1.0, turn_scores="[0.0, 0.0, 1.0]"),
     ]
-    assert measure(rows)["by_turn"] == pytest.approx([2 / 3, 1 / 3, 2 / 3], abs=1e-4)
+    assert compute_metrics(rows)["by_turn"] == pytest.approx([2 / 3, 1 / 3, 2 / 3], abs=1e-4)
 
 
 def test_transitions_and_lengths_are_means_over_rollouts_and_calls() -> None:
-    figures = measure([rollout("a"), rollout("b", calls=REAL["calls"][:1])])
+    figures = compute_metrics([rollout("a"), rollout("b", calls=REAL["calls"][:1])])
     lengths = [len(call["prompt_ids"]) for call in [*REAL["calls"], REAL["calls"][0]]]
-    assert figures["transitions"] == 2
+    assert figures["calls_per_rollout"] == 2
     assert figures["prompt_tokens"] == pytest.approx(sum(lengths) / 4, abs=0.1)
-    assert figures["lengths_from"] == "ids"
+    assert figures["token_count_source"] == "ids"
 
 
 def test_without_token_ids_lengths_are_the_endpoints_counts_and_it_is_said() -> None:
@@ -111,9 +115,9 @@ def test_without_token_ids_lengths_are_the_endpoints_counts_and_it_is_said() -> 
         {"agent": "", "problem": "the server sent no token ids", "prompt_tokens": 100, "response_tokens": 10},
         {"agent": "", "problem": "failed with status 500: boom", "prompt_tokens": 0, "response_tokens": 0},
     ]
-    figures = measure([rollout("a", calls=[], untrainable=json.dumps(calls))])
-    assert (figures["transitions"], figures["prompt_tokens"], figures["response_tokens"]) == (1, 100, 10)
-    assert figures["lengths_from"] == "usage"
+    figures = compute_metrics([rollout("a", calls=[], untrainable=json.dumps(calls))])
+    assert (figures["calls_per_rollout"], figures["prompt_tokens"], figures["response_tokens"]) == (1, 100, 10)
+    assert figures["token_count_source"] == "usage"
     assert "no token ids: lengths are its own counts" in details(figures)
 
 
@@ -136,7 +140,7 @@ def test_with_several_samples_a_question_is_won_by_its_mean() -> None:
 
 def test_levels_of_hardness_stand_in_their_order() -> None:
     rows = [rollout(level, hardness=level) for level in ("extra", "hard", "easy", "medium", "another")]
-    assert list(measure(rows)["by_hardness"]) == ["easy", "medium", "hard", "extra", "another"]
+    assert list(compute_metrics(rows)["by_hardness"]) == ["easy", "medium", "hard", "extra", "another"]
 
 
 # -- the official evaluator's files
@@ -167,13 +171,13 @@ def test_a_question_without_an_answer_shifts_no_line() -> None:
 
 
 def test_the_table_shows_both_ends_of_a_training_run() -> None:
-    before, after = measure([rollout("a", 0.0)]), measure([rollout("a", 1.0, calls=REAL["calls"][:1])])
-    entry = {"model": "a|b", "context": 2048, "max_turns": 3, "agents": "write", "first": before, "last": after}
+    before, after = compute_metrics([rollout("a", 0.0)]), compute_metrics([rollout("a", 1.0, calls=REAL["calls"][:1])])
+    entry = {"model": "a|b", "context": 2048, "max_turns": 3, "agents": "write", "before": before, "after": after}
     markdown = table([entry], "markdown").splitlines()
     assert markdown[0].startswith("| Model | Context | Max turns | Agents | Accuracy first | Accuracy last |")
     assert markdown[2].startswith("| a\\|b | 2048 | 3 | write | 0.0 | 100.0 | 3 → 1 |")
-    assert json.loads(table([entry], "json"))[0]["last"]["accuracy"] == 1.0
-    assert table([{**entry, "first": None}], "text").splitlines()[1].split()[4] == "-"
+    assert json.loads(table([entry], "json"))[0]["after"]["accuracy"] == 1.0
+    assert table([{**entry, "before": None}], "text").splitlines()[1].split()[4] == "-"
 
 
 # -- the command
@@ -201,7 +205,7 @@ def test_an_evaluation_is_a_folder_like_a_runs(evaluated: tuple[Path, str]) -> N
     assert [line["step"] for line in run.metrics()] == [0]
     figures = json.loads((folder / "evaluation.json").read_text())
     assert (figures["questions"], figures["judged"], figures["samples"]) == (5, 10, 2)
-    assert figures["lengths_from"] == "ids"
+    assert figures["token_count_source"] == "ids"
     assert len(figures["by_turn"]) in (1, 2)
     assert "5 questions, 2 samples each" in printed
     assert (folder / "table.md").read_text().startswith("| Model |")
@@ -227,8 +231,8 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
         trained.write_rollouts(step, one, kind="val-0")
     tabled = CliRunner().invoke(app, [str(folder), str(trained.path), "--format", "json"])
     first, second = json.loads(tabled.stdout)
-    assert first["first"] is None
-    assert (second["first"]["accuracy"], second["last"]["accuracy"]) == (0.0, 1.0)
+    assert first["before"] is None
+    assert (second["before"]["accuracy"], second["after"]["accuracy"]) == (0.0, 1.0)
     compared = CliRunner().invoke(app, ["--compare", str(folder), str(trained.path)])
     assert "McNemar's exact test" in compared.stdout
 
@@ -332,8 +336,8 @@ def test_an_endpoint_without_token_ids_is_evaluated_and_its_lengths_are_its_coun
     done = _evaluate(*arguments, OPENAI_API_KEY="sesame")
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())
-    assert (figures["judged"], figures["transitions"], figures["failures"]) == (2, 2, {})
-    assert (figures["prompt_tokens"], figures["response_tokens"], figures["lengths_from"]) == (70, 7, "usage")
+    assert (figures["judged"], figures["calls_per_rollout"], figures["failures"]) == (2, 2, {})
+    assert (figures["prompt_tokens"], figures["response_tokens"], figures["token_count_source"]) == (70, 7, "usage")
     assert "The endpoint sent no token ids" in done.stdout
     assert {body["model"] for body in _Endpoint.asked} == {"big-1"}
     kept = "".join(path.read_text() for path in (tmp_path / "latest").glob("*.json*"))

@@ -18,7 +18,7 @@ from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import Display, show_summary
 from groundwire.train.config.run_config import resolve
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
-from groundwire.train.evaluation.metrics import measure
+from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build
 from groundwire.train.report.curve import draw_curve
@@ -178,12 +178,12 @@ def test_an_evaluation_of_which_nothing_can_be_judged_has_no_figures(
 def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
     config = resolve("fast", steps=1)
     run = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict())
-    judged = {"accuracy": 0.25, "interval": [0.1, 0.5], "n": 8, "total": 8, "by_subject_split": {"new": 0.25}}
-    nothing = {"accuracy": None, "interval": [0.0, 1.0], "n": 0, "total": 8, "failures": {"timeout": 8}}
+    judged = {"accuracy": 0.25, "ci95": [0.1, 0.5], "n": 8, "total": 8, "by_subject_split": {"new": 0.25}}
+    nothing = {"accuracy": None, "ci95": [0.0, 1.0], "n": 0, "total": 8, "failures": {"timeout": 8}}
     seconds = dict.fromkeys(("update", "sampling", "sql", "reward", "agent", "waiting"), 0.0)
     step = {"step": 1, "reward": None, "rollouts": 4, "failures": {"timeout": 4}, "seconds": seconds}
-    lines: list[dict[str, Any]] = [{"step": 0, "validation": judged, "wall_s": 1.0}]
-    lines.append({**step, "validation": nothing, "wall_s": 2.0})
+    lines: list[dict[str, Any]] = [{"step": 0, "validation": judged, "wall_time_s": 1.0}]
+    lines.append({**step, "validation": nothing, "wall_time_s": 2.0})
     out = io.StringIO()
     console = Console(file=out, width=200)
     display = Display(console, 1)
@@ -201,8 +201,8 @@ def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
     assert [list(each.points) for each in report.charts[0].series] == [[(0, 0.25)]]
     draw_curve(run.metrics(), tmp_path / "curve.png")
 
-    figures = measure([_failed(mode="val")])
-    assert (figures["accuracy"], figures["transitions"], figures["judged"]) == (None, None, 0)
+    figures = compute_metrics([_failed(mode="val")])
+    assert (figures["accuracy"], figures["calls_per_rollout"], figures["judged"]) == (None, None, 0)
     assert details(figures).startswith("accuracy - [0.000, 1.000] of 0 questions")
-    entry = {"model": "m", "context": 1, "max_turns": 2, "agents": "a", "first": None, "last": figures}
+    entry = {"model": "m", "context": 1, "max_turns": 2, "agents": "a", "before": None, "after": figures}
     assert table([entry], "markdown").splitlines()[-1] == "| m | 1 | 2 | a | - | - | - | - | - |"

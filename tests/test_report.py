@@ -39,7 +39,7 @@ def rollout(**changes: Any) -> dict[str, Any]:
 
 def validation(step: int, accuracy: float) -> dict[str, Any]:
     levels = {"easy": accuracy, "hard": 0.0}
-    return {"accuracy": accuracy, "interval": [0.1, 0.9], "n": 2, "total": 2, "by_hardness": levels, "failures": {}}
+    return {"accuracy": accuracy, "ci95": [0.1, 0.9], "n": 2, "total": 2, "by_hardness": levels, "failures": {}}
 
 
 def line(step: int, **more: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def line(step: int, **more: Any) -> dict[str, Any]:
         "reward": 0.25,
         "failures": {"timeout": step},
         "seconds": seconds,
-        "wall_s": 9.0 * step,
+        "wall_time_s": 9.0 * step,
         **more,
     }
 
@@ -66,7 +66,7 @@ def finished(tmp_path: Path) -> RunDir:
     for step, score in ((0, 0.0), (2, 1.0)):
         rows = [rollout(mode="val", temperature=0.0, step=step, task_id=f"t{n}", reward=score) for n in range(2)]
         run.write_rollouts(step, rows, kind="val-0")
-    run.append_metrics({"step": 0, "validation": validation(0, 0.0), "wall_s": 1.0})
+    run.append_metrics({"step": 0, "validation": validation(0, 0.0), "wall_time_s": 1.0})
     for step in (1, 2):
         group = [rollout(mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n)) for n in range(2)]
         failed = rollout(

@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_that_a_reader_wants(finished: tuple[Path, str])
 def test_the_policy_trained_and_server_and_trainer_agreed_on_every_probability(finished: tuple[Path, str]) -> None:
     line = RunDir.open(finished[0]).metrics()[-1]
     assert line["groups_used"] > 0
-    assert line["ratio_mismatch"] < 0.01
+    assert line["initial_ratio_error"] < 0.01
     assert line["failures"] == {}
 
 

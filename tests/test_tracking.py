@@ -17,10 +17,10 @@ from groundwire.train.run import app
 from groundwire.train.verl.hydra_config import parse_overrides, values
 
 LINES: list[dict[str, Any]] = [
-    {"step": 0, "validation": {"accuracy": 0.25, "interval": [0.1, 0.4], "n": 8}, "wall_s": 2.0},
-    {"step": 1, "reward": 0.5, "failures": {"timeout": 2}, "seconds": {"update": 0.5}, "wall_s": 3.0},
-    {"step": 2, "reward": None, "wall_s": 4.0},
-    {"step": 3, "reward": 0.75, "wall_s": 5.0},
+    {"step": 0, "validation": {"accuracy": 0.25, "ci95": [0.1, 0.4], "n": 8}, "wall_time_s": 2.0},
+    {"step": 1, "reward": 0.5, "failures": {"timeout": 2}, "seconds": {"update": 0.5}, "wall_time_s": 3.0},
+    {"step": 2, "reward": None, "wall_time_s": 4.0},
+    {"step": 3, "reward": 0.75, "wall_time_s": 5.0},
 ]
 
 
@@ -31,14 +31,14 @@ def _run_dir(tmp_path: Path) -> RunDir:
 def _two_lives(config: RunConfig, run: RunDir) -> None:
     """Killed in step 3, which is written but has no checkpoint, and resumed after step 2."""
     with Tracking(config, run, first_step=0) as tracking:
-        for line in [*LINES[:3], {"step": 3, "reward": 0.1, "wall_s": 4.5}]:
+        for line in [*LINES[:3], {"step": 3, "reward": 0.1, "wall_time_s": 4.5}]:
             tracking.step(line)
     with Tracking(config, run, first_step=2) as tracking:
         tracking.step(LINES[3])
 
 
 def test_a_lines_numbers_have_flat_names_and_the_step_is_none_of_them() -> None:
-    assert dict(numbers(LINES[0])) == {"validation/accuracy": 0.25, "validation/n": 8.0, "wall_s": 2.0}
+    assert dict(numbers(LINES[0])) == {"validation/accuracy": 0.25, "validation/n": 8.0, "wall_time_s": 2.0}
     assert dict(numbers({"step": 4, "reward": None, "note": "text", "done": True})) == {}
 
 

@@ -80,5 +80,5 @@ def test_greedy_is_temperature_zero() -> None:
 def test_rewards_that_are_no_proportion_get_the_interval_of_their_mean() -> None:
     result = accuracy([_outcome(reward) for reward in (1.1, 1.1, 0.3, 0.9)])
     assert result["accuracy"] == 0.85
-    assert result["interval"] == [0.479, 1.221]
-    assert accuracy([_outcome(1.1)])["interval"] == [1.1, 1.1]
+    assert result["ci95"] == [0.479, 1.221]
+    assert accuracy([_outcome(1.1)])["ci95"] == [1.1, 1.1]

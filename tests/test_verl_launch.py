@@ -39,7 +39,7 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
         _wait_for_steps(run, [1, 2, 3])
     collect(run)
     lines = run.metrics()
-    assert [line["wall_s"] for line in lines] == [2.0, 5.0, 6.0]
+    assert [line["wall_time_s"] for line in lines] == [2.0, 5.0, 6.0]
     assert lines[1]["reward"] == 0.25
     assert lines[1]["failures"] == {"timeout": 1}
 
@@ -54,7 +54,7 @@ def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path
     _keep_metrics(run)
     (run.path / "verl.jsonl").write_text(_step(5, 1.0))
     collect(run)
-    assert [(line["step"], line["wall_s"]) for line in run.metrics()] == [
+    assert [(line["step"], line["wall_time_s"]) for line in run.metrics()] == [
         (1, 2.0),
         (2, 4.0),
         (3, 6.0),

@@ -135,7 +135,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "response_length": "response_length/mean",
         "prompt_length": "prompt_length/mean",
         "rollout_logprob_diff": "training/rollout_probs_diff_mean",
-        "gpu_waits_share": "rollouts/gpu_waits_share",
+        "gpu_idle_fraction": "rollouts/gpu_idle_fraction",
         "rollout_s_mean": "rollouts/seconds_mean",
         "rollout_s_max": "rollouts/seconds_max",
         "dropped": "rollouts/dropped_total",

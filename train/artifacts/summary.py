@@ -40,14 +40,14 @@ def summarize(run: RunDir, config: RunConfig, source: str) -> dict[str, Any]:
         "model": config.model,
         "seed": config.seed,
         "steps": steps[-1]["step"] if steps else 0,
-        "wall_s": lines[-1]["wall_s"] if lines else 0.0,
+        "wall_time_s": lines[-1]["wall_time_s"] if lines else 0.0,
         "peak_memory_mb": _peak_memory_mb(),
         "rollouts": sum(line["rollouts"] for line in steps),
         "failures": dict(failures),
         "validation": _before_after(lines, "validation"),
         "validation_sampled": _before_after(lines, "validation_sampled"),
         "seconds": {part: round(sum(line["seconds"][part] for line in steps), 2) for part in PHASES},
-        "waiting_share": _share(steps, "waiting"),
+        "idle_fraction": _share(steps, "waiting"),
     }
     if config.model == "starter":
         prose = domains.answer_form(domains.get(config.domain)) == "prose"
@@ -62,10 +62,10 @@ def _before_after(lines: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     if not measured:
         return {}
     before, after = measured[0], measured[-1]
-    result = {"before": before["accuracy"], "before_interval": before["interval"], "n": before["n"]}
+    result = {"before": before["accuracy"], "before_ci95": before["ci95"], "n": before["n"]}
     done = after is not before and after["total"] == before["total"]  # the shorter ones on the way judge fewer tasks
     if done:
-        result |= {"after": after["accuracy"], "after_interval": after["interval"]}
+        result |= {"after": after["accuracy"], "after_ci95": after["ci95"]}
     for key in ("by_hardness", "by_subject_split"):
         if key in before:
             result[f"before_{key}"] = before[key]

@@ -61,15 +61,15 @@ class Display:
         for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
             if name in line:
                 result = line[name]
-                low, high = result["interval"]
-                text += f"  [green]{label} {result.get('measure', 'accuracy')} {shown(result['accuracy'])}[/green]"
+                low, high = result["ci95"]
+                text += f"  [green]{label} {result.get('metric_name', 'accuracy')} {shown(result['accuracy'])}[/green]"
                 text += f" \\[{low:.2f}, {high:.2f}] of {result['n']}"
         failures = line.get("failures") or {}
         if failures:
             text += (
                 "  [red]failed: " + ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) + "[/red]"
             )
-        self._console.print(text + f"  [dim]{line['wall_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
+        self._console.print(text + f"  [dim]{line['wall_time_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
 
 
 def show_rollouts(console: Console, outcomes: Sequence[RolloutResult], agent_match: str | None) -> None:
@@ -122,7 +122,7 @@ def show_summary(console: Console, summary: dict[str, Any], where: str) -> None:
                 last = result.get("after_by_subject_split", {}).get(split)
                 console.print(f"    {split} subjects: {shown(first)} before, {shown(last)} after")
     console.print(
-        f"{summary['wall_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
+        f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
         f"everything is in {where}"
     )
     if "note" in summary:

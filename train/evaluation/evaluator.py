@@ -20,7 +20,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
-from groundwire.train.evaluation.metrics import measure
+from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.spider_predictions import gold_lines, prediction_lines
 from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
@@ -112,10 +112,10 @@ def evaluate(
             last = sample + 1 == samples
             if (why := nothing_judged(rows)) and (last or not is_transient(rows)):
                 raise RolloutsFailedError(f"{why}. More: python -m train.why {run.path}")
-    figures = measure(rows)
+    figures = compute_metrics(rows)
     seconds = round(sum(timer.split().values()), 2)
     name = validation_name(config.val_temperature)
-    run.append_metrics({"step": 0, name: accuracy(outcomes), "wall_s": seconds})
+    run.append_metrics({"step": 0, name: accuracy(outcomes), "wall_time_s": seconds})
     run.merge_rollouts()
     run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **figures})
     return figures

@@ -11,17 +11,17 @@ from groundwire.domains.spider.hardness import LEVELS
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
 from groundwire.train.evaluation.validation import is_judged
 
-__all__ = ["compare", "level_order", "measure", "scores_by_question"]
+__all__ = ["compare", "compute_metrics", "level_order", "scores_by_question"]
 
 Row = Mapping[str, Any]
 
 
-def measure(rows: Sequence[Row]) -> dict[str, Any]:
+def compute_metrics(rows: Sequence[Row]) -> dict[str, Any]:
     """The figures of one evaluation; plain values, as ``evaluation.json`` has them.
 
     Accuracy is the mean reward, None where there is none. A rollout that the infrastructure broke is left out and
     counted under ``failures``; one in which the agent gave no answer counts as 0. Lengths are means over calls: of
-    token ids, or where an endpoint sent none of its own counts, which ``lengths_from`` says (``ids``, ``usage``,
+    token ids, or where an endpoint sent none of its own counts, which ``token_count_source`` says (``ids``, ``usage``,
     ``both``, ``unknown``).
     """
     judged = [row for row in rows if is_judged(row)]
@@ -76,7 +76,7 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
         "only_second": len(scores[1]) - len(shared),
         "accuracy": [_mean([pair[place] for pair in means.values()]) for place in (0, 1)],
         "difference": round(_mean([b - a for a, b in means.values()]), 4),
-        "difference_interval": _shifted(bootstrap([[(1 + b - a) / 2] for a, b in means.values()])),
+        "difference_ci95": _shifted(bootstrap([[(1 + b - a) / 2] for a, b in means.values()])),
         "won": won,
         "lost": lost,
         "p": mcnemar(len(won), len(lost)),
@@ -92,7 +92,7 @@ def _accuracy(rows: Sequence[Row]) -> dict[str, Any]:
     every = [score for each in scores.values() for score in each]
     return {
         "accuracy": round(_mean(every), 4) if every else None,
-        "interval": bootstrap(list(scores.values())),
+        "ci95": bootstrap(list(scores.values())),
         "questions": len(scores),
         "judged": len(every),
     }
@@ -107,8 +107,8 @@ def _spread(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     if not several:
         return {}
     return {
-        "differing": round(_mean([len(set(each)) > 1 for each in several]), 4),
-        "best": round(_mean([max(each) for each in several]), 4),
+        "mixed_groups": round(_mean([len(set(each)) > 1 for each in several]), 4),
+        "best_of_n": round(_mean([max(each) for each in several]), 4),
     }
 
 
@@ -147,10 +147,10 @@ def _lengths(rows: Sequence[Row]) -> dict[str, Any]:
                 responses.append(call["response_tokens"])
                 sources.add("usage")
     return {
-        "transitions": round(transitions / len(rows), 2) if rows else None,
+        "calls_per_rollout": round(transitions / len(rows), 2) if rows else None,
         "prompt_tokens": round(_mean(prompts), 1) if prompts else None,
         "response_tokens": round(_mean(responses), 1) if responses else None,
-        "lengths_from": "both" if len(sources) > 1 else next(iter(sources), "unknown"),
+        "token_count_source": "both" if len(sources) > 1 else next(iter(sources), "unknown"),
     }
 
 

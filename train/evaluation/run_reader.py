@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
-from groundwire.train.evaluation.metrics import measure
+from groundwire.train.evaluation.metrics import compute_metrics
 
 __all__ = ["NoValidationError", "entry", "final_rows"]
 
@@ -24,7 +24,7 @@ def entry(run: RunDir) -> dict[str, Any]:
     """
     config = run.config()
     before, after = _ends(run)
-    last = measure(after)
+    last = compute_metrics(after)
     agents = sorted({call["agent"] for each in [*before, *after] for call in each["calls"] or () if call["agent"]})
     return {
         "run": run.path.name,
@@ -33,8 +33,8 @@ def entry(run: RunDir) -> dict[str, Any]:
         "context": None if config.get("evaluation", {}).get("base_url") else config.get("max_model_len"),
         "max_turns": config.get("max_turns"),
         "agents": config.get("agent_match") or ", ".join(agents) or "-",
-        "first": measure(before) if before else None,
-        "last": last,
+        "before": compute_metrics(before) if before else None,
+        "after": last,
     }
 
 

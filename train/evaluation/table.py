@@ -30,7 +30,7 @@ _SOURCES = {
 def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """``entries`` have ``model``, ``context``, ``max_turns``, ``agents``, ``first`` and ``last``.
 
-    The latter two are :func:`groundwire.train.evaluation.metrics.measure`'s figures; ``first`` is None for one
+    The latter two are :func:`groundwire.train.evaluation.metrics.compute_metrics`'s figures; ``first`` is None for one
     evaluation alone.
     """
     if form == "json":
@@ -48,20 +48,20 @@ def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
 
 def details(figures: Mapping[str, Any], form: str = "text") -> str:
     """What the table has no column for: intervals, hardness, turns, failures; as lines, or a list in Markdown."""
-    low, high = figures["interval"]
+    low, high = figures["ci95"]
     samples = figures["judged"] / figures["questions"] if figures["questions"] else 0
     each = f", {samples:.3g} samples each" if samples > 1 else ""
     lines = [
         f"accuracy {shown(figures['accuracy'])} [{low:.3f}, {high:.3f}] of {figures['questions']} questions{each} "
         "(95 %, bootstrap over questions)"
     ]
-    if "differing" in figures:
+    if "mixed_groups" in figures:
         lines.append(
-            f"samples: they differ on {figures['differing']:.3f} of the questions (what GRPO would learn from), "
-            f"and the best of each question's makes {figures['best']:.3f}"
+            f"samples: they differ on {figures['mixed_groups']:.3f} of the questions (what GRPO would learn from), "
+            f"and the best of each question's makes {figures['best_of_n']:.3f}"
         )
     for level, part in figures["by_hardness"].items():
-        low, high = part["interval"]
+        low, high = part["ci95"]
         lines.append(f"{level}: {shown(part['accuracy'])} [{low:.3f}, {high:.3f}] of {part['questions']}")
     if figures["by_turn"]:
         turns = ", ".join(f"{value:.3f} after {turn}" for turn, value in enumerate(figures["by_turn"], 1))
@@ -72,8 +72,8 @@ def details(figures: Mapping[str, Any], form: str = "text") -> str:
         lines.append(
             "the accuracy is without those that timed out, so it may be too high: run fewer at once (--n-runners)"
         )
-    if figures["lengths_from"] in _SOURCES:
-        lines.append(_SOURCES[figures["lengths_from"]])
+    if figures["token_count_source"] in _SOURCES:
+        lines.append(_SOURCES[figures["token_count_source"]])
     return "\n".join(f"- {line}" for line in lines) if form == "markdown" else "\n".join(lines)
 
 
@@ -81,7 +81,7 @@ def comparison(result: Mapping[str, Any], names: Sequence[str], form: str) -> st
     """A comparison of two runs (:func:`groundwire.train.evaluation.metrics.compare`)."""
     if form == "json":
         return json.dumps({"runs": list(names), **result}, indent=2, ensure_ascii=False)
-    (a, b), (low, high) = result["accuracy"], result["difference_interval"]
+    (a, b), (low, high) = result["accuracy"], result["difference_ci95"]
     won, lost = len(result["won"]), len(result["lost"])
     lines = [
         f"A: {names[0]}: {a:.3f}",
@@ -103,7 +103,7 @@ def comparison(result: Mapping[str, Any], names: Sequence[str], form: str) -> st
 
 
 def _cells(entry: Mapping[str, Any]) -> list[str]:
-    first, last = entry["first"], entry["last"]
+    first, last = entry["before"], entry["after"]
     return [
         str(entry["model"]),
         str(entry["context"] or "-"),
@@ -111,7 +111,7 @@ def _cells(entry: Mapping[str, Any]) -> list[str]:
         str(entry["agents"]),
         "-" if first is None else _percent(first),
         _percent(last),
-        *(_change(first, last, name) for name in ("transitions", "prompt_tokens", "response_tokens")),
+        *(_change(first, last, name) for name in ("calls_per_rollout", "prompt_tokens", "response_tokens")),
     ]
 
 

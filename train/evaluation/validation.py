@@ -88,7 +88,7 @@ def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: in
 def accuracy(outcomes: Sequence[RolloutResult]) -> dict[str, Any]:
     """Accuracy (the mean reward), overall and by hardness and subject, with its 95 % interval and the failures by type.
 
-    ``measure`` is what to call it: a reward that grades is no accuracy.
+    ``compute_metrics`` is what to call it: a reward that grades is no accuracy.
 
     The interval is Wilson's (1927) for a proportion where each reward is 0 or 1, else the mean's own (normal).
     Infrastructure failures are left out and counted; where nothing else is there, the accuracy is None.
@@ -102,8 +102,8 @@ def accuracy(outcomes: Sequence[RolloutResult]) -> dict[str, Any]:
     scores = [score for _, score in judged]
     return {
         "accuracy": _mean(scores),
-        "measure": "accuracy" if _right_or_wrong(scores) else "mean reward",
-        "interval": _interval(scores),
+        "metric_name": "accuracy" if _right_or_wrong(scores) else "mean reward",
+        "ci95": _interval(scores),
         "n": len(scores),
         "total": len(outcomes),
         **{f"by_{key}": {name: _mean(groups[name]) for name in sorted(groups)} for key, groups in by.items() if groups},

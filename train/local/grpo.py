@@ -193,7 +193,7 @@ class GRPO:
         if index == 0:
             # Before the first update the policy is still the one that sampled, so any distance between the ratio and 1
             # is a mismatch between the server and the trainer, not learning.
-            metrics["ratio_mismatch"] = max(abs(ratio - 1) for ratio in ratios)
+            metrics["initial_ratio_error"] = max(abs(ratio - 1) for ratio in ratios)
         metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": float(norm)}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
 

@@ -111,7 +111,7 @@ class LocalTrainer:
         if start.state is not None:
             self.grpo.load_state(start.state)
         # A run that is resumed gets its earlier wall time back from its last line.
-        self.earlier_s = next((line["wall_s"] for line in reversed(run.metrics()) if "wall_s" in line), 0.0)
+        self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         backend = make_backend(config)
         self.engine = Engine(
             self.model,
@@ -270,7 +270,7 @@ class LocalTrainer:
             raise RolloutsFailedError(why)
 
     def _log(self, line: dict[str, Any]) -> None:
-        line["wall_s"] = self._wall_s()
+        line["wall_time_s"] = self._wall_s()
         self.run.append_metrics(line)
         self.tracking.step(line)
         self.watcher.step(line)
@@ -279,7 +279,7 @@ class LocalTrainer:
         return round(self.earlier_s + time.monotonic() - self.started, 2)
 
     def _amend(self, line: Mapping[str, Any]) -> None:
-        whole = {**line, **self._validation(line["step"]), "wall_s": self._wall_s()}
+        whole = {**line, **self._validation(line["step"]), "wall_time_s": self._wall_s()}
         self.run.amend_metrics(whole)
         self.tracking.step(whole)
         self.watcher.step(whole)

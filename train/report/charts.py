@@ -100,7 +100,7 @@ def _validation(metrics: Sequence[Mapping[str, Any]], key: str, name: str) -> Se
     return Series(
         name=name,
         points=[(step, result["accuracy"]) for step, result in found],
-        bands=[(result["interval"][0], result["interval"][1]) for _, result in found],
+        bands=[(result["ci95"][0], result["ci95"][1]) for _, result in found],
     )
 
 

@@ -29,9 +29,9 @@ def draw_curve(metrics: Sequence[dict[str, Any]], path: Path) -> None:
         if points:
             steps = [step for step, _ in points]
             accuracy = [result["accuracy"] for _, result in points]
-            graded = graded or any(result.get("measure") == "mean reward" for _, result in points)
-            low = [result["accuracy"] - result["interval"][0] for _, result in points]
-            high = [result["interval"][1] - result["accuracy"] for _, result in points]
+            graded = graded or any(result.get("metric_name") == "mean reward" for _, result in points)
+            low = [result["accuracy"] - result["ci95"][0] for _, result in points]
+            high = [result["ci95"][1] - result["accuracy"] for _, result in points]
             axes.errorbar(steps, accuracy, yerr=[low, high], color=colour, marker="o", capsize=3, label=label)
     axes.set(xlabel="step", ylabel="mean reward" if graded else "accuracy", ylim=(0, None if graded else 1))
     axes.grid(alpha=0.3)

@@ -78,19 +78,19 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
 def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[str]:
     for key, way in (("validation", "greedy"), ("validation_sampled", "sampled")):
         found = [line[key] for line in metrics if key in line]
-        label = f"{way} {found[-1].get('measure', 'accuracy')}" if found else ""
+        label = f"{way} {found[-1].get('metric_name', 'accuracy')}" if found else ""
         if len(found) > 1:
-            low, high = found[-1]["interval"]
+            low, high = found[-1]["ci95"]
             note = f"{label}, of {found[-1]['n']} [{low:.2f}, {high:.2f}]"
             yield _tile(f"{shown(found[0]['accuracy'])} → {shown(found[-1]['accuracy'])}", note)
         elif found:
-            low, high = found[0]["interval"]
+            low, high = found[0]["ci95"]
             yield _tile(shown(found[0]["accuracy"]), f"{label}, of {found[0]['n']} [{low:.2f}, {high:.2f}]")
     yield _tile(f"{total:,}", "rollouts")
     failed = sum(sum(line.get("failures", {}).values()) for line in metrics)
     yield _tile(f"{failed:,}", "failed in training")
-    if metrics and "wall_s" in metrics[-1]:
-        yield _tile(_duration(metrics[-1]["wall_s"]), "wall time")
+    if metrics and "wall_time_s" in metrics[-1]:
+        yield _tile(_duration(metrics[-1]["wall_time_s"]), "wall time")
 
 
 def _tile(value: str, label: str) -> str:

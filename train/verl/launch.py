@@ -294,7 +294,7 @@ def _line(
         }
     if validated:
         line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
-    line["wall_s"] = round(wall, 2)
+    line["wall_time_s"] = round(wall, 2)
     return {**line, "verl": dict(data)}
 
 

@@ -121,7 +121,7 @@ class RolloutService:
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
         totals = {f"{name}_total": float(count) for name, count in part.counts.items()}
-        told = {**totals, **part.means(), "gpu_waits_share": waits}
+        told = {**totals, **part.means(), "gpu_idle_fraction": waits}
         return {f"rollouts/{name}": value for name, value in told.items()}
 
     def _note(self, done: Future[None]) -> None:
