@@ -1,0 +1,133 @@
+"""An install adds the one package ``groundwire``; a user's own folders of the same names live beside it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from programs import ROOT, run
+
+FOLDERS = ("adapters", "domains", "rewards", "tools", "train")
+BUILDS = {"wheel": "wheel", "editable": "wheel:editable"}
+
+
+def _build(target: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment in which groundwire is installed; its dependencies are those of this one."""
+    folder = tmp_path_factory.mktemp(request.param)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    wheel = _build(BUILDS[request.param], folder)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    # A path in a .pth file is not searched for .pth files: the editable install in this environment stays out.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return python
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """The folder of a user whose agent has modules of the same names as the folders of this repository."""
+    for name in ("tools", "rewards"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("OWNER = 'user'\n")
+    for name in ("train", "adapters", "domains"):
+        (tmp_path / f"{name}.py").write_text(
+            "OWNER = 'user'\n\nif __name__ == '__main__':\n    print('train.py ran')\n"
+        )
+    (tmp_path / "my_app.py").write_text(
+        "import adapters, domains, rewards, tools, train\n"
+        "assert {adapters.OWNER, domains.OWNER, rewards.OWNER, tools.OWNER, train.OWNER} == {'user'}\n"
+        "async def answer(question, endpoint): ...\n"
+    )
+    return tmp_path
+
+
+def _run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([*map(str, command)], cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_a_wheel_holds_one_package_with_its_data(tmp_path: Path) -> None:
+    with zipfile.ZipFile(_build("wheel", tmp_path)) as wheel:
+        names = wheel.namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"groundwire"}
+    for file in ("py.typed", "train/policy/starter/model.safetensors", "domains/spider/bundled/train_spider.parquet"):
+        assert f"groundwire/{file}" in names
+    assert any(name.endswith(".sqlite") for name in names)
+
+
+def test_a_users_own_folders_of_the_same_names_are_left_alone(python: Path, app: Path) -> None:
+    arguments = ("run", "--backend", "custom", "--agent", "my_app:answer", "--trainer", "local", "--print-config")
+    assert "my_app:answer" in _run(python.with_name("groundwire"), *arguments, folder=app).stdout
+    assert "groundwire 0.1" in _run(python, "-m", "groundwire.train.run", "--version", folder=app).stdout
+    assert _run(python, "-m", "train", folder=app).stdout == "train.py ran\n"
+    _run(python, "-c", "from groundwire.tools.plugins import hookimpl; import my_app", folder=app)
+
+
+def test_the_repositorys_folders_are_no_modules_of_their_own(python: Path, tmp_path: Path) -> None:
+    code = f"from importlib.util import find_spec; print([name for name in {FOLDERS} if find_spec(name)])"
+    assert _run(python, "-c", code, folder=tmp_path).stdout == "[]\n"
+    assert "--database" in _run(python.with_name("groundwire"), "mcp-sql", "--help", folder=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train.run", "--dev", "--trainer", "local"),
+        ("train.store", "--help"),
+        ("train.report", "--help"),
+        ("tools.mcp_sql", "--help"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_in_a_clone_no_definition_is_loaded_twice(command: tuple[str, ...], tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import os, runpy, sys
+from pathlib import Path
+
+def report():
+    loaded = {{}}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__mp_main__" and Path(file).resolve().is_relative_to({str(ROOT)!r}):
+            loaded.setdefault(os.path.realpath(file), []).append(name)
+    Path({str(tmp_path / "twice")!r}).write_text("\\n".join(file for file, names in loaded.items() if len(names) > 1))
+
+os.chdir({str(ROOT)!r})
+sys.path[0] = {str(ROOT)!r}
+sys.argv[1:] = {list(command[1:])!r}
+try:
+    runpy.run_module({command[0]!r}, run_name="__main__", alter_sys=True)
+finally:
+    report()
+""")
+    done = run(str(program), environment={**os.environ, "SPIDER_DATA_DIR": ""})
+    assert done.returncode == 0, done.stdout + done.stderr
+    twice = (tmp_path / "twice").read_text().split()
+    assert twice  # the package's own, which Python imports first
+    for file in twice:
+        assert Path(file).name == "__init__.py"
+        defined = [
+            node for node in ast.parse(Path(file).read_text()).body if not isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        names = [ast.unparse(node.targets[0]) for node in defined if isinstance(node, ast.Assign)]
+        assert names in ([], ["__all__"]), f"{file} defines {names}"
+        assert not [node for node in defined if isinstance(node, ast.FunctionDef | ast.ClassDef)]
