@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import json
 import re
@@ -30,6 +32,19 @@ def test_every_key_of_a_preset_is_verls_or_says_that_it_is_new(preset: str) -> N
     unknown = [key for key in chosen if not key.startswith("+") and key not in KEYS]
     assert not unknown
     assert not [key for key in chosen if key.startswith("+") and key[1:] in KEYS]
+
+
+def test_classes_that_verl_imports_by_name_exist() -> None:
+    chosen = values(_resolve())
+    module, _, name = chosen["+actor_rollout_ref.rollout.agent.agent_loop_manager_class"].rpartition(".")
+    assert hasattr(importlib.import_module(module), name)
+    sampler = chosen["trainer.v1.sampler.custom_sampler.path"]
+    assert sampler.startswith("pkg://")
+    spec = importlib.util.find_spec(sampler.removeprefix("pkg://"))
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())  # importing it needs verl
+    assert {"SyncSampler", "AsyncSampler"} <= {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 @needs_verl

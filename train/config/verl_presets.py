@@ -52,7 +52,7 @@ BASE: dict[str, Any] = {
     "actor_rollout_ref.rollout.agent.num_workers": 1,
     "trainer.use_v1": True,
     "trainer.v1.trainer_mode": "sync",
-    "trainer.v1.sampler.custom_sampler.path": "pkg://train.verl.sampler",
+    "trainer.v1.sampler.custom_sampler.path": "pkg://groundwire.train.verl.samplers",
     # A group that failed as a whole is replaced by another prompt, which verl does one prompt at a time.
     "trainer.v1.sampler.sync_refill_failed_groups": True,
     "data.gen_batch_size": 1,
