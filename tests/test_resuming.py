@@ -95,7 +95,7 @@ def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
 def test_settings_that_are_no_runs_are_damage(run: RunDir, missing: str) -> None:
     stored = run.config()
     del stored[missing]
-    run.write_json("config.json", stored)
+    run.write_config(stored)
     with pytest.raises(RunDamagedError, match=f"has no '{missing}'"):
         resumed(run, None, NOTHING)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,6 +135,16 @@ def test_a_process_that_was_forked_off_does_not_keep_the_run(run: RunDir) -> Non
 
 def test_the_settings_come_back(run: RunDir) -> None:
     assert RunDir.open(run.path).config() == {"steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('{"steps": 3}', "an older version of groundwire (format 0"), ('{"format": 99}', "another version of groundwire")],
+)
+def test_a_folder_of_another_version_is_refused(run: RunDir, text: str, said: str) -> None:
+    (run.path / "config.json").write_text(text)
+    with pytest.raises(RunDirError, match=re.escape(said)):
+        RunDir.open(run.path)
 
 
 @pytest.mark.parametrize("text", ['{"steps": 3', "[1, 2]", "3", "\x00\xff"])

@@ -30,6 +30,9 @@ from typing import Any
 
 __all__ = ["RunDamagedError", "RunDir", "RunDirError"]
 
+_FORMAT = 1
+"""Version of a run folder's files, as ``format`` in config.json. Raise it when older folders can no longer be read."""
+
 
 class RunDirError(Exception):
     """The run's folder cannot be used: not there, not a run, or in use.
@@ -65,16 +68,18 @@ class RunDir:
                 break
         run = cls(path)
         run._created = True
-        run.write_json("config.json", config)
+        run.write_config(config)
         return run
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
-        """An existing run. Raises :class:`RunDirError`."""
+        """An existing run. Raises :class:`RunDirError` if it is no run, or another version of groundwire wrote it."""
         folder = Path(path).resolve()
         if not (folder / "config.json").is_file():
             raise RunDirError(f"{path} is not a run: it has no config.json. Give a folder like runs/latest")
-        return cls(folder)
+        run = cls(folder)
+        run.config()
+        return run
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -127,7 +132,10 @@ class RunDir:
         return f"rs-{hashlib.sha256(f'{platform.node()}:{self.path.resolve()}'.encode()).hexdigest()[:12]}"
 
     def config(self) -> dict[str, Any]:
-        """The settings that the run was started with. Raises :class:`RunDamagedError`."""
+        """The settings that the run was started with.
+
+        Raises :class:`RunDamagedError`, and :class:`RunDirError` for a folder of another version.
+        """
         file = self.path / "config.json"
         try:
             config = json.loads(file.read_bytes())
@@ -135,7 +143,17 @@ class RunDir:
             raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
         if not isinstance(config, dict):
             raise RunDamagedError(f"{file} is damaged (it holds no settings): restore it, or start a new run")
+        if (version := config.pop("format", None)) != _FORMAT:
+            writer = "an older" if version is None else "another"
+            raise RunDirError(
+                f"{self.path} was written by {writer} version of groundwire (format {version or 0}, this version reads "
+                f"{_FORMAT}): start a new run, or use that version"
+            )
         return config
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write the settings of the run."""
+        self.write_json("config.json", {"format": _FORMAT, **config})
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file in one piece."""

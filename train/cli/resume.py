@@ -86,4 +86,4 @@ def keep_steps(run: RunDir, steps: int) -> None:
     """
     stored = run.config()
     if stored["steps"] != steps:
-        run.write_json("config.json", {**without_twins(stored, {"steps": steps}), "steps": steps})
+        run.write_config({**without_twins(stored, {"steps": steps}), "steps": steps})
