@@ -6,17 +6,12 @@ import argparse
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from benchmarks.gpu.spider import answered_sometimes, plain_tasks
+from benchmarks.gpu.spider import answered_sometimes
 from benchmarks.gpu.suite import MARK, Suite, figures, marked_processes
-
-from groundwire import domains
-from groundwire.tools.sql import run_query
 
 _WITHOUT_SIGINT = """
 import signal, sys, time
@@ -57,25 +52,6 @@ def test_questions_whose_samples_agree_are_left_out() -> None:
     tasks = [{"id": name, "question": "", "query": "", "db_path": ""} for name in ("a", "b", "c", "unasked")]
     scores = {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [1.0, 1.0]}
     assert [task["id"] for task in answered_sometimes(tasks, scores)] == ["b"]
-
-
-def test_plain_tasks_are_different_and_their_golds_return_something() -> None:
-    tasks = domains.get("spider").load().train[:200]
-    plain = plain_tasks(tasks, 150, seed=0)
-    assert len({(task["db_path"], task["query"]) for task in plain}) == len({task["id"] for task in plain}) == 150
-    assert {task["db_path"] for task in plain} <= {task["db_path"] for task in tasks}
-    for task in plain:
-        values = {value for row in run_query(task["db_path"], task["query"]).rows for value in row}
-        assert values - {None, 0, ""}, task["query"]
-
-
-def test_databases_that_have_too_few_plain_questions_are_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "small.sqlite"
-    with sqlite3.connect(path) as made:
-        made.executescript("CREATE TABLE empty (id int)")
-    task = {"id": "a", "question": "", "query": "", "db_path": str(path)}
-    with pytest.raises(RuntimeError, match=r"^plain questions with a result: 0 of 50"):
-        plain_tasks([task], 50, seed=0)
 
 
 def test_processes_are_found_by_their_mark_even_without_their_parent(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from groundwire.train.local.packing import pack, packed_logits, split
+from groundwire.train.local.packing import pack, packed_logits
 from groundwire.train.policy.model import new_policy
 from groundwire.train.pretrain.tokenizer import train_tokenizer
 
@@ -52,10 +52,9 @@ def test_a_packed_branch_is_predicted_as_if_it_were_alone(model, seed):
         torch.testing.assert_close(packed_logits(model, packed), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_targets_come_in_the_order_of_the_branches_with_their_number():
+def test_targets_come_in_the_order_of_the_branches():
     packed = pack([([1, 2], [([3, 4], [0, 1]), ([5, 6], [1, 1])]), ([7], [([8, 9, 10], [1, 0, 1])])])
     assert packed.targets.tolist() == [4, 5, 6, 8, 10]
-    assert packed.branch.tolist() == [0, 1, 1, 2, 2]
     assert packed.index.tolist() == [[0, 2], [0, 1], [0, 4], [1, 0], [1, 2]]
 
 
@@ -78,18 +77,11 @@ def test_gradients_of_packed_and_separate_passes_agree(model):
     torch.testing.assert_close(gradient(packed_logits(model, packed)), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_split_keeps_every_branch_once():
-    branches = [([i], [1]) for i in range(19)]
-    rows = split([1, 2], branches, max_branches=8)
-    assert [len(row) for _, row in rows] == [8, 8, 3]
-    assert [b for _, row in rows for b in row] == branches
-
-
 def test_a_mask_of_another_length_is_refused():
     with pytest.raises(ValueError, match="branch 0 of row 0 has 2 ids and a mask of 1"):
         pack([([1], [([2, 3], [1])])])
 
 
 def test_a_target_needs_something_before_it():
-    with pytest.raises(ValueError, match="nothing stands before it"):
+    with pytest.raises(ValueError, match="no token precedes it"):
         pack([([], [([2, 3], [1, 1])])])

@@ -3,7 +3,7 @@
 Each part is a program of its own with a time limit; its output goes to ``OUT/logs`` and its figures, as soon as it has
 ended, to ``OUT/results.json`` and ``OUT/results.md``. Parts can be chosen, and run again, one by one:
 
-    model   a larger starter from random weights (then --model OUT/model is used by the others)
+    model   a model with random weights (then --model OUT/model is used by the others)
     agree   vLLM and the embedded server: the same ids, the same logprobs
     ci      --ci-fast (or --ci) with three backends; the checkpoint loads in transformers; resume goes on
     spider  a run on real Spider with validation on dev (--spider FOLDER)
@@ -43,8 +43,15 @@ from benchmarks.gpu.suite import (
     read_json,
     steps_of,
 )
-from groundwire.train.pretrain.larger import SIZES
 
+SIZES: dict[str, dict[str, int]] = {
+    "30m": {"width": 512, "layers": 9, "heads": 8, "intermediate": 1408},
+    "100m": {"width": 768, "layers": 14, "heads": 12, "intermediate": 2048},
+    "300m": {"width": 1024, "layers": 24, "heads": 16, "intermediate": 2816},
+    "1b": {"width": 2048, "layers": 20, "heads": 16, "intermediate": 5632},
+    "3b": {"width": 3072, "layers": 28, "heads": 24, "kv_heads": 8, "intermediate": 8192},
+}
+"""Shapes of models with random weights, by their number of parameters."""
 _VERL = ("--trainer", "verl", "--config", "starter")
 _BESIDE = "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes=20000000000"
 """Where a GPU is shared: vLLM's start fails if another program gives memory back while it measures what is free."""
@@ -53,13 +60,8 @@ _TEMPERATURES = {"0": "1", "1": "2"}
 
 
 def part_model(suite: Suite) -> dict[str, Any]:
-    """Make the model."""
-    options = suite.options
-    command = [sys.executable, "-m", "train.pretrain", "--out", str(suite.out / "model")]
-    command += ["--size", options.size, "--minutes", str(options.minutes)]
-    command += ["--data-dir", options.spider] if options.spider else []
-    result = suite.run("model", command, 60 * options.minutes + 300)
-    return {**result, "size": options.size, "said": last_line(suite.out / "logs" / "model.log")}
+    """Make a model with random weights."""
+    return {"size": suite.options.size, "model": _random_model(suite, suite.options.size, suite.out / "model")}
 
 
 def part_agree(suite: Suite) -> dict[str, Any]:
@@ -162,13 +164,14 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     return result
 
 
-def _random_model(suite: Suite, size: str) -> str:
-    """A model whose weights nobody trained: what a step costs does not depend on them."""
-    folder = suite.out / f"random-{size}"
+def _random_model(suite: Suite, size: str, folder: Path | None = None) -> str:
+    """A model with random weights: the cost of a step does not depend on them."""
+    folder = folder or suite.out / f"random-{size}"
     if not (folder / "config.json").exists():
+        from groundwire.train.policy import STARTER
         from groundwire.train.policy.model import load_policy, new_policy, save_policy
 
-        _, tokenizer = load_policy(ROOT / "train" / "local" / "starter")
+        _, tokenizer = load_policy(STARTER)
         save_policy(new_policy(tokenizer, **SIZES[size]), tokenizer, folder)
     return str(folder)
 
@@ -304,7 +307,6 @@ def main() -> int:
     parser.add_argument("--model", help="a checkpoint instead of OUT/model")
     parser.add_argument("--spider", help="folder of real Spider; without it, the bundled data")
     parser.add_argument("--size", default="30m", choices=SIZES, help="of the model that is made")
-    parser.add_argument("--minutes", type=float, default=4.0, help="for making it")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="of the part ci")
     parser.add_argument("--full-ci", action="store_true", help="of the part ci: --ci (20 steps) instead of --ci-fast")
     parser.add_argument("--steps", type=int, default=40, help="of the part spider")

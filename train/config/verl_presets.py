@@ -148,7 +148,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "actor_rollout_ref.actor.use_torch_compile": False,
         "actor_rollout_ref.rollout.enforce_eager": True,
     },
-    # The toy, or a larger one of its kind (python -m train.pretrain --size): no model hub is needed.
+    # The starter policy; it needs no model hub.
     "starter": {
         "model": "starter",
         "tasks_per_step": 32,

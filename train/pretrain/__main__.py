@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from groundwire.adapters.sql_agents.prompts import extract_sql, write_message
-from groundwire.domains import DataError, Task, get
+from groundwire.domains import Task, get
 from groundwire.domains.spider.generate.lexicon import words
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
@@ -198,15 +198,9 @@ if __name__ == "__main__":
         out: Annotated[Path, typer.Option(help="The folder for the checkpoint", file_okay=False)],
         seed: Annotated[int, typer.Option(help="Another seed, other weights")] = 0,
         threads: Annotated[int, typer.Option(help="Torch threads; another number rounds otherwise", min=1)] = 1,
-        size: Annotated[str | None, typer.Option(help="On a GPU, one of 30m, 100m, 300m, 1b, 3b")] = None,
-        minutes: Annotated[float, typer.Option(help="With --size: how long")] = 5.0,
-        data_dir: Annotated[str | None, typer.Option(help="With --size: real Spider, its training questions")] = None,
         version: Version = False,
     ) -> None:
         """Make the starter policy from random weights."""
-        if size is not None:
-            larger(out, size, minutes, data_dir, seed)
-            return
         torch.set_num_threads(threads)
         with progress("Pretraining", RECIPE.steps) as on_end:
             model, tokenizer = pretrain(seed=seed, on_step=lambda _, loss, *__: on_end(f"loss {loss:.2f}"))
@@ -221,32 +215,5 @@ if __name__ == "__main__":
                 scores = accuracy(model, tokenizer, tasks, temperature=temperature)
             line = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
             typer.echo(f"write turn at temperature {temperature:g}: {line}")
-
-    def larger(out: Path, size: str, minutes: float, data_dir: str | None, seed: int) -> None:
-        from groundwire.train.pretrain.golds import for_pretraining
-        from groundwire.train.pretrain.larger import SIZES, Step, pretrain_larger
-        from groundwire.train.pretrain.renaming import names
-
-        if size not in SIZES:
-            raise typer.BadParameter(f"--size is {size!r}; it is one of {', '.join(SIZES)}")
-        if not torch.cuda.is_available():
-            raise typer.BadParameter("--size makes models that need a GPU, and torch finds none; leave it out")
-        try:
-            every = get("spider").load(data_dir).train if data_dir else []
-        except DataError as error:
-            raise typer.BadParameter(str(error)) from error
-
-        def on_step(step: Step) -> None:
-            if step.number % 100 == 0:
-                typer.echo(
-                    f"step {step.number}  loss {step.loss:.3f}  {step.gone:.0%} of {minutes:g} minutes"
-                    f"  {step.again:.0%} read again"
-                )
-
-        model, tokenizer = pretrain_larger(
-            size, minutes=minutes, tasks=for_pretraining(every), names=names(every), seed=seed, on_step=on_step
-        )
-        save_policy(model, tokenizer, out)
-        typer.echo(f"{out}: {count_parameters(model):,} parameters, {len(tokenizer):,} token ids")
 
     typer.run(main)

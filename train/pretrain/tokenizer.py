@@ -17,7 +17,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from string import ascii_lowercase
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -29,7 +28,7 @@ __all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-_GLUE, _UPPER = "\x1f", "\x1e"
+_GLUE = "\x1f"
 # What replies begin with and are framed by: one id each, also for the JSON around the query of a tool call. None may
 # begin inside another, or the ids of a reply would depend on what stands before it; so the closing fence is a word of
 # its own instead.
@@ -40,16 +39,10 @@ _WORDS = r"\n```(?![a-z\x1f])| ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
 _PLURAL = r"(?<=[a-z](?:x|ch|sh|ss))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
 
 
-def _skeleton(model: models.BPE, fold_case: bool) -> Tokenizer:
+def _skeleton(model: models.BPE) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    inside = r"(?<=[^A-Za-z\s])(?=[A-Za-z])" + (r"|(?<=[a-z])(?=[A-Z])" if fold_case else "")
-    letters = [(f" {each.upper()}", f"{_UPPER} {each}") for each in ascii_lowercase] if fold_case else []
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Replace(Regex(inside), f"{_GLUE} "),
-            *(normalizers.Replace(Regex(f"{shown}(?=[a-z])"), folded) for shown, folded in letters),
-        ]
-    )
+    inside = Regex(r"(?<=[^A-Za-z\s])(?=[A-Za-z])")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(inside, f"{_GLUE} ")])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_PLURAL), "isolated"),
@@ -58,13 +51,7 @@ def _skeleton(model: models.BPE, fold_case: bool) -> Tokenizer:
         ]
     )
     # One expression, so that a stream cut behind the glue shows nothing that disappears later.
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.ByteLevel(),
-            *(decoders.Replace(folded, shown) for shown, folded in letters),
-            decoders.Replace(Regex(f"{_GLUE} ?|{_UPPER}" if fold_case else f"{_GLUE} ?"), ""),
-        ]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex(f"{_GLUE} ?"), "")])
     return tokenizer
 
 
@@ -74,15 +61,12 @@ def train_tokenizer(
     words: Iterable[str] = (),
     min_count: int = 20,
     merges: int = 200,
-    fold_case: bool = False,
 ) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary holds ``words`` and every word seen ``min_count`` times in ``texts`` as one id.
 
-    ``merges`` is the number of learned pieces for all other text. With ``fold_case`` ``Country`` is a mark and
-    ``country``, and ``CountryCode`` two words, since real schemas are written in every way. The same input gives the
-    same ids.
+    ``merges`` is the number of learned pieces for all other text. The same input gives the same ids.
     """
-    draft = _skeleton(models.BPE(), fold_case)
+    draft = _skeleton(models.BPE())
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(_pieces(draft, text))
@@ -100,7 +84,7 @@ def train_tokenizer(
     vocabulary = {piece: i for i, piece in enumerate(learned + sorted(wanted.difference(learned)))}
     learned_merges = [(left, right) for left, right in _merges(draft)]
 
-    tokenizer = _skeleton(models.BPE(vocab=vocabulary, merges=learned_merges, ignore_merges=True), fold_case)
+    tokenizer = _skeleton(models.BPE(vocab=vocabulary, merges=learned_merges, ignore_merges=True))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END_OF_TEXT, IM_START, IM_END)])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _FRAMES])
     fast = PreTrainedTokenizerFast(
