@@ -3,8 +3,7 @@
 Building an OpenAI client with its connection pool costs more than a call; a copy with another base URL does not. The
 client follows no proxy settings of the environment and never retries by itself: a retry is a sample that nobody judged.
 Its connections are aiohttp's: httpx's own pool looks at every connection for every request, which at a hundred rollouts
-is most of an agent's CPU time. Where no proxy traces the calls of a rollout, this client does
-(:mod:`groundwire.adapters.tracing.client_tracing`).
+is most of an agent's CPU time.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import openai
 from httpx_aiohttp import AiohttpTransport
 
 from groundwire.adapters._types import AgentError, BackendError, Endpoint, EndpointError, PromptTooLongError, ToolError
-from groundwire.adapters.tracing.client_tracing import RecordingTransport
+from groundwire.adapters.tracing.emitted_spans import count_call
 from groundwire.tools.sql import DatabaseError
 
 __all__ = ["Clients", "typed_failures"]
@@ -36,12 +35,14 @@ class Clients:
     def at(self, endpoint: Endpoint) -> openai.AsyncOpenAI:
         """The client of one rollout."""
         if self._client is None:
-            transport = RecordingTransport(AiohttpTransport(limits=_LIMITS, trust_env=False))
+            http_client = httpx.AsyncClient(
+                transport=AiohttpTransport(limits=_LIMITS, trust_env=False),
+                timeout=self._timeout_s,
+                trust_env=False,
+                event_hooks={"request": [_count_call]},
+            )
             self._client = openai.AsyncOpenAI(
-                base_url=endpoint.base_url,
-                api_key=endpoint.api_key,
-                http_client=httpx.AsyncClient(transport=transport, timeout=self._timeout_s, trust_env=False),
-                max_retries=0,
+                base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http_client, max_retries=0
             )
         return self._client.with_options(base_url=endpoint.base_url, api_key=endpoint.api_key)
 
@@ -50,6 +51,11 @@ class Clients:
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
+
+
+async def _count_call(request: httpx.Request) -> None:
+    if request.url.path.endswith("/chat/completions"):
+        count_call()
 
 
 @contextmanager

@@ -33,10 +33,8 @@ import pytest
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
 from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories
-from groundwire.adapters.tracing.client_tracing import Recorder
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
-from groundwire.adapters.tracing.span_writer import SpanWriter
 from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
@@ -47,7 +45,6 @@ _ANSWER = f"```sql\n{GOLD}\n```\nCORRECT"
 _FIRST_SAMPLED = 1000
 _MARKS = {"system": 257, "developer": 257, "user": 258, "assistant": 259, "tool": 260}
 _AT_ONCE = 16
-_CLOSE_S = 10.0
 
 
 def sampled_ids(n: int) -> list[int]:
@@ -76,31 +73,20 @@ class Recording:
         return [i for t in merged for i, mask in zip(t.response_ids, t.loss_mask, strict=True) if mask]
 
 
-async def play(backend: Backend, database: str, *, rollouts: int = 1, llm_proxy: bool = True) -> list[Recording]:
-    """Run the conversation through ``backend``, ``rollouts`` times at once.
-
-    Traced by the proxy, or without ``llm_proxy`` by the HTTP client that the shipped backends share.
-    """
+async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Recording]:
+    """Run the conversation through ``backend``, ``rollouts`` times at once, traced by the proxy."""
     policy, spans = _Policy(), _Spans()
 
     async def one(number: int, base_url: str) -> Answer:
         question = Question(id=str(number), text="Which films came out after 1990?", database=database)
         return await backend.run(question, Endpoint(base_url=base_url, model="scripted", sampling=_sampling(number)))
 
-    async with ScriptedPolicyServer(replies=policy.reply) as server:
-        if llm_proxy:
-            async with LLMProxy(upstreams=[server.base_url], store=spans) as proxy:
-                answers = await asyncio.gather(*(one(n, proxy.base_url(f"r{n}", "a")) for n in range(rollouts)))
-                await proxy.flush()
-        else:
-            writer = SpanWriter(spans)
-
-            async def recorded(number: int) -> Answer:
-                with Recorder(writer, rollout_id=f"r{number}", attempt_id="a", model="scripted").listening():
-                    return await one(number, server.base_url)
-
-            answers = await asyncio.gather(*map(recorded, range(rollouts)))
-            await writer.close(timeout_s=_CLOSE_S)
+    async with (
+        ScriptedPolicyServer(replies=policy.reply) as server,
+        LLMProxy(upstreams=[server.base_url], store=spans) as proxy,
+    ):
+        answers = await asyncio.gather(*(one(n, proxy.base_url(f"r{n}", "a")) for n in range(rollouts)))
+        await proxy.flush()
     return [
         Recording(
             answer=answer,

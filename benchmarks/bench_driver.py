@@ -126,7 +126,7 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
 
     runners: dict[str, Any] = {"n_runners": rollouts, "runner_processes": 2}
     if address is not None:
-        runners = {"n_runners": 0, "external_store_address": address, "llm_proxy": True}
+        runners = {"n_runners": 0, "external_store_address": address}
     config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY, **runners)
     domain, timer, groups = domains.get("spider"), StepTimer(), rollouts // GROUP
     tasks = domain.load().train[:groups]

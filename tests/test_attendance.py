@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
+from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
 
@@ -19,14 +20,15 @@ JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3
 
 
 async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[RolloutResult]:
-    collector = RolloutCollector(
-        store=store,
-        policy_url="http://127.0.0.1:9/v1",
-        model="m",
-        poll_s=0.01,
-        attendance=NoRunnerWarning(store, start="THE COMMAND", after_s=0.1),
-    )
-    return await collector.run(JOBS, deadline_s=deadline_s)
+    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], store=store) as proxy:
+        collector = RolloutCollector(
+            store=store,
+            proxy=proxy,
+            model="m",
+            poll_s=0.01,
+            attendance=NoRunnerWarning(store, start="THE COMMAND", after_s=0.1),
+        )
+        return await collector.run(JOBS, deadline_s=deadline_s)
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:

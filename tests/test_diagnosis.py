@@ -118,9 +118,7 @@ def test_a_prompt_over_the_limit_says_by_how_many_tokens(message: str, over: int
     assert f"over the limit by {over} tokens" in found.text
 
 
-@pytest.mark.parametrize(
-    "status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "lost", "untraced"]
-)
+@pytest.mark.parametrize("status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "lost"])
 def test_each_failure_has_its_kind_and_its_own_words(status: str) -> None:
     found = reason(rollout(None, status=status, message="the disk is gone"))
     assert found.kind == status

@@ -1,4 +1,4 @@
-"""A reward that is emitted while the agent works belongs to the call before it, whoever traces the calls."""
+"""A reward that is emitted while the agent works belongs to the call before it."""
 
 from __future__ import annotations
 
@@ -72,35 +72,26 @@ async def _one(task: Any, answer: str, steps: Any) -> float:
 
 
 @asynccontextmanager
-async def _collector(agent: _Agent, reward: Any, *, proxied: bool, store: Any) -> AsyncIterator[RolloutCollector]:
+async def _collector(agent: _Agent, reward: Any, *, store: Any) -> AsyncIterator[RolloutCollector]:
     rollouts = RolloutAgent(backend=agent, domain=NoData(), reward=reward, timeout_s=10)
-    async with ScriptedPolicyServer(replies=lambda _: "x") as server:
-        proxy = LLMProxy(upstreams=[server.base_url], store=store)
+    async with (
+        ScriptedPolicyServer(replies=lambda _: "x") as server,
+        LLMProxy(upstreams=[server.base_url], store=store) as proxy,
+    ):
         runners = RunnerPool(store=store, agent=rollouts, n_runners=8)
-        if proxied:
-            await proxy.start()
         await runners.start()
         try:
-            yield RolloutCollector(
-                store=store,
-                proxy=proxy if proxied else None,
-                policy_url="" if proxied else server.base_url,
-                model=server.model,
-                wake=runners.wake,
-                poll_s=0.05,
-            )
+            yield RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake, poll_s=0.05)
         finally:
             await runners.stop()
             await agent.stop()
-            if proxied:
-                await proxy.stop()
 
 
 async def _outcomes(
-    work: Work, *, proxied: bool, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
+    work: Work, *, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
 ) -> list[RolloutResult]:
     store = store or InMemoryLightningStore()
-    async with _collector(_Agent(work, ours=ours), reward, proxied=proxied, store=store) as collector:
+    async with _collector(_Agent(work, ours=ours), reward, store=store) as collector:
         task = {"id": "t", "question": "?"}
         jobs = [RolloutRequest(task=task, group="t", mode="train") for _ in range(n)]
         return await collector.run(jobs, deadline_s=30)
@@ -122,26 +113,24 @@ async def _three_calls(ask: Ask) -> None:
     agl.emit_reward({"syntax": 0.5, "style": 0.125}, primary_key="syntax")
 
 
-@pytest.mark.parametrize(("proxied", "ours"), [(True, True), (True, False), (False, True)])
-async def test_an_emitted_reward_reaches_the_triplet_of_the_call_before_it(proxied: bool, ours: bool) -> None:
-    outcomes = await _outcomes(_three_calls, proxied=proxied, ours=ours, n=8)
+@pytest.mark.parametrize("ours", [True, False])
+async def test_an_emitted_reward_reaches_the_triplet_of_the_call_before_it(ours: bool) -> None:
+    outcomes = await _outcomes(_three_calls, ours=ours, n=8)
     assert [_rewards(outcome) for outcome in outcomes] == [[0.25, None, 0.5]] * 8
 
 
-@pytest.mark.parametrize("proxied", [True, False])
-async def test_a_store_that_is_slow_to_number_a_reward_changes_nothing(proxied: bool) -> None:
-    [outcome] = await _outcomes(_three_calls, proxied=proxied, store=_SlowStore())
+async def test_a_store_that_is_slow_to_number_a_reward_changes_nothing() -> None:
+    [outcome] = await _outcomes(_three_calls, store=_SlowStore())
     assert _rewards(outcome) == [0.25, None, 0.5]
 
 
-@pytest.mark.parametrize("proxied", [True, False])
-async def test_a_tool_in_a_thread_may_emit_too(proxied: bool) -> None:
+async def test_a_tool_in_a_thread_may_emit_too() -> None:
     async def work(ask: Ask) -> None:
         await ask()
         await asyncio.to_thread(agl.emit_reward, 0.5)
         await ask()
 
-    [outcome] = await _outcomes(work, proxied=proxied)
+    [outcome] = await _outcomes(work)
     assert _rewards(outcome) == [0.5, None]
 
 
@@ -151,7 +140,7 @@ async def test_what_is_emitted_and_returned_counts_once() -> None:
         await ask()
         agl.emit_reward(1.0)
 
-    [outcome] = await _outcomes(work, proxied=True)
+    [outcome] = await _outcomes(work)
     assert _rewards(outcome) == [None, None]
 
 
@@ -159,7 +148,7 @@ async def test_a_rollout_without_a_verdict_has_no_reward_whatever_its_agent_emit
     async def abstains(task: Any, answer: str, steps: Any) -> float:
         raise JudgeAbstainedError("not today")
 
-    [outcome] = await _outcomes(_three_calls, proxied=True, reward=abstains)
+    [outcome] = await _outcomes(_three_calls, reward=abstains)
     assert (outcome.status, outcome.reward, outcome.attempts) == ("judge_abstained", None, 1)
     assert [call.reward for call in outcome.calls] == [0.25, None, 0.5]
 
@@ -172,7 +161,7 @@ async def test_emitting_outside_of_a_rollout_is_refused() -> None:
         emitted.append(tracer)
 
     emitted: list[Any] = []
-    await _outcomes(elsewhere, proxied=True)
+    await _outcomes(elsewhere)
     with pytest.raises(RuntimeError, match="outside of a rollout"):
         emitted[0].create_span("annotation")
     assert get_active_tracer() is None

@@ -123,18 +123,15 @@ def main(
         bool,
         typer.Option(
             "--llm-proxy",
-            help="With an external store: trace calls in the LLM proxy, whatever client makes them, and not in the "
-            "runners. Without one this is always so",
+            help="Accepted and without effect: LLM calls always go through the proxy",
         ),
     ] = False,
     proxy_host: Annotated[
         str | None,
-        typer.Option(
-            help="Address of this machine at which runners elsewhere reach the proxy, or without it the model"
-        ),
+        typer.Option(help="Address of this machine at which runners on other machines reach the LLM proxy"),
     ] = None,
     proxy_port: Annotated[
-        int | None, typer.Option(help="Port of the same. Default: 0, any that is free", min=0, max=65535)
+        int | None, typer.Option(help="Port of the LLM proxy. Default: 0, any free port", min=0, max=65535)
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling and of the order of tasks. Default: 0")] = None,

@@ -20,7 +20,7 @@ from groundwire.adapters.tracing.span_writer import SpanWriter
 if TYPE_CHECKING:
     from agentlightning.types import Span, SpanCoreFields
 
-__all__ = ["Emissions", "current_emissions"]
+__all__ = ["Emissions", "count_call", "current_emissions"]
 
 
 class Emissions:
@@ -71,3 +71,9 @@ _emissions: ContextVar[Emissions | None] = ContextVar("emissions", default=None)
 def current_emissions() -> Emissions | None:
     """Those of the attempt that the caller works for; None outside of one."""
     return _emissions.get()
+
+
+def count_call() -> None:
+    """Count one LLM call of the attempt that the caller works for."""
+    if (emissions := _emissions.get()) is not None:
+        emissions.calls += 1

@@ -146,7 +146,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     arguments = [*_VERL, "--model", model, "--backend", "custom"]
     arguments += ["--agent", "benchmarks.gpu.agents:once", "--steps", steps]
     if (store := options.external_store_address) is not None:
-        arguments += ["--external-store-address", store, "--llm-proxy", "--n-runners", "0", *same]
+        arguments += ["--external-store-address", store, "--n-runners", "0", *same]
     else:
         arguments += ["--n-runners", str(8 * options.batch), *same]
     ours, _ = suite.train("speed-ours", arguments, limit)

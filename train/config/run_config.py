@@ -80,11 +80,11 @@ class RunConfig:
     external_store_address: str | None = None
     """A Lightning store in another process (``http://HOST:PORT``); by default it lives and ends with the run."""
     llm_proxy: bool = False
-    """With an external store: trace LLM calls in the proxy. Without it runners call the model, and trace themselves."""
+    """Accepted and without effect: LLM calls always go through the proxy."""
     unresponsive_s: float = 30.0
     """Silence after which a runner elsewhere loses its rollout to another."""
     proxy_host: str = "127.0.0.1"
-    """Address of this machine that runners elsewhere are told: the LLM proxy, or without it the model, is there."""
+    """Address of this machine at which runners on other machines reach the LLM proxy."""
     proxy_port: int = 0
     """Its port; 0 takes any that is free."""
     agent_match: str | None = None
@@ -172,15 +172,6 @@ class RunConfig:
             re.compile(self.agent_match or "")
         except re.error as error:
             raise ConfigError(f"agent_match {self.agent_match!r} is not a regular expression: {error}") from error
-
-    @property
-    def proxied(self) -> bool:
-        """Whether a proxy traces the LLM calls.
-
-        Where everything is one process it always does: it costs nothing. With verl, too: the proxy says which rollout a
-        call belongs to, and the rollout keeps to one of verl's servers.
-        """
-        return self.llm_proxy or self.external_store_address is None or self.trainer == "verl"
 
     def judge_settings(self) -> JudgeSettings:
         """The judge of this run. Raises :class:`ConfigError`."""

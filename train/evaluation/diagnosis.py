@@ -44,7 +44,6 @@ KINDS = {
     "endpoint": "the endpoint failed",
     "agent": "the agent's own code failed",
     "tool": "a tool broke",
-    "untraced": "calls were not traced",
     "failed": "failed otherwise",
     "equal_rewards": "every reward of its group was equal",
     "alone": "no other rollout of its group has a reward",

@@ -15,27 +15,21 @@ from typing import Any
 
 from agentlightning.emitter import emit_reward
 from agentlightning.litagent import LitAgent
-from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
+from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain, answer_form
-from groundwire.train.rollouts.tracer import RolloutTracer
 
 __all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "POLICY_RESOURCE", "RolloutAgent"]
 
 POLICY_RESOURCE = "policy"
-"""The name of the store's resource that says where the model is: a ``ProxyLLM``, whose proxy traces the calls, or a
-plain ``LLM``, and then they are traced here."""
+"""The name of the store's resource with the address of the proxy in front of the model (a ``ProxyLLM``)."""
 
 ANSWER_SPAN = "groundwire.answer"
 """Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
 
 FAILURE_SPAN = "groundwire.failure"
 """Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
-
-
-class _UntracedError(Exception):
-    """The agent answered, and nothing is known of how."""
 
 
 class RolloutAgent(LitAgent[dict[str, Any]]):
@@ -56,8 +50,6 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             answer = await asyncio.wait_for(self._ask(task, resources, rollout), self.timeout_s)
         except adapters.PromptTooLongError as error:
             return [_failure(error.kind, str(error), started)]
-        except _UntracedError as error:
-            return [_failure("untraced", str(error), started)]
         except adapters.BackendError as error:
             await self._report(rollout, _failure(error.kind, str(error), started))
             raise
@@ -89,8 +81,9 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         return emit_reward(parts, primary_key="total", propagate=False)
 
     async def _ask(self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout) -> adapters.Answer:
+        """The backend's answer. Raises :class:`adapters.BackendError`, whatever goes wrong."""
         policy = resources[POLICY_RESOURCE]
-        assert isinstance(policy, LLM)
+        assert isinstance(policy, ProxyLLM)
         sampling = (rollout.metadata or {}).get("sampling", {})
         endpoint = adapters.Endpoint(
             base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
@@ -104,22 +97,6 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             database=self.domain.database(task),
             form=answer_form(self.domain),
         )
-        if isinstance(policy, ProxyLLM):
-            return await self._answered(question, endpoint)
-        tracer = self.get_tracer()
-        assert isinstance(tracer, RolloutTracer)
-        with tracer.recorder(rollout, model=policy.model).listening() as recorder:
-            answer = await self._answered(question, endpoint)
-        if not recorder.calls:
-            raise _UntracedError(
-                f"{type(self.backend).__name__} answered, but no LLM call of its was traced: without a proxy, only "
-                "calls through the HTTP client of groundwire's own backends are. Start the trainer with "
-                "--llm-proxy, which traces any client"
-            )
-        return answer
-
-    async def _answered(self, question: adapters.Question, endpoint: adapters.Endpoint) -> adapters.Answer:
-        """The backend's answer. Raises :class:`adapters.BackendError`, whatever goes wrong."""
         try:
             return await self.backend.run(question, endpoint)
         except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):

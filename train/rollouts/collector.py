@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig, Span
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
@@ -47,8 +47,7 @@ class RolloutResult:
     job: RolloutRequest
     rollout_id: str
     status: str
-    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, judge_abstained, untraced,
-    lost."""
+    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, judge_abstained, lost."""
     reward: float | None
     reward_components: Mapping[str, float]
     message: str
@@ -73,16 +72,14 @@ class RolloutCollector:
     what has ended. Runners in this process need no polling: ``wake`` tells them that the queue has work, and they
     :meth:`nudge`. For those in other processes: ``resources_id`` names what the store tells them of this run (always
     the newest address of the proxy), ``settings`` are how their agents are made, a runner that is silent for
-    ``unresponsive_s`` seconds loses its rollout to another, and ``attendance`` says where there is none. Without a
-    ``proxy`` runners trace their calls themselves, and are told the model's own OpenAI base URL, ``policy_url``.
+    ``unresponsive_s`` seconds loses its rollout to another, and ``attendance`` says where there is none.
     """
 
     def __init__(
         self,
         *,
         store: LightningStore,
-        proxy: LLMProxy | None = None,
-        policy_url: str = "",
+        proxy: LLMProxy,
         model: str,
         retries: int = 1,
         rollout_timeout_s: float = 120.0,
@@ -93,10 +90,7 @@ class RolloutCollector:
         unresponsive_s: float | None = None,
         attendance: NoRunnerWarning | None = None,
     ) -> None:
-        if (proxy is None) == (not policy_url):
-            raise ValueError("give either the proxy that traces calls, or the policy_url at which runners make them")
-        self._store, self._proxy, self._wake = store, proxy, wake
-        self._policy_url, self._model = policy_url, model
+        self._store, self._proxy, self._wake, self._model = store, proxy, wake, model
         self._attendance = attendance
         self._poll_s, self._nudged, self._bell = poll_s, set[str](), asyncio.Event()
         self._watched: dict[str, asyncio.Future[None]] = {}
@@ -118,9 +112,7 @@ class RolloutCollector:
                 self._announced = True
 
     async def _announce_once(self) -> None:
-        policy = LLM(endpoint=self._policy_url, model=self._model)
-        if self._proxy is not None:
-            policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
+        policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
         await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
         unfinished = ["queuing", "requeuing", "preparing", "running"]
         for rollout in await self._store.query_rollouts(status_in=unfinished):
@@ -162,8 +154,7 @@ class RolloutCollector:
 
         async def finished(place: int) -> tuple[int, RolloutResult]:
             await self._until(ids[place], ends[place], deadline)
-            if self._proxy is not None:
-                await self._proxy.flush(ids[place])
+            await self._proxy.flush(ids[place])
             return place, await self._collect(jobs[place], ids[place])
 
         work = [asyncio.ensure_future(finished(place)) for place in range(len(jobs))]

@@ -7,7 +7,6 @@ sequential code: it hands over a batch of jobs, waits, and updates the model whi
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
 from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import ConfigError, RunConfig
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.engine import Engine
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.rollouts.agent import RolloutAgent
@@ -126,13 +125,9 @@ class RolloutRuntime:
     ) -> list[RolloutResult]:
         """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
 
-        Raises :class:`groundwire.train.config.run_config.ConfigError` where nothing can be learnt of any: no call was
-        traced. Raises :class:`groundwire.train.config.errors.EventLoopError` where an agent blocks them all.
+        Raises :class:`groundwire.train.config.errors.EventLoopError` where an agent blocks them all.
         """
-        outcomes = self._loop.call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
-        if outcomes and all(outcome.status == "untraced" for outcome in outcomes):
-            raise ConfigError(outcomes[0].message)
-        return outcomes
+        return self._loop.call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
 
     def begin(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` brings its result."""
@@ -162,12 +157,8 @@ class RolloutRuntime:
         else:
             store = StoreClient(external, patience_s=config.step_deadline_s)
             await self._run(store)
-        listens: dict[str, Any] = {"host": config.proxy_host, "port": config.proxy_port}
-        proxy, policy_url = self._proxy(store, listens), ""
-        if proxy is None:
-            policy_url = await self._serve(listens)
-        else:
-            await self._run(proxy)
+        proxy = self._proxy(store)
+        await self._run(proxy)
         if isinstance(self.agent.backend, adapters.Stoppable):
             self._running.append(self.agent.backend)
         runners = RunnerPool(
@@ -190,7 +181,6 @@ class RolloutRuntime:
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
-            policy_url=policy_url,
             model=MODEL_NAME,
             retries=config.retries,
             rollout_timeout_s=config.rollout_timeout_s,
@@ -201,29 +191,14 @@ class RolloutRuntime:
             attendance=attendance,
         )
 
-    def _proxy(self, store: LightningStore, listens: Mapping[str, Any]) -> LLMProxy | None:
-        """What traces the calls, where it is not the runners themselves."""
-        engine = self._engine
+    def _proxy(self, store: LightningStore) -> LLMProxy:
+        engine, config = self._engine, self._config
         if isinstance(engine, Upstream):
             served: dict[str, Any] = {"upstreams": [engine.base_url], "model": engine.model}
             served |= {"api_key": engine.api_key, "ids": engine.ids}
-        elif self._config.proxied:
-            served = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
         else:
-            return None
-        return LLMProxy(store=store, **served, **listens)
-
-    async def _serve(self, listens: Mapping[str, Any]) -> str:
-        """Serve the engine where runners were told; returns its OpenAI base URL."""
-        assert not isinstance(self._engine, Upstream)
-        server = PolicyServer(self._engine, model_name=MODEL_NAME, **self._server_options, **listens)
-        try:
-            await self._run(server)
-        except OSError as error:
-            address = f"port {listens['port']} on {listens['host']}"
-            why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror or error})"
-            raise ConfigError(f"{address} {why}: give another one with --proxy-port or --proxy-host") from error
-        return f"{server.url}/v1"
+            served = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
+        return LLMProxy(store=store, host=config.proxy_host, port=config.proxy_port, **served)
 
     def _nudge(self, rollout_id: str) -> None:
         self._collector.nudge(rollout_id)

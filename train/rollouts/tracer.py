@@ -1,11 +1,8 @@
 """Agent Lightning's tracer interface for many rollouts at once.
 
 Its own OpenTelemetry tracer holds one active trace per process and exports while everybody waits. This one may be
-entered by any number of rollouts: an agent's calls are recorded for its own attempt
-(:mod:`groundwire.adapters.tracing.client_tracing`) and written behind its back, and an attempt ends once its calls are
-in the store, so that nobody reads half of them. Where a proxy traces the calls it has only to know which agents are at
-work, and to take what they emit: ``agentlightning.emit_reward`` finds the rollout by the context of the task that calls
-it.
+entered by any number of rollouts. The proxy traces the LLM calls; this tracer knows which agents are running and stores
+what they emit (``agentlightning.emit_reward``). The context of the calling task says which rollout that belongs to.
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from typing import Any
 
 from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.types import AttemptedRollout, Attributes, Span, SpanCoreFields, TraceStatus
+from agentlightning.types import Attributes, Span, SpanCoreFields, TraceStatus
 
-from groundwire.adapters.tracing.client_tracing import Recorder
 from groundwire.adapters.tracing.emitted_spans import Emissions, current_emissions
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
 
@@ -45,12 +41,6 @@ class RolloutTracer(Tracer):
         self._stopping = stopping
         self._writer: SpanWriter | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-
-    def recorder(self, rollout: AttemptedRollout, *, model: str) -> Recorder:
-        """What records the calls of an attempt whose agent talks to the policy itself."""
-        return Recorder(
-            self._writing(), rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id, model=model
-        )
 
     def trace_context(
         self, name: str | None = None, *, rollout_id: str | None = None, attempt_id: str | None = None

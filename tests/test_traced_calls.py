@@ -1,4 +1,4 @@
-"""Without a proxy, the runner's own tracing records what the proxy would have."""
+"""Whatever becomes of a rollout's calls, the proxy records each of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
 from groundwire.adapters._openai_client import Clients, typed_failures
-from groundwire.adapters.conformance import Recording, load_backend, play
+from groundwire.adapters.conformance import load_backend, play, sampled_ids
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -41,22 +40,6 @@ def task(tmp_path: Path) -> Task:
     return {"id": "t1", "question": "Which singers?", "query": GOLD, "db_path": str(path)}
 
 
-def _timeless(call: LLMCall) -> LLMCall:
-    return replace(call, started=0.0, ended=0.0, rollout_id="", attempt_id="")
-
-
-def _for_training(recording: Recording, agent_match: str | None) -> Any:
-    calls = calls_of_agents(list(map(_timeless, recording.calls)), agent_match)
-    return triplets(calls, recording.reward), trajectories(calls)
-
-
-async def _stopped(backend: Any, work: Callable[[], Awaitable[Any]]) -> Any:
-    try:
-        return await work()
-    finally:
-        await backend.stop()
-
-
 def _streaming() -> Any:
     from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
 
@@ -71,19 +54,27 @@ def _streaming() -> Any:
         (_streaming, "sql", ["sql_agent", "sql_agent"]),
     ],
 )
-async def test_it_gives_the_proxys_triplets(backend: Any, agent_match: str, agents: list[str], task: Task) -> None:
+async def test_triplets_and_trajectories_are_those_of_the_matching_agents(
+    backend: Any, agent_match: str, agents: list[str], task: Task
+) -> None:
     made = load_backend(backend) if isinstance(backend, str) else backend()
-
-    async def both() -> Any:
-        return [await play(made, str(task["db_path"]), rollouts=5, llm_proxy=proxied) for proxied in (True, False)]
-
-    for by_proxy, by_runner in zip(*await _stopped(made, both), strict=True):
-        assert [call.agent for call in by_runner.calls] == agents
-        assert by_runner.reward == by_proxy.reward == 1.0
-        assert list(map(_timeless, by_runner.calls)) == list(map(_timeless, by_proxy.calls))
-        assert by_runner.requests == by_proxy.requests  # the policy was asked the same
-        for match in (None, agent_match):
-            assert _for_training(by_runner, match) == _for_training(by_proxy, match)
+    try:
+        recordings = await play(made, str(task["db_path"]), rollouts=5)
+    finally:
+        await made.stop()
+    for recording in recordings:
+        assert [call.agent for call in recording.calls] == agents
+        assert recording.reward == 1.0
+        calls = calls_of_agents(recording.calls, agent_match)
+        sampled = [sampled_ids(n) for n, agent in enumerate(agents) if agent_match in agent]
+        assert [triplet.response_ids for triplet in triplets(calls, recording.reward)] == sampled
+        trained = [
+            token
+            for trajectory in trajectories(calls)
+            for token, mask in zip(trajectory.response_ids, trajectory.loss_mask, strict=True)
+            if mask
+        ]
+        assert sorted(trained) == sorted(token for ids in sampled for token in ids)
 
 
 class _Backend:
@@ -117,46 +108,37 @@ async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
 
 @asynccontextmanager
 async def _collector(
-    policy_url: str, backend: Any, *, proxied: bool, timeout_s: float
+    policy_url: str, backend: Any, *, timeout_s: float
 ) -> AsyncIterator[tuple[RolloutCollector, InMemoryLightningStore]]:
     async def exact(task: Any, answer: str, steps: Any) -> float:
         return float(answer == task["query"])
 
     store = InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=exact, timeout_s=timeout_s)
-    proxy = LLMProxy(upstreams=[policy_url], store=store, model="scripted") if proxied else None
-    if proxy:
-        await proxy.start()
+    proxy = LLMProxy(upstreams=[policy_url], store=store, model="scripted")
+    await proxy.start()
 
     def nudge(rollout_id: str) -> None:
         collector.nudge(rollout_id)
 
     runners = RunnerPool(store=store, agent=agent, n_runners=8, on_attempt_end=nudge)
-    collector = RolloutCollector(
-        store=store,
-        proxy=proxy,
-        policy_url="" if proxied else policy_url,
-        model="scripted",
-        retries=0,
-        wake=runners.wake,
-    )
+    collector = RolloutCollector(store=store, proxy=proxy, model="scripted", retries=0, wake=runners.wake)
     await runners.start()
     try:
         yield collector, store
     finally:
         await runners.stop()
-        if proxy:
-            await proxy.stop()
+        await proxy.stop()
         if isinstance(backend, _Backend):
             await backend.stop()
 
 
 async def _run(
-    task: Task, policy_url: str, backend: Any, *, proxied: bool, count: int = 1, timeout_s: float = 15.0
+    task: Task, policy_url: str, backend: Any, *, count: int = 1, timeout_s: float = 15.0
 ) -> list[tuple[RolloutResult, list[LLMCall]]]:
     """Each rollout's outcome and all its calls, failed ones too."""
     jobs = [RolloutRequest(task=task, group="t1", mode="train", sampling={"seed": n}) for n in range(count)]
-    async with _collector(policy_url, backend, proxied=proxied, timeout_s=timeout_s) as (collector, store):
+    async with _collector(policy_url, backend, timeout_s=timeout_s) as (collector, store):
         outcomes = await collector.run(jobs, deadline_s=20)
         return [(outcome, all_calls_from_spans(await store.query_spans(outcome.rollout_id))) for outcome in outcomes]
 
@@ -174,7 +156,7 @@ async def test_rollouts_at_once_keep_their_calls_apart(task: Task) -> None:
     def reply(body: dict[str, Any]) -> Reply:
         return Reply(text=GOLD, token_ids=[body["seed"]], weights_version=3, delay_s=0.05)
 
-    outcomes = await _outcomes(task, reply, twice, proxied=False, count=8)
+    outcomes = await _outcomes(task, reply, twice, count=8)
     assert [[call.response_ids for call in calls] for _, calls in outcomes] == [[[n], [n]] for n in range(8)]
     assert [outcome.reward for outcome, _ in outcomes] == [1.0] * 8
     assert {call.weights_version for _, calls in outcomes for call in calls} == {3}
@@ -210,26 +192,24 @@ async def _several(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         (GOLD, _several, "endpoint", (400, "n is 2, but one call is one sample here")),
     ],
 )
-async def test_whatever_becomes_of_a_call_is_recorded_as_the_proxy_does(
+async def test_whatever_becomes_of_a_call_is_recorded(
     task: Task, reply: Any, calls: Any, outcome: str, recorded: tuple[int, str]
 ) -> None:
-    for proxied in (True, False):
-        timeout_s = 0.5 if outcome == "timeout" else 15.0
-        [(result, [call])] = await _outcomes(task, lambda _: reply, calls, proxied=proxied, timeout_s=timeout_s)
-        assert result.status == outcome, (proxied, result.message)
-        assert (call.status, call.error[: len(recorded[1])]) == recorded, proxied
-        assert call.agent == "solo"
+    timeout_s = 0.5 if outcome == "timeout" else 15.0
+    [(result, [call])] = await _outcomes(task, lambda _: reply, calls, timeout_s=timeout_s)
+    assert result.status == outcome, result.message
+    assert (call.status, call.error[: len(recorded[1])]) == recorded
+    assert call.agent == "solo"
 
 
 async def test_a_model_that_is_not_there_is_recorded_too(task: Task) -> None:
-    for proxied in (True, False):
-        [(outcome, [call])] = await _run(task, "http://127.0.0.1:9/v1", _Backend(_once), proxied=proxied)
-        assert outcome.status == "endpoint"
-        assert call.status == 502
-        assert call.error.startswith("the policy server at http://127.0.0.1:9/v1")
+    [(outcome, [call])] = await _run(task, "http://127.0.0.1:9/v1", _Backend(_once))
+    assert outcome.status == "endpoint"
+    assert call.status == 502
+    assert call.error.startswith("the policy server at http://127.0.0.1:9/v1")
 
 
-async def test_an_agent_with_a_client_of_its_own_is_told_to_use_the_proxy(task: Task) -> None:
+async def test_an_agent_with_a_client_of_its_own_is_traced_too(task: Task) -> None:
     class Own:
         agents = ("solo",)
 
@@ -239,17 +219,14 @@ async def test_an_agent_with_a_client_of_its_own_is_told_to_use_the_proxy(task: 
                 reply = await client.post(f"{endpoint.base_url}/chat/completions", json=body)
             return Answer(text=reply.json()["choices"][0]["message"]["content"])
 
-    [(proxied, _)] = await _outcomes(task, lambda _: GOLD, Own(), proxied=True)
-    assert (proxied.status, proxied.reward) == ("succeeded", 1.0)
-    [(untraced, _)] = await _outcomes(task, lambda _: GOLD, Own(), proxied=False)
-    assert (untraced.status, untraced.reward, untraced.attempts) == ("untraced", None, 1)
-    assert "--llm-proxy" in untraced.message
+    [(outcome, [call])] = await _outcomes(task, lambda _: GOLD, Own())
+    assert (outcome.status, outcome.reward, call.untrainable_reason) == ("succeeded", 1.0, "")
 
 
 async def test_other_endpoints_than_chat_are_refused_and_not_lost(task: Task) -> None:
     async def responds(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         return (await client.responses.create(model="m", input="x")).output_text
 
-    [(outcome, _)] = await _outcomes(task, lambda _: GOLD, responds, proxied=False)
+    [(outcome, _)] = await _outcomes(task, lambda _: GOLD, responds)
     assert (outcome.status, outcome.reward) == ("endpoint", None)
-    assert "POST /v1/responses is not traced: use chat/completions" in outcome.message
+    assert "/v1/responses is not traced: use" in outcome.message
