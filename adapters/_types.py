@@ -109,7 +109,7 @@ class EndpointError(BackendError):
 class PromptTooLongError(EndpointError):
     """The prompt is longer than the model's context."""
 
-    kind = "over_long"
+    kind = "prompt_too_long"
 
 
 @runtime_checkable

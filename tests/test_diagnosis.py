@@ -113,12 +113,12 @@ def test_agents_that_are_left_out_are_counted() -> None:
     ],
 )
 def test_a_prompt_over_the_limit_says_by_how_many_tokens(message: str, over: int) -> None:
-    found = reason(rollout(None, status="over_long", message=message))
-    assert found.kind == "over_long"
+    found = reason(rollout(None, status="prompt_too_long", message=message))
+    assert found.kind == "prompt_too_long"
     assert f"over the limit by {over} tokens" in found.text
 
 
-@pytest.mark.parametrize("status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "lost"])
+@pytest.mark.parametrize("status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "no_result"])
 def test_each_failure_has_its_kind_and_its_own_words(status: str) -> None:
     found = reason(rollout(None, status=status, message="the disk is gone"))
     assert found.kind == status

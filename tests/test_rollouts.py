@@ -147,7 +147,7 @@ def _raise(error: BaseException) -> Callable[[], Any]:
         (AgentError("a bug"), "agent", 2),
         (ToolError("the disk is gone"), "tool", 2),
         (EndpointError("refused", status=500), "endpoint", 2),
-        (PromptTooLongError("9 tokens too many", status=400), "over_long", 1),
+        (PromptTooLongError("9 tokens too many", status=400), "prompt_too_long", 1),
     ],
 )
 async def test_a_failure_keeps_its_type_and_is_retried_where_that_can_help(

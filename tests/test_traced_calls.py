@@ -186,7 +186,7 @@ async def _several(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         (GOLD, _reads_it_all, "succeeded", (200, "")),
         (Reply(text=GOLD, delay_s=0.2), _reads_half, "succeeded", (499, "the client left before the reply was comp")),
         (Reply(status=503, text="out of cards"), _once, "endpoint", (503, "out of cards")),
-        (Reply(status=400, text="long", code="context_length_exceeded"), _once, "over_long", (400, "long")),
+        (Reply(status=400, text="long", code="context_length_exceeded"), _once, "prompt_too_long", (400, "long")),
         (Reply(text=GOLD, breaks_off=True), _reads_it_all, "endpoint", (200, "the policy server broke off its")),
         (Reply(text=GOLD, delay_s=30), _once, "timeout", (499, "the client left before the reply was complete")),
         (GOLD, _several, "endpoint", (400, "n is 2, but one call is one sample here")),

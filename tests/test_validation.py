@@ -51,7 +51,7 @@ def test_of_nothing_judged_there_is_no_accuracy() -> None:
 
 
 def test_an_agent_that_gives_up_is_wrong() -> None:
-    result = accuracy([_outcome(1.0), _outcome(None, "over_long")])
+    result = accuracy([_outcome(1.0), _outcome(None, "prompt_too_long")])
     assert (result["accuracy"], result["n"]) == (0.5, 2)
 
 

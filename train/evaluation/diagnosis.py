@@ -36,8 +36,8 @@ KINDS = {
     "calls_failed": "every LLM call failed",
     "bad_calls": "calls that cannot be trained on",
     "agent_match": "agent_match matched none of its agents",
-    "over_long": "prompt over the limit",
-    "lost": "lost by the store or its runner",
+    "prompt_too_long": "prompt over the limit",
+    "no_result": "no result from the runner",
     "timeout": "not finished in time",
     "reward": "the reward could not be computed",
     "judge_abstained": "the judge gave no verdict",
@@ -54,7 +54,7 @@ KINDS = {
 GAVE_NOTHING = ("no_calls", "no_token_ids", "calls_failed", "bad_calls", "agent_match")
 """Kinds of rollouts with a reward and without a triplet."""
 
-_PASSING = ("timeout", "lost", "endpoint")
+_PASSING = ("timeout", "no_result", "endpoint")
 _MEND = {
     "reward": "mend the reward (python -m rewards.audit tries it without a model)",
     "judge_abstained": "see to the judge's endpoint, key and caps (docs/rewards.md)",
@@ -147,17 +147,17 @@ def _failure(row: Mapping[str, Any]) -> Reason | None:
     if row["reward"] is not None:
         return None
     status, message = row["status"], row["message"] or "no more is known"
-    if status == "over_long":
-        return Reason("over_long", _over_long(message))
-    if status == "lost":
-        return Reason("lost", f"the store has neither a reward nor a failure of it: {message}")
+    if status == "prompt_too_long":
+        return Reason("prompt_too_long", _prompt_too_long(message))
+    if status == "no_result":
+        return Reason("no_result", f"the store has neither a reward nor a failure of it: {message}")
     if status == "endpoint" and (failed := [call["problem"] for call in _untrainable(row)]):
         return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {failed[-1]}")
     kind = status if status in KINDS else "failed"
     return Reason(kind, f"{KINDS[kind]} after {row['attempts']} attempt(s): {message}")
 
 
-def _over_long(message: str) -> str:
+def _prompt_too_long(message: str) -> str:
     for pattern in _TOO_LONG:
         if match := pattern.search(message):
             over = int(match["prompt"]) - int(match["limit"])

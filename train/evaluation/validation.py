@@ -27,7 +27,7 @@ __all__ = [
     "wilson",
 ]
 
-JUDGED_FAILURES = {"over_long", "agent"}
+JUDGED_FAILURES = {"prompt_too_long", "agent"}
 """Failures that are the agent's own: it had its chance and gave no answer. Others say nothing about the policy."""
 
 

@@ -3,7 +3,7 @@
 The gold stops here: the backend is given a :class:`adapters.Question`, the reward is given the whole task. What goes
 wrong is written down as a typed failure span before the attempt ends, so that the trainer knows what happened on
 whatever machine it happened. A failure that another attempt may mend is raised (the store then retries the rollout);
-one that cannot change (an over-long prompt, a judge that abstains) only reports itself.
+one that cannot change (a prompt that is too long, a judge that abstains) only reports itself.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class RolloutResult:
     job: RolloutRequest
     rollout_id: str
     status: str
-    """``succeeded``, or a failure's type: agent, tool, endpoint, over_long, timeout, reward, judge_abstained, lost."""
+    """``succeeded``, or a failure's type: agent, tool, endpoint, prompt_too_long, timeout, reward, judge_abstained,
+    no_result."""
     reward: float | None
     reward_components: Mapping[str, float]
     message: str
@@ -236,7 +237,7 @@ class RolloutCollector:
             elif rollout is not None and rollout.status == "cancelled":
                 status, message = "timeout", "not finished by the step's deadline"
             else:
-                status, message = "lost", "the runner reported neither a reward nor a failure"
+                status, message = "no_result", "the runner reported neither a reward nor a failure"
         started = rollout.start_time if rollout else time.time()
         ended = (rollout.end_time if rollout else None) or time.time()
         return RolloutResult(
