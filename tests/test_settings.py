@@ -17,7 +17,7 @@ from groundwire.train.config.overrides import by_name, setting_types
 from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, ConfigError, resolve
 from groundwire.train.config.verl_presets import SHARED
 from groundwire.train.run import app, main
-from groundwire.train.verl.hydra_config import parse_overrides, values
+from groundwire.train.verl.hydra_config import flat_config, parse_overrides
 
 OPTIONS = inspect.signature(main).parameters.keys()
 
@@ -59,7 +59,7 @@ def test_a_setting_by_its_name_wins_over_the_presets() -> None:
 
 def test_with_verl_it_is_verls() -> None:
     given = by_name(parse_overrides(["learning_rate=1e-5", "data.shuffle=false", "val_every=-1"]), options=OPTIONS)
-    chosen = values(resolve("fast", trainer="verl", **given))
+    chosen = flat_config(resolve("fast", trainer="verl", **given))
     assert chosen[SHARED["learning_rate"]] == 1e-5
     assert chosen[SHARED["val_every"]] == -1
     assert chosen["data.shuffle"] is False

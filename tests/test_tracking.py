@@ -14,7 +14,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import Tracking, check_trackers, numbers, parse_track
 from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
 from groundwire.train.run import app
-from groundwire.train.verl.hydra_config import parse_overrides, values
+from groundwire.train.verl.hydra_config import flat_config, parse_overrides
 
 LINES: list[dict[str, Any]] = [
     {"step": 0, "validation": {"accuracy": 0.25, "ci95": [0.1, 0.4], "n": 8}, "wall_time_s": 2.0},
@@ -108,13 +108,13 @@ def test_weights_and_biases_gets_the_same_run_again_offline_too(
 
 
 def test_verl_is_told_the_same_trackers() -> None:
-    chosen = values(resolve("fast", trainer="verl", track=["tensorboard", "wandb"]), run_dir="runs/one")
+    chosen = flat_config(resolve("fast", trainer="verl", track=["tensorboard", "wandb"]), run_dir="runs/one")
     assert chosen["trainer.logger"] == ["console", "file", "tensorboard", "wandb"]
     environment = {key.rpartition(".")[2]: value for key, value in chosen.items() if "env_vars." in key}
     assert environment["TENSORBOARD_DIR"] == "runs/one/tensorboard"
     assert environment["WANDB_RUN_ID"] == RunDir(Path("runs/one")).resources_id
     assert environment["WANDB_RESUME"] == "allow"
-    untracked = values(resolve("fast", trainer="verl"))
+    untracked = flat_config(resolve("fast", trainer="verl"))
     assert untracked["trainer.logger"] == ["console", "file"]
     assert not [key for key in untracked if "WANDB" in key]
 
@@ -123,7 +123,7 @@ def test_the_logger_of_verl_and_track_are_one_setting() -> None:
     given = parse_overrides(["trainer.logger=[console,file,wandb,swanlab]"])
     config = resolve("fast", trainer="verl", verl=given)
     assert config.track == ["wandb"]
-    assert values(config)["trainer.logger"] == ["console", "file", "wandb", "swanlab"]
+    assert flat_config(config)["trainer.logger"] == ["console", "file", "wandb", "swanlab"]
     assert resolve("fast", trainer="verl", verl=given, track=["wandb"]).track == ["wandb"]
     with pytest.raises(ConfigError, match="one setting"):
         resolve("fast", trainer="verl", verl=given, track=["tensorboard"])

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
 from groundwire.train.config.verl_presets import PRESETS, SHARED
 from groundwire.train.run import app
-from groundwire.train.verl.hydra_config import compose, parse_overrides, values, without_twins
+from groundwire.train.verl.hydra_config import compose, flat_config, parse_overrides, without_twins
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
@@ -28,14 +28,14 @@ def _resolve(preset: str = "fast", *arguments: str, **given: object) -> RunConfi
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_key_of_a_preset_is_verls_or_says_that_it_is_new(preset: str) -> None:
-    chosen = values(_resolve(preset))
+    chosen = flat_config(_resolve(preset))
     unknown = [key for key in chosen if not key.startswith("+") and key not in KEYS]
     assert not unknown
     assert not [key for key in chosen if key.startswith("+") and key[1:] in KEYS]
 
 
 def test_classes_that_verl_imports_by_name_exist() -> None:
-    chosen = values(_resolve())
+    chosen = flat_config(_resolve())
     module, _, name = chosen["+actor_rollout_ref.rollout.agent.agent_loop_manager_class"].rpartition(".")
     assert hasattr(importlib.import_module(module), name)
     sampler = chosen["trainer.v1.sampler.custom_sampler.path"]
@@ -52,64 +52,66 @@ def test_classes_that_verl_imports_by_name_exist() -> None:
 def test_a_preset_composes_against_verls_own_files(preset: str) -> None:
     from omegaconf import OmegaConf
 
-    config = compose(values(_resolve(preset)))
+    config = compose(flat_config(_resolve(preset)))
     assert OmegaConf.to_container(config, resolve=True)["trainer"]["use_v1"] is True
 
 
 @needs_verl
 def test_a_setting_that_verl_does_not_have_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.rollout\.n\?"):
-        compose(values(_resolve("fast", "actor_rollout_ref.rollout.nn=4")))
+        compose(flat_config(_resolve("fast", "actor_rollout_ref.rollout.nn=4")))
 
 
 def test_any_setting_of_verls_wins_over_a_presets() -> None:
-    chosen = values(_resolve("fast", "actor_rollout_ref.rollout.gpu_memory_utilization=0.3", "trainer.logger=[wandb]"))
+    chosen = flat_config(
+        _resolve("fast", "actor_rollout_ref.rollout.gpu_memory_utilization=0.3", "trainer.logger=[wandb]")
+    )
     assert chosen["actor_rollout_ref.rollout.gpu_memory_utilization"] == 0.3
 
 
 @pytest.mark.parametrize(("name", "key"), SHARED.items())
 def test_what_both_have_is_one_setting(name: str, key: str) -> None:
     config = _resolve("fast")
-    assert values(config)[key] == getattr(config, name)
+    assert flat_config(config)[key] == getattr(config, name)
 
 
 def test_turns_of_the_agent_and_of_verl_cannot_disagree() -> None:
     key = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
     config = _resolve("fast", f"{key}=7")
     assert config.max_turns == 7
-    assert values(config)[key] == 7
-    assert values(_resolve("fast", max_turns=5))[key] == 5
+    assert flat_config(config)[key] == 7
+    assert flat_config(_resolve("fast", max_turns=5))[key] == 5
     with pytest.raises(ConfigError, match="one setting"):
         _resolve("fast", f"{key}=7", max_turns=5)
 
 
 def test_epochs_become_steps_once_the_tasks_are_known() -> None:
-    assert values(_resolve("qwen"), epoch_steps=100)["trainer.total_training_steps"] == 200
-    assert values(_resolve("qwen", steps=3), epoch_steps=100)["trainer.total_training_steps"] == 3
+    assert flat_config(_resolve("qwen"), epoch_steps=100)["trainer.total_training_steps"] == 200
+    assert flat_config(_resolve("qwen", steps=3), epoch_steps=100)["trainer.total_training_steps"] == 3
 
 
 def test_a_whole_trajectory_fits_where_verl_trains_it() -> None:
-    chosen = values(_resolve("qwen"))
+    chosen = flat_config(_resolve("qwen"))
     assert chosen["data.max_prompt_length"] + chosen["data.max_response_length"] == 6144
     assert chosen["actor_rollout_ref.rollout.max_model_len"] == 6144
     with pytest.raises(ConfigError, match="less than one trajectory"):
-        values(_resolve("qwen", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024"))
+        flat_config(_resolve("qwen", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024"))
 
 
 def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
-    assert values(_resolve())["trainer.v1.sampler.custom_sampler.name"] == "SyncSampler"
-    chosen = values(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
+    assert flat_config(_resolve())["trainer.v1.sampler.custom_sampler.name"] == "SyncSampler"
+    chosen = flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
     assert chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] * 4 == chosen["data.train_batch_size"]
     with pytest.raises(ConfigError, match="trainer_mode is 'later'"):
-        values(_resolve("fast", "trainer.v1.trainer_mode=later"))
+        flat_config(_resolve("fast", "trainer.v1.trainer_mode=later"))
 
 
 def test_credit_by_discount_has_an_estimator_of_its_own() -> None:
-    assert values(_resolve(credit="broadcast"))["algorithm.adv_estimator"] == "grpo"
-    assert values(_resolve(credit="discount"))["algorithm.adv_estimator"] == "groundwire_discount"
+    assert flat_config(_resolve(credit="broadcast"))["algorithm.adv_estimator"] == "grpo"
+    assert flat_config(_resolve(credit="discount"))["algorithm.adv_estimator"] == "groundwire_discount"
     with pytest.raises(ConfigError, match="cannot be changed"):
-        values(_resolve("fast", "algorithm.adv_estimator=gae"))
+        flat_config(_resolve("fast", "algorithm.adv_estimator=gae"))
 
 
 @pytest.mark.parametrize("argument", ["steps", "=3", "+=3"])
@@ -164,33 +166,35 @@ def test_every_preset_goes_with_a_store_that_is_somewhere_else(preset: str) -> N
 )
 def test_a_setting_that_cannot_be_is_refused_before_verl_starts(argument: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        values(_resolve("fast", argument))
+        flat_config(_resolve("fast", argument))
 
 
 def test_separate_async_takes_a_batch_apart_into_equal_parts() -> None:
     with pytest.raises(ConfigError, match="into that many equal parts"):
-        values(_resolve("fast", "trainer.v1.trainer_mode=separate_async", "data.train_batch_size=30"))
-    chosen = values(_resolve("fast", "+trainer.v1.trainer_mode=colocate_async"))
+        flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async", "data.train_batch_size=30"))
+    chosen = flat_config(_resolve("fast", "+trainer.v1.trainer_mode=colocate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
 
 
 def test_a_run_goes_on_for_its_steps_whatever_epochs_its_preset_has() -> None:
-    assert values(_resolve("qwen"))["trainer.total_epochs"] == 2
-    assert values(_resolve("qwen", steps=500), epoch_steps=56)["trainer.total_epochs"] == 1000
-    assert values(_resolve("qwen", "trainer.total_epochs=3", steps=500), epoch_steps=56)["trainer.total_epochs"] == 3
-    steps = values(_resolve("qwen", "trainer.total_training_steps=null"), epoch_steps=56)
+    assert flat_config(_resolve("qwen"))["trainer.total_epochs"] == 2
+    assert flat_config(_resolve("qwen", steps=500), epoch_steps=56)["trainer.total_epochs"] == 1000
+    assert (
+        flat_config(_resolve("qwen", "trainer.total_epochs=3", steps=500), epoch_steps=56)["trainer.total_epochs"] == 3
+    )
+    steps = flat_config(_resolve("qwen", "trainer.total_training_steps=null"), epoch_steps=56)
     assert steps["trainer.total_training_steps"] == 112
 
 
 def test_what_the_metrics_are_made_of_is_always_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "elsewhere.jsonl")
-    chosen = values(_resolve("fast", "trainer.logger=[console]"), run_dir="RUN")
+    chosen = flat_config(_resolve("fast", "trainer.logger=[console]"), run_dir="RUN")
     assert chosen["trainer.logger"] == ["console", "file"]
     assert chosen["+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH"] == "RUN/verl.jsonl"
 
 
 def test_longer_trajectories_get_longer_micro_batches() -> None:
-    chosen = values(_resolve("fast", "actor_rollout_ref.rollout.max_model_len=65536"))
+    chosen = flat_config(_resolve("fast", "actor_rollout_ref.rollout.max_model_len=65536"))
     assert chosen["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 65536
 
 

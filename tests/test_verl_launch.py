@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.verl.launch import _keep_metrics, collect, following
+from groundwire.train.verl.launch import collect
+from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log
 
 
 def _wait_for_steps(run: RunDir, steps: list[int]) -> None:
@@ -30,7 +31,7 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
     (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
     rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
     (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
-    with following(run, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
+    with follow_verl_log(run, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
         file.write(_step(2, 3.0))
         file.flush()
         _wait_for_steps(run, [1, 2])
@@ -47,11 +48,11 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
 def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     (run.path / "verl.jsonl").write_text("".join(_step(number, 2.0) for number in range(1, 6)) + _step(6, 2.0)[:9])
-    _keep_metrics(run)
+    archive_verl_log(run)
     assert not (run.path / "verl.jsonl").exists()
     validated = json.dumps({"step": 3, "data": {"val-core/spider/reward/mean@1": 0.5}}) + "\n"
     (run.path / "verl.jsonl").write_text(validated + _step(4, 1.0))
-    _keep_metrics(run)
+    archive_verl_log(run)
     (run.path / "verl.jsonl").write_text(_step(5, 1.0))
     collect(run)
     assert [(line["step"], line["wall_time_s"]) for line in run.metrics()] == [
@@ -65,8 +66,8 @@ def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path
 
 _JOBS = """
 import os, ray
-from groundwire.train.verl.launch import _job_of_its_own
-with _job_of_its_own():
+from groundwire.train.verl.launch import _unique_ray_job
+with _unique_ray_job():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 job = ray.remote(lambda: ray.get_runtime_context().get_job_id())
 print(ray.JobID.from_int(os.getpid()).hex(), ray.get_runtime_context().get_job_id(), ray.get(job.remote()))

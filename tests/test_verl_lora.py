@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from groundwire.train.policy.model import load_policy, new_policy, save_policy
-from groundwire.train.verl.launch import export
-from groundwire.train.verl.lora import merge_adapters, peft_problem
+from groundwire.train.verl.checks import peft_problem
+from groundwire.train.verl.launch import link_newest_model
+from groundwire.train.verl.lora import merge_adapters
 
 RANK, ALPHA = 4, 8
 ADAPTED = "self_attn.q_proj"
@@ -70,7 +71,7 @@ def test_a_peft_that_hides_adapters_from_verl_is_named(installed: str | None, sa
 
 def test_the_exported_model_has_the_adapted_weights(tiny_policy, tmp_path: Path) -> None:
     folder, deltas, plain = _checkpoint(tiny_policy, tmp_path)
-    assert export(tmp_path) == folder
+    assert link_newest_model(tmp_path) == folder
     loaded, _ = load_policy(tmp_path / "model")
     before = dict(plain.named_parameters())
     assert len(deltas) == 2

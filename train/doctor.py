@@ -25,8 +25,8 @@ import typer
 
 from groundwire.tools.terminal import Version, console
 from groundwire.train.policy.tool_parsers import FORMATS
+from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
-from groundwire.train.verl.lora import peft_problem
 
 __all__ = ["KNOWN_GOOD", "Line", "app", "examine"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.gpu.agents import messages
 from groundwire import domains
 from groundwire.train.config.run_config import resolve
-from groundwire.train.verl.hydra_config import compose, parse_overrides, values
+from groundwire.train.verl.hydra_config import compose, flat_config, parse_overrides
 
 _OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
 
@@ -44,7 +44,7 @@ def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
     for name in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), out / "tasks" / f"{name}.parquet")
     config = resolve("starter", trainer="verl", model=model, steps=steps, verl=parse_overrides(arguments))
-    chosen = values(config, run_dir=str(out.resolve()), model=model)
+    chosen = flat_config(config, run_dir=str(out.resolve()), model=model)
     chosen = {key: value for key, value in chosen.items() if not any(name in key for name in _OURS)}
     chosen["reward.custom_reward_function.path"] = __file__
     chosen["reward.custom_reward_function.name"] = "no_reward"

@@ -1,7 +1,7 @@
 """A run's figures in the places where teams look at theirs: TensorBoard, Weights & Biases.
 
 The run's folder stays what a run is; here each line of its ``metrics.jsonl`` is told to others, as it is written. verl
-has trackers of its own and is only told which (:func:`groundwire.train.verl.hydra_config.values`): this is the local
+has trackers of its own and is only told which (:mod:`groundwire.train.verl.hydra_config`): this is the local
 trainer's part. A run that is resumed goes on in the same TensorBoard folder, and as the same run of W&B.
 """
 

@@ -27,10 +27,9 @@ def resolved(settings: RunConfig, data: domains.TaskData, run_dir: str) -> str:
     """
     if settings.trainer != "verl":
         return json.dumps(settings.to_dict(), indent=2)
-    from groundwire.train.verl import launch
-    from groundwire.train.verl.hydra_config import compose
+    from groundwire.train.verl.hydra_config import compose_for_run
 
-    composed = compose(launch.resolved(settings, data, run_dir))
+    composed = compose_for_run(settings, data, run_dir)
     from omegaconf import OmegaConf
 
     return str(OmegaConf.to_yaml(composed, resolve=True))

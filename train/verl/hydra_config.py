@@ -1,7 +1,7 @@
-"""From a run's settings to verl's configuration.
+"""From a run's settings (:class:`RunConfig`) to one flat mapping of dotted keys, and from that to verl's configuration.
 
-verl's own files say what there is; a preset and the command line say what differs. A setting that the run and verl both
-have has one value: whichever name it was given by, the other follows, and two different values are refused.
+The keys and defaults are those of verl's own files; a preset and the command line change some of them. A setting that
+the run and verl both have has one value: giving different values under its two names is an error.
 """
 
 from __future__ import annotations
@@ -10,29 +10,42 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from groundwire.domains import TaskData
 from groundwire.tools.paths import IMPORT_PATH
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import FOLDER, TRACKERS, wandb_environment
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import check_type, setting_types, unknown
 from groundwire.train.config.verl_presets import BASE, PRESETS, SHARED
+from groundwire.train.policy import STARTER
 from groundwire.train.policy.tool_parsers import FORMATS
 
 if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["INSTALL", "compose", "keys", "on_npu", "parse_overrides", "run_settings", "values", "without_twins"]
+__all__ = [
+    "INSTALL",
+    "compose",
+    "compose_for_run",
+    "count_devices",
+    "flat_config",
+    "parse_overrides",
+    "run_settings",
+    "uses_npu",
+    "without_twins",
+]
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
-"""What to do where verl is missing; the name on the package index is somebody else's."""
+"""How to install verl. The package index has another project of this name."""
 
 _RUN_NAMES = {key: name for name, key in SHARED.items()}
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
-_OURS = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
+_FIXED = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
 _LOGGER = "trainer.logger"
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
@@ -107,7 +120,33 @@ def without_twins(stored: Mapping[str, Any], changed: Mapping[str, Any]) -> dict
     return kept
 
 
-def values(
+def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
+    """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``."""
+    model = str(STARTER) if config.model == "starter" else config.model
+    if Path(model).exists():
+        model = str(Path(model).resolve())  # verl's processes have another working directory
+    flat = flat_config(
+        config,
+        run_dir=run_dir,
+        model=model,
+        n_gpus=max(1, count_devices(npu=uses_npu(config))),
+        epoch_steps=len(data.train) // config.tasks_per_step,
+    )
+    return compose(flat)
+
+
+def count_devices(*, npu: bool) -> int:
+    """GPUs (or Ascend NPUs) that torch finds here."""
+    with suppress(ImportError):
+        import torch
+
+        if npu:
+            import torch_npu  # noqa: F401 (it adds torch.npu)
+        return int((torch.npu if npu else torch.cuda).device_count())
+    return 0
+
+
+def flat_config(
     config: RunConfig,
     *,
     run_dir: str = "RUN_DIR",
@@ -115,24 +154,23 @@ def values(
     n_gpus: int = 1,
     epoch_steps: int | None = None,
 ) -> dict[str, Any]:
-    """verl's keys with the values that a run gives them; a leading ``+`` marks keys that verl's files do not have.
+    """verl's dotted keys with this run's values; ``+`` marks keys that verl's files do not have, as in Hydra.
 
-    ``model`` is where the model's files are, ``epoch_steps`` the steps of one pass over the training tasks.
+    ``model`` is the folder or hub name of the model, ``epoch_steps`` the steps of one pass over the training tasks.
+    Raises :class:`ConfigError`.
     """
-    overrides = _overrides(config)
+    overrides = _verl_overrides(config)
     plain = {key.lstrip("+"): value for key, value in overrides.items()}
     mode = plain.get(_MODE, BASE[_MODE])
-    # separate_async takes a batch apart itself: one mini-batch for each local update between two weight transfers.
+    # separate_async divides a batch itself: one mini-batch for each update between two transfers of weights.
     updates = plain.get(_UPDATES, 4)
-    _check(config, plain, mode, updates)
-    mini = max(1, config.tasks_per_step // (updates if mode == "separate_async" else config.minibatches))
-    chosen: dict[str, Any] = {
+    _check_overrides(config, plain, mode, updates)
+    minibatches = updates if mode == "separate_async" else config.minibatches
+    flat: dict[str, Any] = {
         **BASE,
         **{key: getattr(config, name) for name, key in SHARED.items()},
-        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": max(1, config.tasks_per_step // minibatches),
         "actor_rollout_ref.rollout.val_kwargs.do_sample": config.val_temperature > 0,
-        "actor_rollout_ref.rollout.multi_turn.max_user_turns": config.max_turns,
-        "data.max_prompt_length": config.max_model_len - config.max_tokens,
         "data.train_files": f"{run_dir}/tasks/train.parquet",
         "data.val_files": f"{run_dir}/tasks/validation.parquet",
         _LOGGER: [*BASE[_LOGGER], *config.track],
@@ -140,75 +178,76 @@ def values(
         "trainer.experiment_name": Path(run_dir).name,
         "trainer.n_gpus_per_node": n_gpus,
         _TOKENS: max(BASE[_TOKENS], config.max_model_len),
+        **{key: value for key, (value, _) in _derived(config).items()},
     }
     if model is not None:
-        chosen[SHARED["model"]] = model
-    if not on_npu(config) and importlib.util.find_spec("flash_attn") is None:
-        chosen["actor_rollout_ref.model.use_remove_padding"] = False
+        flat[SHARED["model"]] = model
+    if not uses_npu(config) and importlib.util.find_spec("flash_attn") is None:
+        flat["actor_rollout_ref.model.use_remove_padding"] = False
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
-        chosen["actor_rollout_ref.model.use_fused_kernels"] = True
-        chosen["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
+        flat["actor_rollout_ref.model.use_fused_kernels"] = True
+        flat["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
     if config.credit == "discount":
-        chosen["algorithm.adv_estimator"] = "groundwire_discount"
-    chosen |= overrides
-    chosen[_LOGGER] = _with_file(chosen[_LOGGER])
+        flat["algorithm.adv_estimator"] = "groundwire_discount"
+    flat |= overrides
+    loggers = [flat[_LOGGER]] if isinstance(flat[_LOGGER], str) else list(flat[_LOGGER])
+    flat[_LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
     if config.steps == 0:
-        epochs = chosen[_EPOCHS]
-        chosen[SHARED["steps"]] = None if epoch_steps is None else max(1, epochs * epoch_steps)
+        flat[SHARED["steps"]] = None if epoch_steps is None else max(1, flat[_EPOCHS] * epoch_steps)
     elif _EPOCHS not in config.verl:
-        # A preset's are for its own steps, and verl stops at the first of the two.
-        chosen[_EPOCHS] = BASE[_EPOCHS]
-    chosen["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
+        flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
+    flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
     environment = _environment(run_dir, wandb="wandb" in config.track)
-    chosen |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
-    chosen["+groundwire"] = {"run_dir": run_dir, "config": config.to_dict()}
-    return chosen
+    flat |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
+    flat["+groundwire"] = {"run_dir": run_dir, "config": config.to_dict()}
+    return flat
 
 
-def _overrides(config: RunConfig) -> dict[str, Any]:
-    """verl's own settings, the preset's and then the given ones, without those that the run has, too."""
+def uses_npu(config: RunConfig) -> bool:
+    """Whether the run trains on Ascend NPUs."""
+    overrides = _verl_overrides(config)
+    return bool(overrides.get("+trainer.device", overrides.get("trainer.device")) == "npu")
+
+
+def _verl_overrides(config: RunConfig) -> dict[str, Any]:
+    """verl's own settings, the preset's and then the user's, without those that are also settings of the run."""
     preset = {key: value for key, value in PRESETS[config.config].items() if "." in key}
     return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in _RUN_NAMES}
 
 
-def on_npu(config: RunConfig) -> bool:
-    """Whether it trains on Ascend, which has kernels of its own."""
-    overrides = _overrides(config)
-    return bool(overrides.get("+trainer.device", overrides.get("trainer.device")) == "npu")
+def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
+    """Keys of verl that follow from the run's settings: the value, and what it is."""
+    return {
+        "actor_rollout_ref.rollout.multi_turn.max_user_turns": (
+            config.max_turns,
+            "max_turns, for the agent and verl",
+        ),
+        "data.max_prompt_length": (config.max_model_len - config.max_tokens, "max_model_len less max_tokens"),
+    }
 
 
-def _with_file(logger: Any) -> list[str]:
-    """``metrics.jsonl`` is made of what verl's logger ``file`` writes."""
-    named = [logger] if isinstance(logger, str) else list(logger)
-    return named if "file" in named else [*named, "file"]
-
-
-def _check(config: RunConfig, overrides: Mapping[str, Any], mode: str, updates: Any) -> None:
+def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str, updates: Any) -> None:
     for key in overrides:
-        if key in _OURS:
-            raise ConfigError(f"{key} cannot be changed: the rollouts are built around it (see --credit)")
-        if held := next((shared for shared in (*_RUN_NAMES, *_OURS) if shared.startswith(f"{key}.")), None):
-            raise ConfigError(f"{key} is a whole section, with {held} in it: give its settings one by one")
+        if key in _FIXED:
+            raise ConfigError(f"{key} cannot be changed: the rollouts depend on its value (see --credit)")
+        if inner := next((name for name in (*_RUN_NAMES, *_FIXED) if name.startswith(f"{key}.")), None):
+            raise ConfigError(f"{key} is a whole section, with {inner} in it: give its settings one by one")
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
     if not isinstance(updates, int) or updates < 1:
         raise ConfigError(f"{_UPDATES} is {updates!r}; it must be a whole number of at least 1")
     if mode == "separate_async" and config.tasks_per_step % updates:
         raise ConfigError(
-            f"tasks_per_step is {config.tasks_per_step} and {_UPDATES} {updates}: separate_async takes a batch apart "
+            f"tasks_per_step is {config.tasks_per_step} and {_UPDATES} is {updates}: separate_async divides a batch "
             "into that many equal parts"
         )
-    room = config.max_model_len - config.max_tokens
-    if room < 1:
+    if config.max_model_len <= config.max_tokens:
         raise ConfigError(
-            f"max_model_len is {config.max_model_len} and max_tokens {config.max_tokens}: no room for a prompt"
+            f"max_model_len is {config.max_model_len} and max_tokens {config.max_tokens}: this leaves no prompt tokens"
         )
-    for key, value, why in (
-        ("actor_rollout_ref.rollout.multi_turn.max_user_turns", config.max_turns, "max_turns, for the agent and verl"),
-        ("data.max_prompt_length", room, "max_model_len less max_tokens"),
-    ):
+    for key, (value, meaning) in _derived(config).items():
         if overrides.get(key, value) != value:
-            raise ConfigError(f"{key}={overrides[key]}: it is {why}, here {value}; change those")
+            raise ConfigError(f"{key}={overrides[key]}: it is {meaning}, here {value}; change those")
     tokens = overrides.get(_TOKENS, config.max_model_len)
     if not isinstance(tokens, int) or tokens < config.max_model_len:
         raise ConfigError(
@@ -220,36 +259,30 @@ def _check(config: RunConfig, overrides: Mapping[str, Any], mode: str, updates: 
 
 
 def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
-    """What verl's processes are to find in their environment."""
+    """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
     path = [str(IMPORT_PATH), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    wanted = {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
-        "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
+    defaults = {
         "TENSORBOARD_DIR": f"{run_dir}/{FOLDER}",
-        # vLLM's first start would otherwise compile kernels for minutes.
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
         **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
     }
-    ours = ("PYTHONPATH", "VERL_FILE_LOGGER_PATH")
-    kept = {name: os.environ[name] for name in wanted if name in os.environ and name not in ours}
-    return {**wanted, **kept}
+    return {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
+        **{name: os.environ.get(name, value) for name, value in defaults.items()},
+    }
 
 
-def schema_folder() -> Path:
-    """Where verl's configuration files are, found without importing verl. Raises :class:`ConfigError`."""
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"verl is not installed: {INSTALL}")
-    return Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
-
-
-def compose(chosen: Mapping[str, Any]) -> Any:
-    """verl's whole configuration with ``chosen`` in it, as an OmegaConf ``DictConfig``.
+def compose(flat: Mapping[str, Any]) -> Any:
+    """verl's whole configuration with ``flat`` in it, as an OmegaConf ``DictConfig``.
 
     Keys without a dot choose one of Hydra's groups (``model_engine=megatron``). Raises :class:`ConfigError` for a key
     that verl does not have.
     """
-    folder = schema_folder()
+    spec = importlib.util.find_spec("verl")  # found without importing it
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"verl is not installed: {INSTALL}")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
     try:
         from hydra import compose as hydra_compose
         from hydra import initialize_config_dir
@@ -258,32 +291,34 @@ def compose(chosen: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: {INSTALL}") from error
 
-    groups = [f"{key}={value}" for key, value in chosen.items() if "." not in key and not key.startswith("+")]
+    groups = [f"{key}={value}" for key, value in flat.items() if _is_group(key)]
     try:
         with initialize_config_dir(str(folder), version_base=None):
             config = hydra_compose("ppo_trainer", overrides=groups)
     except HydraException as error:
         why = str(error).splitlines()[0].rstrip(".")
-        hint = next((unknown(name) for name in chosen if f"'{name}'" in why), "")
+        hint = next((unknown(name) for name in flat if f"'{name}'" in why), "")
         raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {why}{hint}") from error
-    known = None
-    for key, value in chosen.items():
-        if "." not in key and not key.startswith("+"):
-            continue
-        name = key.lstrip("+")
-        if not key.startswith("+"):
-            known = known or set(keys(config))
-            if name not in known:
+    known = set(_dotted_keys(config))
+    with open_dict(config):
+        for key, value in flat.items():
+            if _is_group(key):
+                continue
+            name = key.lstrip("+")
+            if name == key and name not in known:
                 close = get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"write +{name}=… to add it"
                 raise ConfigError(f"verl has no setting {name}: {hint}")
-        with open_dict(config):
             OmegaConf.update(config, name, value, merge=False, force_add=True)
     return config
 
 
-def keys(config: Any, prefix: str = "") -> list[str]:
-    """Every dotted key of a composed configuration, sections included; interpolations are left alone."""
+def _is_group(key: str) -> bool:
+    return "." not in key and not key.startswith("+")
+
+
+def _dotted_keys(config: Any, prefix: str = "") -> list[str]:
+    """Every key of a composed configuration, sections included; interpolations are not resolved."""
     from omegaconf import DictConfig
 
     found: list[str] = []
@@ -292,5 +327,5 @@ def keys(config: Any, prefix: str = "") -> list[str]:
         found.append(name)
         child = config._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            found += keys(child, f"{name}.")
+            found += _dotted_keys(child, f"{name}.")
     return found

@@ -7,26 +7,11 @@ and with random weights. Merged into the weights that they adapt, the adapters a
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["merge_adapters", "peft_problem"]
+__all__ = ["merge_adapters"]
 
-_PEFT_LIMIT = (0, 21)
 _PREFIX = "base_model.model."
-
-
-def peft_problem() -> tuple[str, str] | None:
-    """Why adapters cannot be trained with the peft that is installed, and what to do; None where they can."""
-    what_to_do = "pip install 'peft<0.21'"
-    try:
-        found = version("peft")
-    except PackageNotFoundError:
-        return "peft is not installed", what_to_do
-    if tuple(int(part) for part in found.split(".")[:2]) < _PEFT_LIMIT:
-        return None
-    # Its get_peft_model_state_dict() goes by the names of modules, which FSDP's wrapping changes.
-    return f"peft {found} hides adapters from verl 0.9.1, and vLLM gets none of them", what_to_do
 
 
 def merge_adapters(folder: Path, settings: Path) -> bool:

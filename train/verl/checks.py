@@ -1,0 +1,104 @@
+"""Checks before a run with verl: tasks, devices, model, packages, and verl's own validation of its configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from groundwire.domains import TaskData
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.verl.hydra_config import compose_for_run, count_devices, uses_npu
+
+__all__ = ["check", "check_hub", "peft_problem"]
+
+_HUB_TIMEOUT_S = 10.0
+_PEFT_LIMIT = (0, 21)
+
+
+def check(config: RunConfig, data: TaskData) -> None:
+    """Raise :class:`ConfigError` if this run cannot be trained on this machine. Nothing is written."""
+    if len(data.train) < config.tasks_per_step:
+        raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
+    composed = compose_for_run(config, data, "RUN_DIR")
+    model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
+    if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
+        _check_devices(composed.trainer.n_gpus_per_node, npu=uses_npu(config))
+    if config.model != "starter" and not Path(config.model).exists():
+        check_hub(config.model)
+    if composed.trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
+        raise ConfigError("separate_async needs GPUs for sampling alone: docs/verl.md lists the settings")
+    if model.lora_rank > 0 and (problem := peft_problem()):
+        raise ConfigError(": ".join(problem))
+    if rollout.checkpoint_engine.backend == "nccl" and importlib.util.find_spec("cupy") is None:
+        raise ConfigError("checkpoint_engine.backend is nccl, which verl uses through cupy: pip install cupy-cuda13x")
+    try:
+        import ray  # noqa: F401 (train() starts it)
+        from verl.trainer.main_ppo import run_ppo  # noqa: F401 (as above)
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.utils.config import validate_config
+        from verl.utils.device import auto_set_device
+    except ImportError as error:
+        raise ConfigError(f"verl cannot be imported: {error}. python -m train.doctor lists what is missing") from error
+    auto_set_device(composed)
+    try:
+        validate_config(
+            config=composed, use_reference_policy=need_reference_policy(composed), use_critic=need_critic(composed)
+        )
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(f"verl refuses this configuration: {error}") from error
+
+
+def check_hub(model: str) -> None:
+    """Raise :class:`ConfigError` if ``owner/name`` is neither in the local cache of the model hub nor on the hub.
+
+    Ray would report this much later. The hub is asked only if the cache lacks the model, with a timeout of 10 s.
+    """
+    import httpx
+    from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
+
+    not_cached = f"it is not in the hub's cache ({constants.HF_HUB_CACHE})"
+    try:
+        if isinstance(try_to_load_from_cache(model, "config.json"), str):
+            return
+        HfApi().model_info(model, timeout=_HUB_TIMEOUT_S)
+    except errors.RepositoryNotFoundError:
+        why = "the hub has no such model, or only for users who are logged in (hf auth login)"
+    except errors.HFValidationError:
+        why = "no model on the hub can have this name"
+    except errors.OfflineModeIsEnabled:
+        why = f"{not_cached}, and HF_HUB_OFFLINE is set"
+    except (OSError, httpx.HTTPError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = f"{not_cached}, and the hub cannot be asked ({reason})"
+    else:
+        return
+    folder = Path(model)
+    where = f"{folder.parent} is a folder here without {folder.name}" if folder.parent.is_dir() else "no such folder"
+    raise ConfigError(f"no model {model}: {where}, and {why}")
+
+
+def peft_problem() -> tuple[str, str] | None:
+    """Why the installed peft cannot train LoRA adapters, and what to do; None if it can."""
+    fix = "pip install 'peft<0.21'"
+    try:
+        installed = version("peft")
+    except PackageNotFoundError:
+        return "peft is not installed", fix
+    if tuple(int(part) for part in installed.split(".")[:2]) < _PEFT_LIMIT:
+        return None
+    # Its get_peft_model_state_dict() selects modules by name, and FSDP's wrapping changes the names.
+    return f"peft {installed} hides adapters from verl 0.9.1, so vLLM would sample without them", fix
+
+
+def _check_devices(wanted: int, *, npu: bool) -> None:
+    found, kind = count_devices(npu=npu), "NPUs" if npu else "GPUs"
+    if not found:
+        raise ConfigError(
+            f"verl trains on {kind}, and torch finds none here: leave out --trainer verl, or run "
+            "python -m train.doctor --trainer verl for the reason"
+        )
+    if wanted > found:
+        raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {found} {kind} here")

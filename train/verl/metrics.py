@@ -1,0 +1,110 @@
+"""Writes a run's ``metrics.jsonl`` from ``verl.jsonl`` (verl's log) and ``rollouts.jsonl`` (the rollout service's).
+
+The lines have the same fields as the local trainer's; ``verl`` holds everything that verl logged for the step.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from groundwire.tools.step_timer import PHASES
+from groundwire.train.artifacts.run_dir import RunDir
+
+__all__ = ["archive_verl_log", "follow_verl_log", "write_metrics"]
+
+_LOG, _ARCHIVE = "verl.jsonl", "verl-before.jsonl"
+
+
+def write_metrics(run: RunDir) -> None:
+    """Write ``metrics.jsonl`` anew, one line per step."""
+    logged: dict[int, dict[str, Any]] = {}
+    for line in _verl_lines(run.path):
+        logged.setdefault(int(line["step"]), {}).update(line["data"])
+    rollouts = {(int(line["step"]), line["partition"]): line for line in _read_lines(run.path / "rollouts.jsonl")}
+    lines, wall_time_s = [], 0.0
+    for step, data in sorted(logged.items()):
+        wall_time_s += float(data.get("timing_s/step", 0.0)) + float(data.get("timing_s/testing", 0.0))
+        lines.append(
+            _metrics_line(step, data, rollouts.get((step, "train"), {}), rollouts.get((step, "val"), {}), wall_time_s)
+        )
+    _write_lines(run, "metrics.jsonl", lines)
+
+
+@contextmanager
+def follow_verl_log(run: RunDir, interval_s: float = 2.0) -> Iterator[None]:
+    """Update ``metrics.jsonl`` from a thread whenever verl's log has grown."""
+    stopped = threading.Event()
+
+    def follow() -> None:
+        last_size = 0
+        while not stopped.wait(interval_s):
+            with suppress(FileNotFoundError):
+                size = (run.path / _LOG).stat().st_size
+                if size != last_size:
+                    last_size = size
+                    write_metrics(run)
+
+    thread = threading.Thread(target=follow, name="follow-verl-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def archive_verl_log(run: RunDir) -> None:
+    """Move the log of an interrupted run out of the way: verl overwrites its log in every process."""
+    if (run.path / _LOG).exists():
+        _write_lines(run, _ARCHIVE, _verl_lines(run.path))
+        (run.path / _LOG).unlink()
+
+
+def _verl_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """The archived and the current log; archived steps that the resumed run repeated are left out."""
+    current = _read_lines(run_dir / _LOG)
+    first = min((int(line["step"]) for line in current if "timing_s/step" in line["data"]), default=None)
+    archived = _read_lines(run_dir / _ARCHIVE)
+    return [line for line in archived if first is None or int(line["step"]) < first] + current
+
+
+def _metrics_line(
+    step: int, logged: Mapping[str, Any], trained: Mapping[str, Any], validated: Mapping[str, Any], wall_time_s: float
+) -> dict[str, Any]:
+    line: dict[str, Any] = {"step": step}
+    if step > 0:
+        sampled, step_s = trained.get("tokens_sampled", 0), float(logged.get("timing_s/step", 0.0))
+        dropped = {name: count for name, count in trained.items() if name.startswith("dropped_")}
+        line |= {
+            "reward": trained.get("reward_mean"),
+            "rollouts": trained.get("ended", 0),
+            "failures": {name.removeprefix("dropped_"): count for name, count in dropped.items()},
+            "groups_skipped": trained.get("groups_skipped", 0),
+            **{name: trained[name] for name in ("groups", "groups_used") if name in trained},
+            "retried": trained.get("retried", 0),
+            "calls": trained.get("calls", 0),
+            "tokens_generated": sampled,
+            "tokens_per_s": round(sampled / step_s, 1) if step_s else 0.0,
+            "seconds": dict(trained.get("seconds") or dict.fromkeys(PHASES, 0.0)),
+        }
+    line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
+    return {**line, "wall_time_s": round(wall_time_s, 2), "verl": dict(logged)}
+
+
+def _write_lines(run: RunDir, name: str, lines: list[dict[str, Any]]) -> None:
+    with run.whole(run.path / name) as part:
+        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    with suppress(FileNotFoundError):
+        for text in path.read_text().splitlines():
+            with suppress(ValueError):  # a kill may truncate the last line
+                lines.append(dict(json.loads(text)))
+    return lines
