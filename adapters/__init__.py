@@ -1,4 +1,4 @@
-"""Backends: one file per agent framework, behind one small contract, found by name."""
+"""Backends run agents: one module per framework, one contract, and a registry of names."""
 
 from __future__ import annotations
 

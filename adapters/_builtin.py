@@ -9,8 +9,8 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_backends(register: Callable[[str, str], None]) -> None:
-    """Each framework is one line here and one file beside."""
+    """The reference SQL agents, and ``custom`` for any function."""
     register("custom", "groundwire.adapters.custom:CustomBackend")
-    register("langgraph", "groundwire.adapters.sql_agents.langgraph:LangGraphBackend")
-    register("mcp", "groundwire.adapters.sql_agents.mcp:McpBackend")
-    register("openai-agents", "groundwire.adapters.sql_agents.openai_agents:OpenAIAgentsBackend")
+    register("langgraph", "groundwire.adapters.sql_agents.langgraph:LangGraphSQLBackend")
+    register("mcp", "groundwire.adapters.sql_agents.mcp:McpSQLBackend")
+    register("openai-agents", "groundwire.adapters.sql_agents.openai_agents:OpenAIAgentsSQLBackend")

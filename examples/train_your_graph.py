@@ -1,4 +1,4 @@
-"""Train a model behind your own LangGraph graph: a backend is a class with one method.
+"""Train a model behind your own LangGraph graph: a backend says how a question goes in and how the answer comes out.
 
     python examples/train_your_graph.py --ci-fast
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
 from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.plugins import hookimpl, plugin
 from groundwire.tools.schema import table_info
 
 
 class State(TypedDict, total=False):
-    """What the graph carries."""
+    """The graph's state."""
 
     question: Question
     model: Any
@@ -28,36 +28,29 @@ class State(TypedDict, total=False):
 
 
 async def answer(state: State) -> State:
-    """The graph's one node: one call, no second thoughts."""
+    """The graph's one node: one call of the model."""
     question = state["question"]
     info = table_info(question.database, example_values=0, show_keys=False)
     messages = [("system", prompts.system_message(info.text)), ("user", prompts.write_message(question.text))]
     return {"reply": (await state["model"].ainvoke(messages)).text}
 
 
-class FirstTry:
-    """A backend: it is given a question and an endpoint, and answers."""
+graph = StateGraph(State).add_node("answer", answer).add_edge(START, "answer").add_edge("answer", END).compile()
 
-    agents = ("answer",)
 
-    def __init__(self, **_: Any) -> None:
-        graph = StateGraph(State)
-        graph.add_node("answer", answer)
-        graph.add_edge(START, "answer")
-        graph.add_edge("answer", END)
-        self.graph = graph.compile()
+def make_input(question: Question, endpoint: Endpoint, model: Any) -> State:
+    """``model`` calls ``endpoint``, where every call is traced; the header names the node for ``--agent-match``."""
+    return {"question": question, "model": model.bind(extra_headers=endpoint.agent_headers("answer"))}
 
-    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Every call to ``endpoint.base_url`` is traced; the header names the node for ``--agent-match``."""
-        model = ChatOpenAI(
-            model=endpoint.model,
-            base_url=endpoint.base_url,
-            api_key=endpoint.api_key,
-            default_headers=endpoint.agent_headers("answer"),
-            **endpoint.sampling,
-        )
-        state = await self.graph.ainvoke({"question": question, "model": model})
-        return Answer(text=prompts.extract_sql(state["reply"]))
+
+def read_answer(question: Question, state: State) -> Answer:
+    """The query in the model's reply."""
+    return Answer(text=prompts.extract_sql(state["reply"]))
+
+
+def first_try() -> LangGraphBackend:
+    """The backend."""
+    return LangGraphBackend(graph, agents=("answer",), make_input=make_input, read_answer=read_answer)
 
 
 class Plugin:
@@ -66,7 +59,7 @@ class Plugin:
     @hookimpl
     def register_backends(self, register: Any) -> None:
         """Add this file's backend."""
-        register("first_try", FirstTry)
+        register("first_try", first_try)
 
 
 if __name__ == "__main__":

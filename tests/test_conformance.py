@@ -73,9 +73,9 @@ class TestStreamed(BackendConformance):
     @pytest.fixture(scope="class")
     @classmethod
     def backend_under_test(cls) -> Backend:
-        from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
+        from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 
-        return OpenAIAgentsBackend(stream=True)
+        return OpenAIAgentsSQLBackend(stream=True)
 
 
 class TestExample(BackendConformance):

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.runtime import Runtime
 
 from groundwire import adapters
 from groundwire.adapters import Endpoint, EndpointError, Question, ToolError
+from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.langgraph import LangGraphBackend, SQLContext, build_sql_graph
+from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend, SQLContext, build_sql_graph
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 WRONG, RIGHT = "```sql\nSELECT nam FROM singer\n```", "```sql\nSELECT name FROM singer\n```"
@@ -32,7 +35,7 @@ def _endpoint(server: ScriptedPolicyServer) -> Endpoint:
 
 async def _run(replies: list[str | Reply], database: str, **options: int) -> tuple[adapters.Answer, list[dict]]:
     async with ScriptedPolicyServer(replies=replies) as server:
-        backend = LangGraphBackend(**options)
+        backend = LangGraphSQLBackend(**options)
         try:
             answer = await backend.run(Question(id="1", text="Which singers?", database=database), _endpoint(server))
         finally:
@@ -72,7 +75,7 @@ async def test_the_last_query_allowed_is_run_but_not_checked(database: str) -> N
 async def test_a_question_that_asks_for_prose_is_answered_from_the_last_querys_rows(database: str, turns: int) -> None:
     replies = [RIGHT, *["CORRECT"] * (turns - 1), "\nAnn and Bob sing."]
     async with ScriptedPolicyServer(replies=replies) as server:
-        backend = LangGraphBackend(max_turns=turns)
+        backend = LangGraphSQLBackend(max_turns=turns)
         question = Question(id="1", text="谁唱歌？", database=database, form="prose")
         answer = await backend.run(question, _endpoint(server))
         await backend.stop()
@@ -99,7 +102,7 @@ async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(dat
 
 async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
-    backend = LangGraphBackend()
+    backend = LangGraphSQLBackend()
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
         await backend.run(Question(id="1", text="?", database=database), endpoint)
     await backend.stop()
@@ -116,6 +119,20 @@ async def test_the_graph_serves_anybody_without_training(database: str) -> None:
         context = SQLContext(model=model, database=database)
         state = await build_sql_graph().ainvoke({"question": "Which singers?"}, context=context)
     assert state["sql"] == "SELECT name FROM singer"
+
+
+async def test_any_graph_over_messages_is_a_backend(database: str) -> None:
+    async def think(state: MessagesState, runtime: Runtime[ChatOpenAI]) -> dict[str, list]:
+        return {"messages": [await runtime.context.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState, ChatOpenAI).add_node("think", think).add_edge(START, "think").compile()
+    async with ScriptedPolicyServer(replies=["Two."]) as server:
+        backend = LangGraphBackend(graph, make_context=lambda question, endpoint, model: model)
+        answer = await backend.run(Question(id="1", text="How many?", database=database), _endpoint(server))
+        await backend.stop()
+    assert answer.text == "Two."
+    assert server.requests[0]["messages"] == [{"content": "How many?", "role": "user"}]
+    assert server.requests[0]["temperature"] == 0.5
 
 
 def test_a_turn_limit_below_one_is_refused() -> None:

@@ -17,8 +17,8 @@ import pytest
 
 from groundwire import adapters
 from groundwire.adapters import Answer, Endpoint, Question, ToolError
-from groundwire.adapters.sql_agents.mcp import McpBackend
-from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
+from groundwire.adapters.sql_agents.mcp import McpSQLBackend
+from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 _ids = itertools.count()
@@ -73,7 +73,7 @@ QUERIES = [
 async def test_the_policy_reads_the_same_as_with_a_tool_in_process(databases: list[str]) -> None:
     options: dict[str, Any] = {"max_turns": len(QUERIES), "execution_truncate": 72}
     seen = []
-    for backend in (OpenAIAgentsBackend(**options), McpBackend(**options)):
+    for backend in (OpenAIAgentsSQLBackend(**options), McpSQLBackend(**options)):
         async with _stopped(backend):
             replies = [*map(_call, QUERIES), "```sql\nSELECT 1\n```"]
             for reply, number in zip(replies, itertools.count(), strict=False):
@@ -91,7 +91,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
         last = body["messages"][-1]
         return f"```sql\n{last['content']}\n```" if last["role"] == "tool" else _call("SELECT id FROM t LIMIT 1")
 
-    async with _stopped(McpBackend()) as backend, ScriptedPolicyServer(replies=reply) as server:
+    async with _stopped(McpSQLBackend()) as backend, ScriptedPolicyServer(replies=reply) as server:
         endpoint = Endpoint(base_url=server.base_url, model="m")
         answers = await asyncio.gather(
             *(backend.run(Question(id="", text="?", database=path), endpoint) for path in databases * 4)
@@ -104,7 +104,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
 
 async def test_a_slow_query_holds_up_no_other_rollout(databases: list[str]) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    async with _stopped(McpBackend(query_timeout_s=1.5)) as backend:
+    async with _stopped(McpSQLBackend(query_timeout_s=1.5)) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         slow_one = asyncio.create_task(_run(backend, [_call(slow), "x"], databases[0]))
         await asyncio.sleep(0.2)
@@ -115,7 +115,7 @@ async def test_a_slow_query_holds_up_no_other_rollout(databases: list[str]) -> N
 
 
 async def test_a_server_that_dies_is_a_tool_error_and_the_next_rollout_gets_another(databases: list[str]) -> None:
-    async with _stopped(McpBackend()) as backend:
+    async with _stopped(McpSQLBackend()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         [running] = backend._servers.values()
         os.kill(running.result()._process.pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ async def test_a_server_that_dies_is_a_tool_error_and_the_next_rollout_gets_anot
 
 
 async def test_a_database_that_breaks_is_a_tool_error_and_keeps_the_server(databases: list[str]) -> None:
-    async with _stopped(McpBackend()) as backend:
+    async with _stopped(McpSQLBackend()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         [running] = backend._servers.values()
 
@@ -140,4 +140,4 @@ async def test_a_database_that_breaks_is_a_tool_error_and_keeps_the_server(datab
 
 
 def test_the_backend_has_its_name() -> None:
-    assert adapters.get("mcp") is McpBackend
+    assert adapters.get("mcp") is McpSQLBackend

@@ -13,16 +13,18 @@ from typing import Any
 import agents
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
-from agents import Agent
+from agents import Agent, RunContextWrapper
 from agents.tracing import TracingProcessor, get_trace_provider
 
 from groundwire import adapters
 from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from groundwire.adapters.openai_agents import OpenAIAgentsBackend
 from groundwire.adapters.sql_agents import prompts
-from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
+from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.tools.types import AgentStep
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
 _ids = itertools.count()
@@ -54,7 +56,7 @@ async def _run(
 ) -> tuple[Answer, list[dict[str, Any]]]:
     async with ScriptedPolicyServer(replies=replies) as server:
         endpoint = Endpoint(base_url=server.base_url, model=server.model, sampling=sampling)
-        backend = backend or OpenAIAgentsBackend()
+        backend = backend or OpenAIAgentsSQLBackend()
         try:
             answer = await backend.run(Question(id="1", text="Which singers?", database=database), endpoint)
         finally:
@@ -62,7 +64,7 @@ async def _run(
         return answer, server.requests
 
 
-async def _traced(replies: Script, database: str, backend: OpenAIAgentsBackend) -> tuple[Answer, list[LLMCall]]:
+async def _traced(replies: Script, database: str, backend: OpenAIAgentsSQLBackend) -> tuple[Answer, list[LLMCall]]:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout(input={})
     ids = rollout.rollout_id, rollout.attempt.attempt_id
@@ -79,7 +81,7 @@ async def _traced(replies: Script, database: str, backend: OpenAIAgentsBackend) 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(database: str, stream: bool) -> None:
-    backend = OpenAIAgentsBackend(stream=stream)
+    backend = OpenAIAgentsSQLBackend(stream=stream)
     replies = [_calls("SELECT id FROM singer"), f"```sql\nSELECT 1\n```\n{FENCED}"]
     answer, requests = await _run(replies, database, backend)
     assert answer.text == NAMES
@@ -89,7 +91,7 @@ async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(data
 
 
 async def test_the_conversation_is_the_one_that_policies_are_taught(database: str) -> None:
-    backend = OpenAIAgentsBackend(example_values=0, show_keys=False)
+    backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
     _, [request, _] = await _run([_calls(NAMES), FENCED], database, backend)
     system, user = request["messages"]
     assert system["content"] == prompts.tool_system_message("CREATE TABLE singer ( id int , name text )")
@@ -99,7 +101,7 @@ async def test_the_conversation_is_the_one_that_policies_are_taught(database: st
 
 async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES), "\nAnn and Bob sing."]) as server:
-        backend = OpenAIAgentsBackend(example_values=0, show_keys=False)
+        backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
         answer = await backend.run(Question(id="1", text="谁唱歌？", database=database, form="prose"), endpoint)
         await backend.stop()
@@ -112,7 +114,7 @@ async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(d
 
 async def test_turns_that_run_out_leave_a_question_in_prose_without_an_answer(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES)] * 2) as server:
-        backend = OpenAIAgentsBackend(max_turns=1)
+        backend = OpenAIAgentsSQLBackend(max_turns=1)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
         answer = await backend.run(Question(id="1", text="Who sings?", database=database, form="prose"), endpoint)
         await backend.stop()
@@ -135,11 +137,11 @@ async def test_a_reply_without_a_block_leaves_the_last_query_that_ran(database: 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_turns_that_run_out_are_an_answer_and_no_failure(database: str, stream: bool) -> None:
-    backend = OpenAIAgentsBackend(max_turns=2, stream=stream)
+    backend = OpenAIAgentsSQLBackend(max_turns=2, stream=stream)
     answer, requests = await _run([_calls(NAMES), *[_calls("SELECT nope")] * 2], database, backend)
     assert answer.text == NAMES
     assert len(requests) == 3
-    answer, _ = await _run([_calls("SELECT nope")] * 2, database, OpenAIAgentsBackend(max_turns=1))
+    answer, _ = await _run([_calls("SELECT nope")] * 2, database, OpenAIAgentsSQLBackend(max_turns=1))
     assert answer.text == ""
 
 
@@ -174,7 +176,7 @@ async def test_a_refused_call_is_an_endpoint_error_and_is_not_sent_again(databas
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="out of cards")) as server:
         endpoint = Endpoint(base_url=server.base_url, model="m")
         with pytest.raises(EndpointError, match="out of cards") as caught:
-            await OpenAIAgentsBackend().run(Question(id="1", text="?", database=database), endpoint)
+            await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database), endpoint)
         assert caught.value.status == 503
         assert len(server.requests) == 1
 
@@ -182,7 +184,7 @@ async def test_a_refused_call_is_an_endpoint_error_and_is_not_sent_again(databas
 async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
-        await OpenAIAgentsBackend().run(Question(id="1", text="?", database=database), endpoint)
+        await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database), endpoint)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -192,7 +194,7 @@ async def test_a_database_that_breaks_is_a_tool_error_and_not_the_policys_fault(
         return _calls(NAMES)
 
     with pytest.raises(ToolError, match=r"concerts\.sqlite"):
-        await _run(reply, database, OpenAIAgentsBackend(stream=stream))
+        await _run(reply, database, OpenAIAgentsSQLBackend(stream=stream))
     with pytest.raises(ToolError, match=r"concerts\.sqlite"):
         await _run([FENCED], database)
 
@@ -201,15 +203,36 @@ async def test_a_fault_in_an_authors_own_code_is_an_agent_error(database: str) -
     def instructions(context: Any, agent: Any) -> str:
         raise KeyError("a bug")
 
-    class Broken(OpenAIAgentsBackend):
-        def build(self) -> Agent[Any]:
-            return Agent(name="broken", instructions=instructions)
-
+    backend = OpenAIAgentsBackend(Agent(name="broken", instructions=instructions))
     with pytest.raises(AgentError, match="KeyError: 'a bug'"):
-        await _run([FENCED], database, Broken())
+        await _run([FENCED], database, backend)
 
 
-class _Triage(OpenAIAgentsBackend):
+@pytest.mark.parametrize("stream", [False, True])
+async def test_any_agent_is_a_backend_and_its_final_output_is_the_answer(database: str, stream: bool) -> None:
+    @agents.function_tool
+    def count_singers(context: RunContextWrapper[dict[str, Any]]) -> str:
+        """How many singers there are."""
+        context.context["steps"].append(AgentStep(agent="guide", kind="tool", input="", output="2", ok=True))
+        return "2"
+
+    backend = OpenAIAgentsBackend(
+        Agent(name="guide", instructions="Count.", tools=[count_singers]),
+        agents=("guide",),
+        make_input=lambda question: f"{question.text} Count them.",
+        make_context=lambda question, steps: {"steps": steps},
+        read_answer=lambda question, context, output: f"{output} ({len(context['steps'])} steps)",
+        stream=stream,
+    )
+    answer, requests = await _run([_calls(arguments="{}", name="count_singers"), "Two."], database, backend)
+    assert answer.text == "Two. (3 steps)"
+    assert [step["kind"] for step in answer.steps] == ["llm", "tool", "llm"]
+    assert requests[0]["messages"][-1]["content"] == "Which singers? Count them."
+    default = OpenAIAgentsBackend(Agent(name="guide"), max_turns=1)
+    assert (await _run(["Two."], database, default))[0].text == "Two."
+
+
+class _Triage(OpenAIAgentsSQLBackend):
     """An author's own agents: one hands over to the other."""
 
     agents = ("triage", "sql_agent")
@@ -232,7 +255,7 @@ async def test_rollouts_at_once_keep_their_names_and_answers_apart(database: str
         return f"```sql\nSELECT {body['messages'][-1]['content'].split()[1]}\n```"
 
     async with ScriptedPolicyServer(replies=reply) as server:
-        backend = OpenAIAgentsBackend()
+        backend = OpenAIAgentsSQLBackend()
         endpoint = Endpoint(base_url=server.base_url, model="m")
         questions = [Question(id=str(i), text=str(i), database=database) for i in range(16)]
         answers = await asyncio.gather(*(backend.run(question, endpoint) for question in questions))
@@ -242,7 +265,7 @@ async def test_rollouts_at_once_keep_their_names_and_answers_apart(database: str
 
 async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
     replies = [_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED]
-    _, calls = await _traced(replies, database, OpenAIAgentsBackend())
+    _, calls = await _traced(replies, database, OpenAIAgentsSQLBackend())
     [trajectory] = trajectories(calls)
     assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.calls]
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
@@ -288,6 +311,6 @@ async def test_a_prompt_that_does_not_fit_is_told_apart(database: str) -> None:
 
 
 def test_the_backend_has_its_name_and_refuses_a_turn_limit_below_one() -> None:
-    assert adapters.get("openai-agents") is OpenAIAgentsBackend
+    assert adapters.get("openai-agents") is OpenAIAgentsSQLBackend
     with pytest.raises(ValueError, match="max_turns is 0"):
-        OpenAIAgentsBackend(max_turns=0)
+        OpenAIAgentsSQLBackend(max_turns=0)

@@ -17,7 +17,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
-from groundwire.adapters.sql_agents.langgraph import LangGraphBackend
+from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
 from groundwire.adapters.tracing import trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -249,7 +249,7 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
 
     async with (
         ScriptedPolicyServer(replies=reply) as server,
-        _collector(server, LangGraphBackend()) as collector,
+        _collector(server, LangGraphSQLBackend()) as collector,
     ):
         [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
     assert outcome.succeeded

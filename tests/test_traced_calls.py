@@ -41,9 +41,9 @@ def task(tmp_path: Path) -> Task:
 
 
 def _streaming() -> Any:
-    from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsBackend
+    from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 
-    return OpenAIAgentsBackend(stream=True)
+    return OpenAIAgentsSQLBackend(stream=True)
 
 
 @pytest.mark.parametrize(

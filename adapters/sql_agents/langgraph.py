@@ -1,47 +1,42 @@
-"""The LangGraph text-to-SQL agent: write, execute, check, rewrite, and answer where sentences are asked for.
+"""The LangGraph text-to-SQL agent: it writes a query, executes, checks and rewrites it, and can answer in prose.
 
-The graph is compiled once and knows neither model nor database: both come with each run as LangGraph's runtime context.
-That keeps a rollout cheap, and gives the same graph to anybody who wants it without training::
+The graph is compiled once and contains neither model nor database: both come with each run as LangGraph's runtime
+context. So a rollout is cheap, and the same graph works without training::
 
     graph = build_sql_graph(max_turns=3)
     context = SQLContext(model=ChatOpenAI(model="gpt-5"), database="concerts.sqlite")
     state = await graph.ainvoke({"question": "How many singers are there?"}, context=context)
     state["sql"]
 
-Node names are agent names: ``agent_match="write"`` trains write_query and rewrite_query and leaves check_query alone.
+Node names are agent names: ``agent_match="write"`` trains write_query and rewrite_query but not check_query.
 """
 
 from __future__ import annotations
 
-import asyncio
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
-from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.runtime import Runtime
 
-from groundwire.adapters._openai_client import Clients, typed_failures
 from groundwire.adapters._types import Answer, Endpoint, Question
+from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
-from groundwire.tools.schema import table_info
-from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
+from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
+from groundwire.tools.sql import DatabaseError, QueryError
 from groundwire.tools.types import AgentStep, AnswerForm
 
-__all__ = ["LangGraphBackend", "SQLContext", "SQLState", "build_sql_graph"]
-
-
-def _append(old: list[AgentStep], new: list[AgentStep]) -> list[AgentStep]:
-    return old + new
+__all__ = ["LangGraphSQLBackend", "SQLContext", "SQLState", "build_sql_graph"]
 
 
 class SQLState(TypedDict, total=False):
-    """What the graph carries: give it ``question``, read ``sql`` (and ``steps``) at the end.
+    """The graph's state: ``question`` is the input, ``sql`` and ``steps`` are the output.
 
-    With ``form`` ``prose`` one more node says in ``answer`` what the last query's rows say.
+    With ``form`` ``prose`` one more node writes ``answer`` from the last query's rows.
     """
 
     question: str
@@ -51,45 +46,34 @@ class SQLState(TypedDict, total=False):
     feedback: str
     answer: str
     turns: int
-    steps: Annotated[list[AgentStep], _append]
+    steps: Annotated[list[AgentStep], operator.add]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SQLContext:
-    """What one run works with. ``headers`` names the calling node to a tracing proxy; leave it out without one."""
+    """The model and the database of one run. ``headers`` gives a tracing proxy the name of the calling node."""
 
     model: BaseChatModel
     database: str
     headers: Callable[[str], dict[str, str]] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Nodes:
-    """The graph's nodes over the options that they share."""
-
-    table_info_truncate: int | None
-    example_values: int
-    show_keys: bool
-    execution_truncate: int
-    query_timeout_s: float
+    toolkit: SQLToolkit
 
     async def write_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        question = state["question"]
-        step = await self._ask(runtime.context, "write_query", prompts.write_message(question))
+        step = await self._ask(runtime.context, "write_query", prompts.write_message(state["question"]))
         return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "steps": [step]}
 
     async def execute_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         sql, ok = state["sql"], True
         try:
-            # In a thread: a query may take seconds, and every other rollout runs on this loop.
-            result = await asyncio.to_thread(
-                run_query, runtime.context.database, sql, timeout_s=self.query_timeout_s, max_rows=100
-            )
-            text = render(result, max_chars=self.execution_truncate)
+            text = await self.toolkit.query(runtime.context.database, sql)
         except DatabaseError:
             raise
         except QueryError as error:
-            text, ok = f"Error: {error}"[: self.execution_truncate], False
+            text, ok = self.toolkit.error_text(error), False
         return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
@@ -108,42 +92,26 @@ class _Nodes:
         return {"answer": step["output"].strip(), "steps": [step]}
 
     async def _ask(self, context: SQLContext, node: str, message: str) -> AgentStep:
-        info = table_info(
-            context.database,
-            max_chars=self.table_info_truncate,
-            example_values=self.example_values,
-            show_keys=self.show_keys,
-        )
-        messages = [("system", prompts.system_message(info.text)), ("user", message)]
+        system = prompts.system_message(self.toolkit.schema(context.database))
         extra: dict[str, Any] = {"extra_headers": context.headers(node)} if context.headers else {}
-        reply = await context.model.ainvoke(messages, **extra)
+        reply = await context.model.ainvoke([("system", system), ("user", message)], **extra)
         return AgentStep(agent=node, kind="llm", input=message, output=reply.text, ok=True)
 
 
 def build_sql_graph(
-    *,
-    max_turns: int = 3,
-    table_info_truncate: int | None = None,
-    example_values: int = 3,
-    show_keys: bool = True,
-    execution_truncate: int = 2048,
-    query_timeout_s: float = 5.0,
+    *, max_turns: int = 3, **toolkit: Any
 ) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
-    """The compiled agent.
+    """The compiled agent, with the options of :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit`.
 
-    ``max_turns`` counts queries: the one written and each rewrite. The last one allowed is run but not checked, since
-    no verdict on it could change the answer. ``table_info_truncate``
-    and ``execution_truncate`` limit the characters of the schema (cut on whole tables) and of a query result.
+    ``max_turns`` counts queries: the first and each rewrite. The last one allowed is executed but not checked, because
+    no check could change the answer any more. Raises ``ValueError`` if it is below 1.
     """
-    if max_turns < 1:
-        raise ValueError(f"max_turns is {max_turns}; it counts the queries an agent may write, so it is at least 1")
-    nodes = _Nodes(
-        table_info_truncate=table_info_truncate,
-        example_values=example_values,
-        show_keys=show_keys,
-        execution_truncate=execution_truncate,
-        query_timeout_s=query_timeout_s,
-    )
+    return _build_graph(max_turns, SQLToolkit(**toolkit))
+
+
+def _build_graph(max_turns: int, toolkit: SQLToolkit) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
+    check_max_turns(max_turns)
+    nodes = _Nodes(toolkit)
     graph = StateGraph(SQLState, context_schema=SQLContext)
     for node in (
         *(nodes.write_query, nodes.execute_query, nodes.check_query, nodes.rewrite_query),
@@ -171,50 +139,29 @@ def build_sql_graph(
 
 
 @dataclass(kw_only=True)
-class LangGraphBackend:
-    """The graph above as a backend: one compiled graph and one HTTP connection pool for all rollouts."""
-
-    agents = ("write_query", "check_query", "rewrite_query", "answer_question")
+class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
+    """The backend ``langgraph``."""
 
     max_turns: int = 3
-    table_info_truncate: int | None = None
-    example_values: int = 3
-    show_keys: bool = True
-    execution_truncate: int = 2048
-    query_timeout_s: float = 5.0
     request_timeout_s: float = 120.0
+    agents = ("write_query", "check_query", "rewrite_query", "answer_question")
 
     def __post_init__(self) -> None:
-        self._clients = Clients(timeout_s=self.request_timeout_s)
-        self._graph = build_sql_graph(
-            max_turns=self.max_turns,
-            table_info_truncate=self.table_info_truncate,
-            example_values=self.example_values,
-            show_keys=self.show_keys,
-            execution_truncate=self.execution_truncate,
-            query_timeout_s=self.query_timeout_s,
+        LangGraphBackend.__init__(
+            self,
+            _build_graph(self.max_turns, self),
+            agents=self.agents,
+            make_input=lambda question, *_: SQLState(question=question.text, form=question.form, steps=[]),
+            make_context=_context,
+            read_answer=_answer,
+            recursion_limit=4 * self.max_turns + 4,
+            request_timeout_s=self.request_timeout_s,
         )
 
-    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        """Answer one question in the form that it asks for. Raises a :class:`adapters.BackendError`."""
-        context = SQLContext(model=self._model(endpoint), database=question.database, headers=endpoint.agent_headers)
-        config = {"recursion_limit": 4 * self.max_turns + 4}
-        with typed_failures(endpoint):
-            given: SQLState = {"question": question.text, "form": question.form, "steps": []}
-            state = await self._graph.ainvoke(given, config, context=context)
-        return Answer(text=state["answer" if question.form == "prose" else "sql"], steps=state["steps"])
 
-    async def stop(self) -> None:
-        """Close the connections."""
-        await self._clients.close()
+def _context(question: Question, endpoint: Endpoint, model: BaseChatModel) -> SQLContext:
+    return SQLContext(model=model, database=question.database, headers=endpoint.agent_headers)
 
-    def _model(self, endpoint: Endpoint) -> ChatOpenAI:
-        client = self._clients.at(endpoint)
-        return ChatOpenAI(
-            model=endpoint.model,
-            api_key=endpoint.api_key,
-            root_async_client=client,
-            async_client=client.chat.completions,
-            client=object(),  # the synchronous client is never used
-            **endpoint.sampling,
-        )
+
+def _answer(question: Question, state: SQLState) -> Answer:
+    return Answer(text=state["answer" if question.form == "prose" else "sql"], steps=state["steps"])

@@ -1,0 +1,51 @@
+"""The schema text and the query tool that all reference agents have."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from groundwire.tools.schema import table_info
+from groundwire.tools.sql import render, run_query
+
+__all__ = ["MAX_ROWS", "SQLToolkit", "check_max_turns"]
+
+MAX_ROWS = 100
+
+
+@dataclass(kw_only=True)
+class SQLToolkit:
+    """What an agent reads of its database.
+
+    ``table_info_truncate`` and ``execution_truncate`` are the most characters of the schema (cut after a whole table;
+    None: all) and of a query's result. ``example_values`` is the number of example values of each column, and
+    ``show_keys`` includes primary and foreign keys.
+    """
+
+    table_info_truncate: int | None = None
+    example_values: int = 3
+    show_keys: bool = True
+    execution_truncate: int = 2048
+    query_timeout_s: float = 5.0
+
+    def schema(self, database: str) -> str:
+        """The tables as CREATE TABLE statements. Raises :class:`groundwire.tools.sql.DatabaseError`."""
+        return table_info(
+            database, max_chars=self.table_info_truncate, example_values=self.example_values, show_keys=self.show_keys
+        ).text
+
+    async def query(self, database: str, sql: str) -> str:
+        """Run a query and return its rows as text. Raises a :class:`groundwire.tools.sql.QueryError`."""
+        # In a thread: a query may take seconds, and every other rollout runs on this loop.
+        result = await asyncio.to_thread(run_query, database, sql, timeout_s=self.query_timeout_s, max_rows=MAX_ROWS)
+        return render(result, max_chars=self.execution_truncate)
+
+    def error_text(self, error: Exception) -> str:
+        """A failed query's error as the model reads it."""
+        return f"Error: {error}"[: self.execution_truncate]
+
+
+def check_max_turns(max_turns: int) -> None:
+    """Raise ``ValueError`` if an agent with ``max_turns`` could write no query."""
+    if max_turns < 1:
+        raise ValueError(f"max_turns is {max_turns}, but an agent needs at least one turn to write a query")
