@@ -120,7 +120,7 @@ def test_a_run_whose_reward_fails_for_a_whole_step_ends_there(tmp_path: Path, en
     assert done.returncode == 1
     assert "error: none of 4 rollouts could be judged; the first failed of reward" in done.stderr
     assert [line["step"] for line in run.metrics()] == [0]
-    assert run.checkpoints() == []
+    assert run.checkpoints.paths() == []
 
 
 def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -207,7 +207,7 @@ def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    with run.new_checkpoint(1) as folder:
+    with run.checkpoints.write(1) as folder:
         (folder / "tokenizer.json").write_text('{"version": ')
     assert vocabulary_of(run)  # the starter's
 

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RunDir:
     config = resolve("fast", steps=2).to_dict()
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
     for step in (1, 2):
-        with run.new_checkpoint(step) as folder:
+        with run.checkpoints.write(step) as folder:
             shutil.copytree(STARTER, folder, dirs_exist_ok=True)
             torch.save({"step": step}, folder / "trainer.pt")
     return run
@@ -77,13 +77,13 @@ def test_a_run_with_no_step_left_says_how_to_go_on(run: RunDir, steps: int, over
 def test_a_run_that_was_stopped_before_its_last_validation_has_that_left(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
     assert not finished(run, resumed(run, None, NOTHING))
-    run.amend_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
+    run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
     assert finished(run, resumed(run, None, NOTHING))
 
 
 def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
-    assert run.saved_step() == 0
+    assert run.checkpoints.last_step() == 0
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("4")
     assert finished(run, RunConfig(steps=4, trainer="verl"))
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDi
     assert "step-00002" in start.note
     assert "cannot be loaded: " in start.note
     assert start.note.endswith("going on from step-00001, and step-00002 is kept as damaged-step-00002")
-    assert run.saved_step() == 1
+    assert run.checkpoints.last_step() == 1
     assert not load_initial_state(config, run).note
 
 
@@ -136,7 +136,7 @@ def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) 
     _cut(run, 2, "trainer.pt")
     with pytest.raises(RunDamagedError, match=r"step-00002/trainer.pt cannot be loaded: .* no earlier checkpoint"):
         load_initial_state(resumed(run, None, NOTHING), run)
-    assert [folder.name for folder in run.checkpoints()] == ["step-00001", "step-00002"]
+    assert [folder.name for folder in run.checkpoints.paths()] == ["step-00001", "step-00002"]
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])

@@ -87,7 +87,7 @@ def test_every_rollout_is_kept_with_the_tokens_it_sampled(finished: tuple[Path, 
 
 
 def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
-    [checkpoint] = RunDir.open(finished[0]).checkpoints()
+    [checkpoint] = RunDir.open(finished[0]).checkpoints.paths()
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = tokenizer("How many singers are there?", return_tensors="pt").input_ids
@@ -233,7 +233,7 @@ def test_a_finished_run_says_so_and_goes_on_for_as_long_as_it_was_told(
     again = _run("--resume", str(run))
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.splitlines()[-1] == "all 1 steps are done; give --steps 2, say, to go on"
-    with RunDir.open(run).held():
+    with RunDir.open(run).lock():
         refused = _run("--resume", str(run), "--steps", "2")
     assert refused.returncode == 2
     assert f"in use by process {os.getpid()}" in refused.stderr
@@ -249,7 +249,7 @@ def test_a_finished_run_says_so_and_goes_on_for_as_long_as_it_was_told(
     assert "going on from step-00001" in repaired.stderr
     assert "warning: step-00000-val-0.parquet cannot be read" in repaired.stderr
     assert [line["step"] for line in RunDir.open(run).metrics()] == [0, 1, 2]
-    assert RunDir.open(run).saved_step() == 2
+    assert RunDir.open(run).checkpoints.last_step() == 2
     (run / "config.json").write_text("{")
     broken = _run("--resume", str(run))
     assert broken.returncode == 1

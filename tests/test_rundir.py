@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> RunDir:
 def _step(run: RunDir, step: int) -> None:
     run.write_rollouts(step, [{"step": step, "reward": 1.0}])
     run.append_metrics({"step": step})
-    with run.new_checkpoint(step) as folder:
+    with run.checkpoints.write(step) as folder:
         (folder / "weights").write_text(str(step))
 
 
@@ -58,7 +58,7 @@ def test_tasks_for_verl_are_nothing_done(tmp_path: Path) -> None:
 
 def test_a_run_that_could_not_start_leaves_nothing_and_one_that_did_stays(tmp_path: Path) -> None:
     def fail(run: RunDir, steps: int) -> None:
-        with run.held():
+        with run.lock():
             run.rewind()
             for step in range(1, steps + 1):
                 _step(run, step)
@@ -71,7 +71,7 @@ def test_a_run_that_could_not_start_leaves_nothing_and_one_that_did_stays(tmp_pa
     for again in (run, RunDir.open(run.path)):
         with pytest.raises(OSError, match="port in use"):
             fail(again, 1)
-        assert run.checkpoints()
+        assert run.checkpoints.paths()
     killed = RunDir.create(tmp_path, backend="c", domain="d", config={})  # before its first step
     with pytest.raises(OSError, match="port in use"):
         fail(RunDir.open(killed.path), 0)
@@ -82,7 +82,7 @@ _HOLD = """
 import sys
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 try:
-    with RunDir.open(sys.argv[1]).held():
+    with RunDir.open(sys.argv[1]).lock():
         print("held", flush=True)
         sys.stdin.read()
 except RunDirError as error:
@@ -100,25 +100,25 @@ def _holder(run: RunDir) -> subprocess.Popen[str]:
 
 def test_a_second_process_is_refused_until_the_first_has_ended_however_it_ends(run: RunDir) -> None:
     _step(run, 1)
-    with run.held(), _holder(run) as second:
+    with run.lock(), _holder(run) as second:
         said = second.communicate()[0]
     assert f"is in use by process {os.getpid()} on " in said
     assert len(said.splitlines()) == 1
     with _holder(run) as third:
         assert third.stdout is not None
         assert third.stdout.readline() == "held\n"
-        with pytest.raises(RunDirError, match=f"process {third.pid} on"), run.held():
+        with pytest.raises(RunDirError, match=f"process {third.pid} on"), run.lock():
             pass
         third.send_signal(signal.SIGKILL)
         third.wait()
-    with run.held():
+    with run.lock():
         pass
 
 
 def test_a_process_that_was_forked_off_does_not_keep_the_run(run: RunDir) -> None:
     """A run's runners and agents may outlive it for a while."""
     _step(run, 1)
-    with run.held():
+    with run.lock():
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -190,13 +190,13 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one(run: RunDir)
     _step(run, 1)
 
     def write_half() -> None:
-        with run.new_checkpoint(2) as folder:
+        with run.checkpoints.write(2) as folder:
             (folder / "weights").write_text("half")
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
         write_half()
-    [checkpoint] = run.checkpoints()
+    [checkpoint] = run.checkpoints.paths()
     assert (checkpoint / "weights").read_text() == "1"
     assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-00001"]
 
@@ -208,27 +208,27 @@ def test_what_is_no_checkpoint_of_a_step_counts_for_nothing(run: RunDir) -> None
     (run.path / "checkpoints" / "step-00008").write_text("a file")
     (run.path / "rollouts" / "step-abc-train.parquet").write_text("somebody's")
     _step(run, 100_000)
-    assert [folder.name for folder in run.checkpoints()] == ["step-00002", "step-100000"]
+    assert [folder.name for folder in run.checkpoints.paths()] == ["step-00002", "step-100000"]
     assert run.rewind() == 100_000
     assert (run.path / "rollouts" / "step-abc-train.parquet").exists()
 
 
-def test_a_checkpoint_that_is_set_aside_counts_no_more_and_is_still_there(run: RunDir) -> None:
+def test_a_checkpoint_that_is_is_renamed_as_damaged_no_longer_counts_and_is_still_there(run: RunDir) -> None:
     for step in (1, 2):
         _step(run, step)
-    aside = run.set_aside(run.checkpoints()[-1])
+    aside = run.checkpoints.rename_damaged(run.checkpoints.paths()[-1])
     assert (aside / "weights").read_text() == "2"
     assert run.rewind() == 1
     for step in (2, 3, 4):
         _step(run, step)
-    assert [folder.name for folder in run.checkpoints()] == ["step-00003", "step-00004"]
+    assert [folder.name for folder in run.checkpoints.paths()] == ["step-00003", "step-00004"]
     assert aside.exists()
 
 
 def test_the_newest_two_checkpoints_are_kept(run: RunDir) -> None:
     for step in (1, 2, 3):
         _step(run, step)
-    assert [c.name for c in run.checkpoints()] == ["step-00002", "step-00003"]
+    assert [c.name for c in run.checkpoints.paths()] == ["step-00002", "step-00003"]
 
 
 def test_rollouts_of_all_steps_become_one_file(run: RunDir) -> None:

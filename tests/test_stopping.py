@@ -54,12 +54,12 @@ def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
     """Once while it samples, and once while it validates: what the step lacks is made up for."""
     folder = _begun(tmp_path)
     said = _stopped(folder, lambda: len(folder.metrics()) == 2, signal.SIGINT)
-    first = int(folder.checkpoints()[-1].name.removeprefix("step-"))
+    first = int(folder.checkpoints.paths()[-1].name.removeprefix("step-"))
     assert f"what was learnt up to step {first} is kept" in said
     assert [line["step"] for line in folder.metrics()] == list(range(first + 1))
     sampled = folder.path / "rollouts" / "step-00002-train.parquet"
     _stopped(folder, lambda: sampled.exists() and len(folder.metrics()) == 2, signal.SIGTERM)
-    assert [path.name for path in folder.checkpoints()] == ["step-00001", "step-00002"]
+    assert [path.name for path in folder.checkpoints.paths()] == ["step-00001", "step-00002"]
     assert [line["step"] for line in folder.metrics()] == [0, 1, 2]
     assert "validation" not in folder.metrics()[-1]
     done = run("-m", "train.run", "--resume", str(folder.path))
@@ -67,8 +67,8 @@ def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
     lines = folder.metrics()
     assert [line["step"] for line in lines] == list(range(STEPS + 1))
     assert ["validation" in line for line in lines] == [True, False, True, False, True]
-    assert [path.name for path in folder.checkpoints()] == ["step-00002", f"step-{STEPS:05d}"]
-    state = torch.load(folder.checkpoints()[-1] / "trainer.pt", weights_only=True)
+    assert [path.name for path in folder.checkpoints.paths()] == ["step-00002", f"step-{STEPS:05d}"]
+    state = torch.load(folder.checkpoints.paths()[-1] / "trainer.pt", weights_only=True)
     assert state["updates"] == sum(line["groups_used"] > 0 for line in lines[1:])
 
 
@@ -86,7 +86,7 @@ def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match="no space left"):
         LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, watcher=Nobody()).train()
     assert [line["step"] for line in folder.metrics()] == [0]
-    assert folder.checkpoints() == []
+    assert folder.checkpoints.paths() == []
 
 
 def _update(done: list[str], signals: Callable[[], None]) -> None:

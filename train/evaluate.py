@@ -154,7 +154,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     shown = console(stderr=True)
     shown.print(f"data: {data.source}", markup=False)
     shown.print(f"run:  {run.path}", markup=False)
-    with run.held(), serving(), Display(shown, 0) as display:
+    with run.lock(), serving(), Display(shown, 0) as display:
         try:
             figures = evaluate(
                 settings, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream

@@ -224,7 +224,7 @@ def _run(
     begun = run or RunDir.create(
         settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
     )
-    with begun.held():
+    with begun.lock():
         if run is not None:
             keep_steps(run, settings.steps)
         shown.print(f"run:  {begun.path}")
@@ -238,7 +238,7 @@ def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> s
     """What to say of a run that has no step left to do; empty where it has one."""
     if not finished(run, settings):
         return ""
-    with run.held():
+    with run.lock():
         if settings.trainer == "local":
             with busy("reading the newest checkpoint"), importing():
                 from groundwire.train.policy.checkpoint import load_initial_state
@@ -247,7 +247,7 @@ def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> s
             if note:  # what can be read is older
                 typer.echo(f"note: {note}", err=True)
                 return ""
-        if not run.is_concluded():  # it was killed after its last step
+        if not run.has_final_files():  # it was killed after its last step
             _conclude(settings, data, run)
     return finished(run, settings)
 
@@ -357,7 +357,9 @@ def _kept(run: RunDir) -> str:
     if run.is_empty():
         return "nothing was done yet"
     kept = (
-        f"what was learnt up to step {saved} is kept" if (saved := run.saved_step()) else "there is no checkpoint yet"
+        f"what was learnt up to step {saved} is kept"
+        if (saved := run.checkpoints.last_step())
+        else "there is no checkpoint yet"
     )
     return f"{kept}. Go on with: python -m train.run --resume {_relative(run.path)}"
 

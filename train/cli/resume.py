@@ -71,7 +71,7 @@ def with_data(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunCon
 
 def finished(run: RunDir, settings: RunConfig) -> str:
     """What to say of a run that has no step left to do; empty where it has one."""
-    saved, lines = run.saved_step(), run.metrics()
+    saved, lines = run.checkpoints.last_step(), run.metrics()
     if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
         return ""
     if settings.trainer == "local" and lines and validation_missing(settings, lines[-1]):

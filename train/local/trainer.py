@@ -280,7 +280,7 @@ class LocalTrainer:
 
     def _amend(self, line: Mapping[str, Any]) -> None:
         whole = {**line, **self._validation(line["step"]), "wall_time_s": self._wall_s()}
-        self.run.amend_metrics(whole)
+        self.run.replace_last_metrics(whole)
         self.tracking.step(whole)
         self.watcher.step(whole)
 
@@ -291,7 +291,7 @@ class LocalTrainer:
             yield
         except BaseException:
             step, line = self._step_of_model, self._line
-            saved = self.run.checkpoints()
+            saved = self.run.checkpoints.paths()
             if step and not self.stopping.at_once and (not saved or saved[-1].name != f"step-{step:05d}"):
                 # What ended the run is what is told of: a disk without room has the checkpoint before.
                 with suppress(OSError), self.stopping.whole("writing a checkpoint"):
@@ -301,7 +301,7 @@ class LocalTrainer:
             raise
 
     def _checkpoint(self, step: int) -> None:
-        with self.run.new_checkpoint(step) as folder:
+        with self.run.checkpoints.write(step) as folder:
             try:
                 save_policy(self.model, self.tokenizer, folder)
                 torch.save(self.grpo.state(), folder / "trainer.pt")

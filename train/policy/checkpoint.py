@@ -37,16 +37,16 @@ def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
     """
     check_device(config.device)
     unreadable: list[tuple[Path, RunDamagedError]] = []
-    for checkpoint in reversed(run.checkpoints()):
+    for checkpoint in reversed(run.checkpoints.paths()):
         try:
             model, tokenizer, state = _checkpoint(checkpoint, config.device)
         except RunDamagedError as error:
             unreadable.append((checkpoint, error))
             continue
-        notes = [
-            f"{error}: going on from {checkpoint.name}, and {damaged.name} is kept as {run.set_aside(damaged).name}"
-            for damaged, error in unreadable
-        ]
+        notes = []
+        for damaged, error in unreadable:
+            kept = run.checkpoints.rename_damaged(damaged)
+            notes.append(f"{error}: going on from {checkpoint.name}, and {damaged.name} is kept as {kept.name}")
         return InitialState(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
     if unreadable:
         raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")

@@ -71,7 +71,7 @@ class TokenDecoder:
 def vocabulary_of(run: RunDir) -> TokenDecoder:
     """The vocabulary of ``run``."""
     model = str(run.config().get("model", ""))
-    folders = [*reversed(run.checkpoints()), run.path / "model", STARTER if model == "starter" else Path(model)]
+    folders = [*reversed(run.checkpoints.paths()), run.path / "model", STARTER if model == "starter" else Path(model)]
     return TokenDecoder(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
 
 

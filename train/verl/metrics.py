@@ -32,7 +32,7 @@ def write_metrics(run: RunDir) -> None:
         lines.append(
             _metrics_line(step, data, rollouts.get((step, "train"), {}), rollouts.get((step, "val"), {}), wall_time_s)
         )
-    _write_lines(run, "metrics.jsonl", lines)
+    run.write_json_lines("metrics.jsonl", lines)
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def follow_verl_log(run: RunDir, interval_s: float = 2.0) -> Iterator[None]:
 def archive_verl_log(run: RunDir) -> None:
     """Move the log of an interrupted run out of the way: verl overwrites its log in every process."""
     if (run.path / _LOG).exists():
-        _write_lines(run, _ARCHIVE, _verl_lines(run.path))
+        run.write_json_lines(_ARCHIVE, _verl_lines(run.path))
         (run.path / _LOG).unlink()
 
 
@@ -94,11 +94,6 @@ def _metrics_line(
         }
     line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
     return {**line, "wall_time_s": round(wall_time_s, 2), "verl": dict(logged)}
-
-
-def _write_lines(run: RunDir, name: str, lines: list[dict[str, Any]]) -> None:
-    with run.whole(run.path / name) as part:
-        part.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -110,14 +110,14 @@ class RolloutService:
         ended = [row(step, outcome) for outcome in outcomes]
         if ended:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, ended, kind=kind, more=before is not None)
+            self._run.write_rollouts(step, ended, kind=kind, append=before is not None)
         line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts, **whole.means()}
         line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
         if partition == "val":
             if why := nothing_judged(ended):
                 raise RolloutsFailedError(why)
             line[validation_name(self._config.val_temperature)] = accuracy(whole.outcomes)
-        self._run.append_rollout_figures(line)
+        self._run.append_rollout_metrics(line)
         at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
         totals = {f"{name}_total": float(count) for name, count in part.counts.items()}
