@@ -91,11 +91,8 @@ except RunDirError as error:
 
 
 def _holder(run: RunDir) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _HOLD, str(run.path)]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-    )
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def test_a_second_process_is_refused_until_the_first_has_ended_however_it_ends(run: RunDir) -> None:

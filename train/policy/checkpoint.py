@@ -44,9 +44,9 @@ def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
             unreadable.append((checkpoint, error))
             continue
         notes = []
-        for damaged, error in unreadable:
+        for damaged, reason in unreadable:
             kept = run.checkpoints.rename_damaged(damaged)
-            notes.append(f"{error}: going on from {checkpoint.name}, and {damaged.name} is kept as {kept.name}")
+            notes.append(f"{reason}: going on from {checkpoint.name}, and {damaged.name} is kept as {kept.name}")
         return InitialState(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
     if unreadable:
         raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")
