@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from groundwire.tools.errors import UserError
 from groundwire.tools.types import AnswerForm
 
 __all__ = ["DataError", "Domain", "Task", "TaskData", "answer_form"]
@@ -18,7 +19,7 @@ Only the trainer and the reward see it whole. What a backend is given is built f
 """
 
 
-class DataError(Exception):
+class DataError(UserError):
     """The domain's data is missing or broken; the message names the path, what was wrong and what to do."""
 
 

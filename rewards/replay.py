@@ -179,7 +179,7 @@ def main(
         with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:
             found = asyncio.run(replay(rows, ask, on_end=on_end))
     except RunDirError as error:
-        fail(error, status=error.status)
+        fail(error, status=error.exit_code)
     except (UnknownNameError, PluginError, ValueError) as error:
         fail(error)
     if json_file is not None:

@@ -21,10 +21,16 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from groundwire.train.policy.decoder import UnsupportedModelError, sample_tokens  # noqa: E402
+from groundwire.train.policy.decoder import sample_tokens  # noqa: E402
 from groundwire.train.policy.engine import Engine  # noqa: E402
+from groundwire.train.policy.errors import (  # noqa: E402
+    ContextLengthError,
+    EngineClosedError,
+    EngineError,
+    UnsupportedModelError,
+)
 from groundwire.train.policy.model import fitting_length  # noqa: E402
-from groundwire.train.policy.types import EngineClosedError, EngineError, PromptTooLongError, Sampling  # noqa: E402
+from groundwire.train.policy.types import Sampling  # noqa: E402
 
 GREEDY = Sampling(temperature=0, max_tokens=12)
 
@@ -270,7 +276,7 @@ def test_a_reply_ends_with_the_end_token_or_at_a_limit(tiny_policy):
 
 
 def test_an_over_long_prompt_is_refused_with_both_numbers(engine):
-    with pytest.raises(PromptTooLongError, match="256 tokens, and the model's context of 256 tokens"):
+    with pytest.raises(ContextLengthError, match="256 tokens, and the model's context of 256 tokens"):
         engine.submit([1] * 256)
     assert len(engine.submit([1] * 255).result(60).token_ids) == 1
 

@@ -20,13 +20,14 @@ from programs import Program, fork, run, until
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
+from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.exit import Stop
 from groundwire.train.config.run_config import resolve
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
 from groundwire.train.run import _check_store
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.health import StoreAddressError, check_store
+from groundwire.train.store.errors import StoreAddressError
+from groundwire.train.store.health import check_store
 
 GOLD = "SELECT name FROM singer"
 
@@ -288,7 +289,7 @@ def test_agent_lightnings_variable_is_understood(
     monkeypatch: pytest.MonkeyPatch, value: str, address: str | None, said: str
 ) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", value)
-    with pytest.raises(Stop, match=said):
+    with pytest.raises(CommandError, match=said):
         _check_store(address)
 
 

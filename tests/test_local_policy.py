@@ -14,8 +14,9 @@ from agentlightning.store.memory import InMemoryLightningStore
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.server import PolicyServer
-from groundwire.train.policy.types import Completion, EngineError, PromptTooLongError, Sampling
+from groundwire.train.policy.types import Completion, Sampling
 
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 CALL = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
@@ -40,7 +41,7 @@ class _Engine:
 
     def submit(self, prompt: tuple[int, ...], sampling: Sampling, *, on_token: Any = None) -> Future[Completion]:
         self.samplings.append(sampling)
-        if isinstance(self.error, PromptTooLongError):
+        if isinstance(self.error, ContextLengthError):
             raise self.error
         ids = [*self.tokenizer(self.text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
         future: Future[Completion] = Future()
@@ -147,7 +148,7 @@ async def test_ids_and_logprobs_are_there_for_an_agent_that_asks(agents: list[_A
 @pytest.mark.parametrize(
     ("error", "options", "status", "said"),
     [
-        (PromptTooLongError(500, 400), {}, 400, "the prompt has 500 tokens"),
+        (ContextLengthError(500, 400), {}, 400, "the prompt has 500 tokens"),
         (EngineError("out of cards"), {}, 500, "out of cards"),
         (None, {"temperature": -1}, 400, "0 or more, not -1"),
     ],

@@ -22,9 +22,9 @@ from groundwire import domains
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.errors import EventLoopError
 from groundwire.train.config.run_config import resolve
 from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.rollouts.errors import EventLoopError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 
 

@@ -16,7 +16,8 @@ from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, 
 from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.checkpoint import load_initial_state
-from groundwire.train.policy.model import ModelUnreadableError, load_policy
+from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.model import load_policy
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed", "steps", "judge", "verl")

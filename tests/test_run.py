@@ -141,8 +141,8 @@ def test_an_interrupted_run_ends_with_130_even_where_ray_would_abort_behind_it()
 import atexit, os, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
 atexit.register(os.abort)
-from groundwire.train.cli.exit import one_sentence
-with one_sentence():
+from groundwire.tools.exit import exit_on_user_error
+with exit_on_user_error():
     sys.stdout.write("buffered")
     raise KeyboardInterrupt
 """

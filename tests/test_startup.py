@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from groundwire.tools.fast_import import importing
+from groundwire.tools.fast_import import fast_import
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -14,7 +14,7 @@ def test_what_was_imported_is_not_looked_through_again(fails: bool) -> None:
     gc.unfreeze()
     kept = []
     try:
-        with importing():
+        with fast_import():
             assert not gc.isenabled()
             kept.append({})
             if fails:

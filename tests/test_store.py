@@ -32,12 +32,13 @@ from agentlightning.types import (
 )
 from aiohttp import web
 
-from groundwire.train.cli.exit import Stop
+from groundwire.tools.errors import CommandError
 from groundwire.train.store.__main__ import _open
-from groundwire.train.store.client import StoreClient, StoreGoneError
+from groundwire.train.store.client import StoreClient
+from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
 from groundwire.train.store.health import check_store
 from groundwire.train.store.server import application
-from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore, StoreFileError
+from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 ROOT = Path(__file__).parent.parent
 
@@ -440,7 +441,7 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
     for name in ("groundwire.train.store.mongo", "agentlightning.store.mongo", "agentlightning.store.collection.mongo"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pymongo", None)
-    with pytest.raises(Stop, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
+    with pytest.raises(CommandError, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
         _open(None, "mongodb://127.0.0.1:9/")
 
 
@@ -456,7 +457,7 @@ def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(
 ) -> None:
     pytest.importorskip("pymongo")
     monkeypatch.setattr("groundwire.train.store.mongo._ANSWER_MS", 300)  # it is waited for, though it refuses
-    with pytest.raises(Stop) as caught:
+    with pytest.raises(MongoStoreError) as caught:
         _open(None, uri)
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)

@@ -23,9 +23,9 @@ from programs import fork
 from groundwire.adapters import AgentError, Answer, Endpoint, Question
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig, resolve
 from groundwire.train.policy.types import Sampling
+from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
 from groundwire.train.verl.agent_loop_manager import prompts_of

@@ -1,4 +1,4 @@
-"""Importing in less time: Python's garbage collector takes a share of it, of what follows, and of the end."""
+"""Faster imports: without the garbage collector."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["importing"]
+__all__ = ["fast_import"]
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Imports take a quarter less while nobody looks for garbage among what they make.
+def fast_import() -> Iterator[None]:
+    """Imports run 25 % faster with the garbage collector off; the objects that exist afterwards are frozen.
 
-    What there is afterwards stays, and is never looked through again. For a training run it is most of a million
-    objects: each collection would stop the rollouts for 0.4 s, about once a step, and several follow at the exit.
+    A training run imports most of a million objects. Without freezing them, each collection would stop the rollouts
+    for 0.4 s, about once a step, and several more would follow at exit.
     """
     gc.disable()
     try:

@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import pluggy
 
+from groundwire.tools.errors import UserError
+
 __all__ = ["NAMESPACE", "PluginError", "Registry", "UnknownNameError", "hookimpl", "plugin"]
 
 NAMESPACE = "groundwire"
@@ -48,12 +50,14 @@ def plugin(module: Any) -> None:
     _PLUGINS.append(module)
 
 
-class PluginError(Exception):
-    """A package that names a plugin of this project, which does not work; the message says which and why."""
+class PluginError(UserError):
+    """An installed plugin cannot be loaded; the message says which one, and why."""
+
+    exit_code = 1
 
 
-class UnknownNameError(LookupError):
-    """A name that no plugin registered; the message lists those that are known."""
+class UnknownNameError(UserError):
+    """No plugin registered the name; the message lists the registered names."""
 
 
 class Registry(Generic[T]):

@@ -1,17 +1,16 @@
-"""What all commands have in common on a terminal: their version, how they show that they are at work, and their end.
+"""Terminal output that all commands share: the version, progress bars, a spinner.
 
-Bars and colours are for a person who looks at a terminal. Where nobody does (a pipe, a file, CI), or where ``NO_COLOR``
-(https://no-color.org) says so, there are plain lines only: no escape code, and no line that a bar left behind.
+Bars and colours appear only on a terminal. In a pipe, a file or CI, and with ``NO_COLOR`` (https://no-color.org), the
+output is plain lines.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +21,7 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Version", "busy", "console", "interrupt", "leave", "progress", "version"]
+__all__ = ["Version", "console", "progress", "spinner", "version"]
 
 
 def version() -> str:
@@ -30,7 +29,7 @@ def version() -> str:
     try:
         return f"groundwire {metadata.version('groundwire')}"
     except metadata.PackageNotFoundError:
-        return "groundwire, not installed: pip install -e . knows its version"
+        return "groundwire (not installed; pip install -e . gives it a version)"
 
 
 def _show(wanted: bool) -> None:
@@ -47,7 +46,7 @@ Version = Annotated[
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where lines and bars go. It is no terminal where ``NO_COLOR`` is set."""
+    """A rich console. With ``NO_COLOR`` it never counts as a terminal."""
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))
@@ -56,9 +55,9 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar on a terminal, and what moves it on by one; given a text, it changes the description, too."""
+    """Show a progress bar on a terminal. Yields a function that advances it by one and may set its description."""
     shown = console(stderr=True)
-    if not shown.is_terminal:  # a bar that is disabled still prints an empty line
+    if not shown.is_terminal:  # a disabled bar still prints an empty line
         yield lambda *_: None
         return
     from rich.progress import Progress
@@ -69,26 +68,11 @@ def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def busy(description: str) -> Iterator[None]:
-    """On a terminal, a sign of life while something takes its time that cannot be counted."""
+def spinner(description: str) -> Iterator[None]:
+    """Show a spinner on a terminal, for work whose length is unknown."""
     shown = console(stderr=True)
     if not shown.is_terminal:
         yield
         return
     with shown.status(description):
         yield
-
-
-def interrupt(_signal: int, _frame: object) -> NoReturn:
-    """A signal handler: what a scheduler's SIGTERM asks for is done as Ctrl-C's, cleanly."""
-    raise KeyboardInterrupt
-
-
-def leave(code: int) -> NoReturn:
-    """End the process now, whatever its threads are at.
-
-    Python's own end waits for some of them, and stops the others even in native code, which now and then aborts.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

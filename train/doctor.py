@@ -280,7 +280,8 @@ def _tool_format(template: str) -> str | None:
 
 
 def _store(address: str) -> Iterator[Line]:
-    from groundwire.train.store.health import StoreAddressError, check_store
+    from groundwire.train.store.errors import StoreAddressError
+    from groundwire.train.store.health import check_store
 
     try:
         check_store(address, starting=False)

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from groundwire import adapters, domains, rewards
-from groundwire.tools.fast_import import importing
-from groundwire.tools.terminal import Version, busy, console, interrupt
+from groundwire.tools.errors import CommandError
+from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.fast_import import fast_import
+from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.exit import Stop, exit_on_user_error, serving
 from groundwire.train.cli.resume import settled, with_data
 from groundwire.train.config.run_config import PRESETS, ConfigError, RunConfig, resolve
 from groundwire.train.evaluation.table import FORMATS, comparison, details, table
@@ -99,7 +100,7 @@ def main(
     }
     with exit_on_user_error():
         if runs:
-            with busy("reading the runs"):
+            with spinner("reading the runs"):
                 text = _read(runs, compare=compare, form=form)
         else:
             settings = resolve(config or ("hf" if base_url else "fast"), **given)
@@ -122,7 +123,7 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 
 
 def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
-    with busy("starting"), importing():
+    with spinner("starting"), fast_import():
         from groundwire.train.cli.log_setup import quiet
         from groundwire.train.cli.progress import Display
         from groundwire.train.evaluation.evaluator import evaluate
@@ -142,7 +143,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
             "--base-url with the name of a model there"
         )
     quiet()
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     upstream = None
     if base_url is not None:
         sampling = {"temperature": settings.val_temperature, "max_tokens": settings.max_tokens, "seed": settings.seed}
@@ -154,14 +155,14 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     shown = console(stderr=True)
     shown.print(f"data: {data.source}", markup=False)
     shown.print(f"run:  {run.path}", markup=False)
-    with run.lock(), serving(), Display(shown, 0) as display:
+    with run.lock(), Display(shown, 0) as display:
         try:
             figures = evaluate(
                 settings, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream
             )
         except KeyboardInterrupt:
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
-            raise Stop(f"stopped{kept}", code=130) from None
+            raise CommandError(f"stopped{kept}", 130) from None
     line = entry(run)
     for each, name in (("markdown", "table.md"), ("text", "table.txt")):
         (run.path / name).write_text(f"{table([line], each)}\n\n{details(figures, each)}\n", encoding="utf-8")

@@ -15,18 +15,19 @@ import typer
 
 from groundwire import adapters, domains, rewards
 from groundwire.rewards.judge.settings import parse_settings
-from groundwire.tools.fast_import import importing
-from groundwire.tools.terminal import Version, busy, console, interrupt
+from groundwire.tools.errors import CommandError
+from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.fast_import import fast_import
+from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import TRACKERS, check_trackers, parse_track
-from groundwire.train.cli.exit import Stop, exit_on_user_error, serving
 from groundwire.train.cli.log_setup import quiet
 from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
 from groundwire.train.cli.trainer_choice import default_trainer, resolved
-from groundwire.train.config.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.config.overrides import by_name
 from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, RunConfig, resolve
+from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend
 from groundwire.train.store.health import check_store
 from groundwire.train.verl.hydra_config import parse_overrides
@@ -198,18 +199,18 @@ def _run(
         note.print(f"      left out of training: {count} ({reason})")
     if not data.train or not data.validation:
         empty = "training" if not data.train else "validation"
-        raise Stop(f"{data.source}: no {empty} tasks are left; the run needs some of both")
+        raise CommandError(f"{data.source}: no {empty} tasks are left; the run needs some of both")
     for sentence in told:
         note.print(f"reward: {sentence}", markup=False)
     _check_model(settings.model, settings.trainer)
     agents = make_backend(settings).agents
     if agents and not any(re.search(settings.agent_match or "", name) for name in agents):
-        raise Stop(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
+        raise CommandError(f"--agent-match {settings.agent_match!r} matches none of its agents: {', '.join(agents)}")
     if print_config:
         shown.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
     quiet(debug)
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     if dev:
         _dev(settings, data, domain, shown)
         return
@@ -219,7 +220,7 @@ def _run(
     if settings.trainer == "verl":
         from groundwire.train.verl import launch
 
-        with busy("starting"):
+        with spinner("starting"):
             launch.check(settings, data)  # before the run's folder: nothing is left of a run that cannot be
     begun = run or RunDir.create(
         settings.output_dir, backend=settings.backend, domain=settings.domain, config=settings.to_dict()
@@ -240,7 +241,7 @@ def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> s
         return ""
     with run.lock():
         if settings.trainer == "local":
-            with busy("reading the newest checkpoint"), importing():
+            with spinner("reading the newest checkpoint"), fast_import():
                 from groundwire.train.policy.checkpoint import load_initial_state
 
                 note = load_initial_state(settings, run).note
@@ -255,17 +256,17 @@ def _nothing_left(run: RunDir, settings: RunConfig, data: domains.TaskData) -> s
 def _train(
     settings: RunConfig, data: domains.TaskData, domain: domains.Domain, run: RunDir, shown: Console
 ) -> dict[str, Any]:
-    with busy("starting"), importing():
+    with spinner("starting"), fast_import():
         from groundwire.adapters.tracing.proxy import SpansNotStoredError
         from groundwire.train.cli.progress import Display
         from groundwire.train.local.graceful_shutdown import GracefulShutdown
         from groundwire.train.local.trainer import LocalTrainer
-        from groundwire.train.store.client import StoreFailedError, StoreGoneError
+        from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
     with GracefulShutdown() as stopping:
         try:
             try:
-                with serving(), Display(shown, settings.steps) as display:
+                with Display(shown, settings.steps) as display:
                     LocalTrainer(
                         settings, data=data, domain=domain, run=run, watcher=display, stopping=stopping
                     ).train()
@@ -273,13 +274,13 @@ def _train(
                 with stopping.whole("writing the summary"):
                     summary = _conclude(settings, data, run)
         except KeyboardInterrupt:
-            raise Stop(f"stopped; {_kept(run)}", code=130) from None
+            raise CommandError(f"stopped; {_kept(run)}", 130) from None
         except RolloutsFailedError as error:
-            raise Stop(f"{error}; {_kept(run)}. More: python -m train.why {_relative(run.path)}", code=1) from error
+            raise CommandError(f"{error}; {_kept(run)}. More: python -m train.why {_relative(run.path)}", 1) from error
         except EventLoopError as error:
             raise EventLoopError(f"{error}; {_kept(run)}") from error
         except (StoreGoneError, StoreFailedError, SpansNotStoredError) as error:
-            raise Stop(f"{error}; {_kept(run)}", code=1) from error
+            raise CommandError(f"{error}; {_kept(run)}", 1) from error
     return summary
 
 
@@ -291,9 +292,9 @@ def _train_verl(
     try:
         launch.train(settings, data, run)
     except KeyboardInterrupt:
-        raise Stop(f"stopped; {_kept(run)}", code=130) from None
+        raise CommandError(f"stopped; {_kept(run)}", 130) from None
     except launch.TrainingError as error:
-        raise Stop(f"{error}; {_kept(run)}", code=1) from error
+        raise CommandError(f"{error}; {_kept(run)}", 1) from error
     finally:
         summary = _conclude(settings, data, run)
     return summary
@@ -310,7 +311,7 @@ def _conclude(settings: RunConfig, data: domains.TaskData, run: RunDir) -> dict[
     if not (metrics := run.metrics()):
         return {}
     summary = summarize(run, settings, data.source)
-    with busy("writing rollouts.parquet and the curve"):
+    with spinner("writing rollouts.parquet and the curve"):
         damaged = run.merge_rollouts()
         draw_curve(metrics, run.path / "curve.png")
     for sentence in damaged:
@@ -323,11 +324,13 @@ def _check_store(address: str | None) -> None:
     name = "AGL_MANAGED_STORE"
     said = os.environ.get(name, "").strip().lower()
     if said not in ("", *_YES, *_NO):
-        raise Stop(f"{name} is {said!r}; it is one of {', '.join((*_YES, *_NO))}")
+        raise CommandError(f"{name} is {said!r}; it is one of {', '.join((*_YES, *_NO))}")
     if said in _NO and address is None:
-        raise Stop(f"{name}={said} says that the store is somewhere else: give its --external-store-address")
+        raise CommandError(f"{name}={said} says that the store is somewhere else: give its --external-store-address")
     if said in _YES and address is not None:
-        raise Stop(f"{name}={said} asks for a store in the trainer, --external-store-address for {address}: give one")
+        raise CommandError(
+            f"{name}={said} asks for a store in the trainer, --external-store-address for {address}: give one"
+        )
     if address is not None:
         check_store(address)
 
@@ -336,17 +339,19 @@ def _check_model(model: str, trainer: str) -> None:
     if trainer == "verl" and not Path(model).exists() and model.count("/") == 1:
         return  # a name on the model hub
     if model != "starter" and not (Path(model) / "config.json").is_file():
-        raise Stop(f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers")
+        raise CommandError(
+            f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers"
+        )
 
 
 def _dev(settings: RunConfig, data: domains.TaskData, domain: domains.Domain, shown: Console) -> None:
     from tempfile import TemporaryDirectory
 
-    with busy("starting"), importing():
+    with spinner("starting"), fast_import():
         from groundwire.train.cli.progress import Display, show_rollouts
         from groundwire.train.local.trainer import LocalTrainer
 
-    with serving(), TemporaryDirectory() as folder, Display(shown, 0) as display:
+    with TemporaryDirectory() as folder, Display(shown, 0) as display:
         trainer = LocalTrainer(settings, data=data, domain=domain, run=RunDir(Path(folder)), watcher=display)
         outcomes = trainer.dev()
     show_rollouts(shown, outcomes, settings.agent_match)
@@ -376,7 +381,9 @@ def _check_reward(settings: RunConfig, domain: domains.Domain) -> list[str]:
     name = settings.reward or domain.default_reward
     told = rewards.notes(name, judge=settings.judge_settings())
     if settings.judge and not told:
-        raise Stop(f"a judge means nothing to reward {name!r}: leave out --judge-model, --judge-base-url and --judge")
+        raise CommandError(
+            f"a judge means nothing to reward {name!r}: leave out --judge-model, --judge-base-url and --judge"
+        )
     return told
 
 

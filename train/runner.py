@@ -21,9 +21,9 @@ import typer
 
 from groundwire import adapters, domains
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.fast_import import importing
-from groundwire.tools.terminal import Version, interrupt, leave
-from groundwire.train.cli.exit import exit_on_user_error
+from groundwire.tools.exit import exit_now, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.fast_import import fast_import
+from groundwire.tools.terminal import Version
 from groundwire.train.store.health import check_store
 
 __all__ = ["app"]
@@ -53,15 +53,15 @@ def main(
         check_store(external_store_address)
         with suppress(KeyboardInterrupt):  # politely
             _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
-    leave(0)
+    exit_now(0)
 
 
 def _run(
     address: str, backend: str, agent: str | None, domain: str, n_runners: int, until_eof: bool, debug: bool
 ) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    with importing():
+        signal.signal(number, raise_keyboard_interrupt)
+    with fast_import():
         from groundwire.train.rollouts.event_loop import EventLoopThread
         from groundwire.train.rollouts.remote_agent import RemoteRolloutAgent
         from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
@@ -71,7 +71,7 @@ def _run(
     if not debug:
         logging.getLogger("agentlightning").setLevel(logging.CRITICAL)
         logging.getLogger("train").setLevel(logging.WARNING)
-    with importing():  # the agent's framework
+    with fast_import():  # the agent's framework
         told = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
     store = StoreClient(address)
     runners = RunnerPool(store=store, agent=told, n_runners=n_runners, poll_interval=POLL_S)

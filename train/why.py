@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.terminal import Version, busy
+from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
 from groundwire.train.report.prefix_drift import CAUSES, drifts
@@ -49,7 +49,7 @@ def main(
         damaged: list[str] = []
         batches = run.rollout_batches(_COLUMNS, damaged)
         config, words = run.config(), vocabulary_of(run)
-        with busy("reading the run"):
+        with spinner("reading the run"):
             found = (
                 overview(batches, config, words) if rollout_id is None else explain(batches, rollout_id, config, words)
             )
@@ -60,7 +60,7 @@ def main(
             typer.echo(f"warning: {sentence}", err=True)
     except RunDirError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(error.status)
+        sys.exit(error.exit_code)
 
 
 def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words: TokenDecoder) -> Iterator[str]:

@@ -8,10 +8,11 @@ else; where the policy is in this process, not even that.
 One process, one event loop: start it where the store lives. A request for more than one choice (``n``) is refused,
 because a conversation can only go on from one of them and the others would be samples that nobody judged.
 
-ProxyError
-├── HostUnusableError this machine has no such address
-└── PortInUseError    the port that was asked for is taken
-SpansNotStoredError   (writer) the store refused calls, or did not take them before the proxy stopped
+    UserError
+    ├── ProxyError              the proxy cannot start
+    │   ├── HostUnusableError   this machine does not have the address
+    │   └── PortInUseError      the port is taken
+    └── SpansNotStoredError     (span_writer) the store did not accept the spans of some calls
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from groundwire.adapters.tracing.openai_wire import (
     traced_request,
 )
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanStore, SpanWriter
+from groundwire.tools.errors import UserError
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
@@ -57,12 +59,16 @@ _PASSED_ON = ("Authorization",)
 _PASSED_BACK = ("Content-Type", "Retry-After", "X-Request-Id")
 
 
-class ProxyError(Exception):
-    """The proxy could not do what it was asked to."""
+class ProxyError(UserError):
+    """The proxy cannot start."""
+
+    exit_code = 1
 
 
 class HostUnusableError(ProxyError):
     """This machine cannot listen on the address."""
+
+    exit_code = 2
 
 
 class PortInUseError(ProxyError):

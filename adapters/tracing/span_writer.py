@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from groundwire.adapters.tracing.calls import to_span
 from groundwire.adapters.tracing.openai_wire import HttpExchange, read_exchange
+from groundwire.tools.errors import UserError
 
 __all__ = ["PendingSpan", "SpanStore", "SpanWriter", "SpansNotStoredError"]
 
@@ -42,8 +43,10 @@ class SpanStore(Protocol):
         ...
 
 
-class SpansNotStoredError(Exception):
-    """Calls that could not be written: the store refused them, or did not come back before the proxy had to stop."""
+class SpansNotStoredError(UserError):
+    """The store refused the spans of some calls, or did not accept them before the proxy stopped."""
+
+    exit_code = 1
 
 
 @dataclass(slots=True, eq=False)

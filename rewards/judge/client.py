@@ -19,7 +19,7 @@ from groundwire.rewards.judge.settings import API_KEY, JudgeSettings
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["JudgeClient", "Reply", "RequestError"]
+__all__ = ["JudgeClient", "JudgeRequestError", "Reply"]
 
 _FOR_NOW = {408, 409, 425, 429}
 _SERVER = 500
@@ -34,7 +34,7 @@ class Reply:
     usd: float | None
 
 
-class RequestError(Exception):
+class JudgeRequestError(Exception):
     """No reply. ``again`` where another try may help, ``after_s`` as the server wished, ``paid`` where it may cost."""
 
     def __init__(self, message: str, *, again: bool, after_s: float = 0.0, paid: bool = False) -> None:
@@ -51,7 +51,7 @@ class JudgeClient:
         self._http: httpx.AsyncClient | None = None
 
     async def ask(self, messages: list[dict[str, str]]) -> Reply:
-        """Ask once. Raises :class:`RequestError`."""
+        """Ask once. Raises :class:`JudgeRequestError`."""
         send = self._litellm if self._settings.base_url is None else self._endpoint
         body = await send(
             {
@@ -65,7 +65,7 @@ class JudgeClient:
         try:
             text = body["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
-            raise RequestError(f"{self._where} sent no chat completion", again=True, paid=True) from error
+            raise JudgeRequestError(f"{self._where} sent no chat completion", again=True, paid=True) from error
         return Reply(text=text if isinstance(text, str) else "", usd=await self._cost(body.get("usage")))
 
     async def most(self, messages: list[dict[str, str]]) -> float:
@@ -93,15 +93,15 @@ class JudgeClient:
             answer = await asyncio.wait_for(self._http.post(url, json=payload, headers=headers), settings.timeout_s)
         except (asyncio.TimeoutError, httpx.TimeoutException) as error:
             message = f"{self._where} gave no reply within {settings.timeout_s:g} s"
-            raise RequestError(message, again=True, paid=True) from error
+            raise JudgeRequestError(message, again=True, paid=True) from error
         except httpx.HTTPError as error:
-            raise RequestError(f"{self._where} cannot be reached: {error}", again=True) from error
+            raise JudgeRequestError(f"{self._where} cannot be reached: {error}", again=True) from error
         if not answer.is_success:
             raise self._refused(answer.status_code, answer.text, answer.headers)
         try:
             return answer.json()
         except ValueError as error:
-            raise RequestError(f"{self._where} sent no JSON", again=True, paid=True) from error
+            raise JudgeRequestError(f"{self._where} sent no JSON", again=True, paid=True) from error
 
     async def _litellm(self, payload: Mapping[str, Any]) -> Any:
         litellm = await asyncio.to_thread(_import_litellm)
@@ -114,23 +114,23 @@ class JudgeClient:
             )
         except (asyncio.TimeoutError, litellm.Timeout) as error:
             message = f"{self._where} gave no reply within {timeout_s:g} s"
-            raise RequestError(message, again=True, paid=True) from error
+            raise JudgeRequestError(message, again=True, paid=True) from error
         except Exception as error:  # every provider has its own
             status = getattr(error, "status_code", None)
             response = getattr(error, "response", None)
             raise self._refused(status, str(error), getattr(response, "headers", None) or {}) from error
         return answer.model_dump()
 
-    def _refused(self, status: int | None, message: str, headers: Mapping[str, str]) -> RequestError:
+    def _refused(self, status: int | None, message: str, headers: Mapping[str, str]) -> JudgeRequestError:
         if status is None:
-            return RequestError(f"{self._where} cannot be asked: {message[:500]}", again=False)
+            return JudgeRequestError(f"{self._where} cannot be asked: {message[:500]}", again=False)
         again = status in _FOR_NOW or status >= _SERVER
         after = headers.get("retry-after", "")
         after_s = float(after) if after.replace(".", "", 1).isdigit() else 0.0
         said = f"{self._where} answered {status}: {message[:500]}"
         if status in (401, 403):
             said += f" (set {API_KEY} in the environment of every process that runs agents)"
-        return RequestError(said, again=again, after_s=after_s)
+        return JudgeRequestError(said, again=again, after_s=after_s)
 
     async def _cost(self, usage: Mapping[str, Any] | None) -> float | None:
         if not usage:
@@ -153,7 +153,7 @@ class JudgeClient:
         except Exception as error:  # it raises a plain Exception for a model that it does not know
             if settings.max_usd is None:
                 return 0.0, 0.0
-            raise RequestError(
+            raise JudgeRequestError(
                 f"LiteLLM knows no price for {self._model}, and max_usd needs one: set input_usd and output_usd",
                 again=False,
             ) from error

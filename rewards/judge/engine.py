@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from groundwire.rewards._types import JudgeAbstainedError
 from groundwire.rewards.judge.cache import JudgeCache, key_of
-from groundwire.rewards.judge.client import JudgeClient, Reply, RequestError
+from groundwire.rewards.judge.client import JudgeClient, JudgeRequestError, Reply
 from groundwire.rewards.judge.grader import grade
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, read_scores
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
@@ -104,7 +104,7 @@ class Judge:
             try:
                 async with room.turn:
                     return await self._paid(request, room.client)
-            except RequestError as error:
+            except JudgeRequestError as error:
                 if not error.again or not left:
                     tries = settings.retries - left + 1
                     raise JudgeAbstainedError(f"{error}" + (f" (asked {tries} times)" if tries > 1 else "")) from error
@@ -119,7 +119,7 @@ class Judge:
         await asyncio.to_thread(self._cache.reserve, most, max_calls=settings.max_calls, max_usd=settings.max_usd)
         try:
             reply = await client.ask(request)
-        except RequestError as error:
+        except JudgeRequestError as error:
             if not error.paid:
                 await asyncio.to_thread(self._cache.settle, most, 0.0)
             raise

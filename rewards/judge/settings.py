@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from groundwire.tools.errors import UserError
+
 __all__ = ["API_KEY", "CRITERIA", "JudgeSettings", "JudgeSettingsError", "parse_settings"]
 
 API_KEY = "GROUNDWIRE_JUDGE_API_KEY"
@@ -20,8 +22,8 @@ API_KEY = "GROUNDWIRE_JUDGE_API_KEY"
 CRITERIA = ("accuracy", "completeness", "clarity", "professionalism")
 
 
-class JudgeSettingsError(ValueError):
-    """A setting of the judge that cannot be; the message is one sentence."""
+class JudgeSettingsError(UserError):
+    """A setting of the judge is unknown or out of range."""
 
 
 @dataclass(frozen=True, kw_only=True)

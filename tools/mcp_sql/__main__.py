@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from groundwire.tools.fast_import import importing
+from groundwire.tools.fast_import import fast_import
 from groundwire.tools.mcp_sql.databases import Databases, database_names
 from groundwire.tools.sql import DatabaseError
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     listener = _listen(options.host, options.port) if http else None
 
     with contextlib.suppress(KeyboardInterrupt):
-        with importing():
+        with fast_import():
             from groundwire.tools.mcp_sql.server import Limits, sql_server
 
         limits = Limits(timeout_s=options.timeout, max_rows=options.max_rows, max_chars=options.max_chars)

@@ -27,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints, step_number
 
@@ -36,19 +37,14 @@ _FORMAT = 1
 """Version of a run folder's files, as ``format`` in config.json. Raise it when older folders can no longer be read."""
 
 
-class RunDirError(Exception):
-    """The run's folder cannot be used: it is missing, not a run, or in use.
-
-    ``status`` is the command's exit code: 2 for a wrong argument, 1 for a failure.
-    """
-
-    status = 2
+class RunDirError(UserError):
+    """The folder of a run cannot be used: it does not exist, is no run, or is in use."""
 
 
 class RunDamagedError(RunDirError):
     """A file of the run cannot be read; the message names it."""
 
-    status = 1
+    exit_code = 1
 
 
 class RunDir:

@@ -17,13 +17,13 @@ from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import Reward, total
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.spider_predictions import gold_lines, prediction_lines
 from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
+from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.rows import row
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream

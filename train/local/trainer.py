@@ -27,7 +27,6 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import Tracking
-from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged, nothing_to_train
 from groundwire.train.evaluation.validation import (
@@ -44,6 +43,7 @@ from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.engine import Engine
 from groundwire.train.policy.model import fitting_length, save_policy
 from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.rows import row
 from groundwire.train.rollouts.runtime import RolloutRuntime

@@ -11,22 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.types import Sampling
 
-__all__ = ["ChatRequest", "RequestError", "parse_request"]
+__all__ = ["ChatRequest", "parse_request"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_CHOICES = 128
-
-
-class RequestError(ValueError):
-    """The request cannot be served as it stands. ``param`` is the field at fault, ``status`` the HTTP status."""
-
-    def __init__(
-        self, message: str, *, param: str | None = None, status: int = 400, code: str | None = "invalid_value"
-    ) -> None:
-        super().__init__(message)
-        self.param, self.status, self.code = param, status, code
 
 
 @dataclass(frozen=True)
@@ -51,17 +42,17 @@ def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
     """Check ``body``, the decoded JSON of a chat completion request of ``session`` for the model ``served``.
 
     Raises:
-        RequestError: naming the field, its value, and what it may be.
+        ChatRequestError: naming the field, its value, and what it may be.
     """
     if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, not {_kind(body)}")
+        raise ChatRequestError(f"the body must be a JSON object, not {_kind(body)}")
     model = _read(body, "model", str, "a string", None)
     if model is not None and model != served:
         message = f"the model {model!r} does not exist; this server has {served!r}"
-        raise RequestError(message, param="model", status=404, code="model_not_found")
+        raise ChatRequestError(message, param="model", status=404, code="model_not_found")
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError(
+        raise ChatRequestError(
             f"messages must be a list with at least one message, not {_kind(messages)}", param="messages"
         )
     options = _read(body, "stream_options", dict, "an object", {})
@@ -76,7 +67,7 @@ def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
     seed = _integer(body, "seed", None, None)
     count = _integer(body, "n", 1, 1) or 1
     if count > MOST_CHOICES:
-        raise RequestError(f"n is {count}; it may be up to {MOST_CHOICES}", param="n")
+        raise ChatRequestError(f"n is {count}; it may be up to {MOST_CHOICES}", param="n")
     _integer(body, "top_logprobs", None, 0)
     return ChatRequest(
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
@@ -91,17 +82,19 @@ def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
 
 def _message(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise RequestError(f"{where} must be an object with role and content, not {_kind(message)}", param=where)
+        raise ChatRequestError(f"{where} must be an object with role and content, not {_kind(message)}", param=where)
     role = message.get("role")
     if role not in ROLES:
-        raise RequestError(f"{where}.role is {role!r}; it may be {', '.join(ROLES)}", param=f"{where}.role")
+        raise ChatRequestError(f"{where}.role is {role!r}; it may be {', '.join(ROLES)}", param=f"{where}.role")
     calls = message.get("tool_calls") or []
     content = _content(message.get("content"), f"{where}.content", optional=role == "assistant")
     # What was called "system" is "developer" for OpenAI's newer models; templates know the older name.
     made = {"role": "system" if role == "developer" else role, "content": content}
     if calls and role == "assistant":
         if not isinstance(calls, list):
-            raise RequestError(f"{where}.tool_calls must be a list, not {_kind(calls)}", param=f"{where}.tool_calls")
+            raise ChatRequestError(
+                f"{where}.tool_calls must be a list, not {_kind(calls)}", param=f"{where}.tool_calls"
+            )
         made["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     for key in ("name", "tool_call_id"):
         if isinstance(message.get(key), str):
@@ -118,22 +111,24 @@ def _content(content: Any, where: str, *, optional: bool) -> str:
         for i, part in enumerate(content):
             if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else _kind(part)
-                raise RequestError(f"{where}[{i}] is of type {kind!r}; this model reads only text parts", param=where)
+                raise ChatRequestError(
+                    f"{where}[{i}] is of type {kind!r}; this model reads only text parts", param=where
+                )
         return "".join(part["text"] for part in content)
-    raise RequestError(f"{where} must be a string or a list of text parts, not {_kind(content)}", param=where)
+    raise ChatRequestError(f"{where} must be a string or a list of text parts, not {_kind(content)}", param=where)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where} must have a function with a name", param=where)
+        raise ChatRequestError(f"{where} must have a function with a name", param=where)
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         # Templates write arguments as JSON themselves, so they get the object, as with vLLM.
         try:
             arguments = json.loads(arguments)
         except ValueError:
-            raise RequestError(f"{where}.function.arguments is not JSON: {arguments!r}", param=where) from None
+            raise ChatRequestError(f"{where}.function.arguments is not JSON: {arguments!r}", param=where) from None
     made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **made} if isinstance(call.get("id"), str) else made
 
@@ -144,17 +139,17 @@ def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             where = f"tools[{i}]"
-            raise RequestError(f"{where} must be of type 'function' and have a function with a name", param=where)
+            raise ChatRequestError(f"{where} must be of type 'function' and have a function with a name", param=where)
     choice = body.get("tool_choice")
     if choice not in (None, "none", "auto"):
-        raise RequestError(f"tool_choice is {choice!r}; this server knows 'none' and 'auto'", param="tool_choice")
+        raise ChatRequestError(f"tool_choice is {choice!r}; this server knows 'none' and 'auto'", param="tool_choice")
     return [] if choice == "none" else tools
 
 
 def _stop(stop: Any) -> tuple[str, ...]:
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise RequestError(f"stop must be a string or a list of strings, none empty, not {stop!r}", param="stop")
+        raise ChatRequestError(f"stop must be a string or a list of strings, none empty, not {stop!r}", param="stop")
     return tuple(stops)
 
 
@@ -163,7 +158,7 @@ def _read(body: dict[str, Any], name: str, kind: type, words: str, default: Any)
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise RequestError(f"{name} must be {words}, not {value!r}", param=name)
+        raise ChatRequestError(f"{name} must be {words}, not {value!r}", param=name)
     return value
 
 
@@ -172,7 +167,7 @@ def _number(body: dict[str, Any], name: str, default: float, fits: Callable[[flo
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not fits(value):
-        raise RequestError(f"{name} must be {words}, not {value!r}", param=name)
+        raise ChatRequestError(f"{name} must be {words}, not {value!r}", param=name)
     return float(value)
 
 
@@ -182,7 +177,7 @@ def _integer(body: dict[str, Any], name: str, default: int | None, least: int | 
         return default
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
         limit = "" if least is None else f" of {least} or more"
-        raise RequestError(f"{name} must be a whole number{limit}, not {value!r}", param=name)
+        raise ChatRequestError(f"{name} must be a whole number{limit}, not {value!r}", param=name)
     return value
 
 

@@ -13,7 +13,8 @@ from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.device import check_device
-from groundwire.train.policy.model import ModelUnreadableError, load_policy
+from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.model import load_policy
 
 __all__ = ["InitialState", "load_initial_state"]
 

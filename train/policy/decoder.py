@@ -16,14 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["SUPPORTED", "Decoder", "UnsupportedModelError", "sample_tokens"]
+from groundwire.train.policy.errors import UnsupportedModelError
+
+__all__ = ["SUPPORTED", "Decoder", "sample_tokens"]
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """The values of a config's ``model_type`` that :class:`Decoder` computes."""
-
-
-class UnsupportedModelError(ValueError):
-    """The model's architecture is not one that this engine computes."""
 
 
 def _logits(

@@ -24,15 +24,9 @@ import torch
 
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.decoder import Decoder, sample_tokens
+from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.prefix_cache import PrefixCache
-from groundwire.train.policy.types import (
-    Completion,
-    EngineClosedError,
-    EngineError,
-    EngineStats,
-    PromptTooLongError,
-    Sampling,
-)
+from groundwire.train.policy.types import Completion, EngineStats, Sampling
 
 __all__ = ["Engine"]
 
@@ -133,7 +127,7 @@ class Engine:
         ``on_token`` gets each token id and its log-probability from the engine's thread, and must return at once.
 
         Raises:
-            PromptTooLongError: there is no room for one sampled token.
+            ContextLengthError: there is no room for one sampled token.
             EngineClosedError: the engine was closed.
         """
         sampling = sampling or Sampling()
@@ -142,7 +136,7 @@ class Engine:
             raise ValueError("the prompt has no tokens")
         room = self.max_model_len - len(prompt)
         if room < 1:
-            raise PromptTooLongError(len(prompt), self.max_model_len)
+            raise ContextLengthError(len(prompt), self.max_model_len)
         limit = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
         with self._changed:
             if self._closing:

@@ -19,13 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.errors import ModelUnreadableError
 
-__all__ = ["ModelUnreadableError", "count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
-
-
-class ModelUnreadableError(ConfigError):
-    """A folder whose model or tokenizer cannot be loaded; the message says which, and why."""
+__all__ = ["count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
 
 
 def _keep_freed_memory() -> None:

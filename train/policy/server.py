@@ -22,10 +22,11 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
-from groundwire.train.policy.chat_request import ChatRequest, RequestError, parse_request
+from groundwire.train.policy.chat_request import ChatRequest, parse_request
 from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.tool_parsers import FORMATS, ToolFormat
-from groundwire.train.policy.types import Completion, EngineClosedError, EngineError, PromptTooLongError
+from groundwire.train.policy.types import Completion
 
 __all__ = ["PolicyServer"]
 
@@ -116,7 +117,7 @@ class PolicyServer:
                 413, f"the body is larger than {MAX_BODY} bytes", "invalid_request_error", "request_too_large"
             )
         except ValueError as error:
-            return _refused(RequestError(f"the body is not JSON: {error}"))
+            return _refused(ChatRequestError(f"the body is not JSON: {error}"))
         return await self.chat(request, body, session=request.headers.get(SESSION_HEADER, ""))
 
     async def chat(
@@ -137,9 +138,9 @@ class PolicyServer:
             if chat.stream:
                 return await self._stream(request, chat, prompt, told)
             return await self._answer(chat, prompt, told)
-        except RequestError as error:
+        except ChatRequestError as error:
             return _refused(error)
-        except PromptTooLongError as error:
+        except ContextLengthError as error:
             return _error(400, str(error), "invalid_request_error", "context_length_exceeded", "messages")
         except EngineError as error:
             closed = isinstance(error, EngineClosedError)
@@ -154,7 +155,7 @@ class PolicyServer:
                 **self._template_options,
             )  # fmt: skip
         except Exception as error:  # whatever the template raises is about these messages
-            raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+            raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
         ids = self._ids.get(text)
         if ids is None:
             ids = self._ids[text] = tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -360,7 +361,7 @@ def _usage(prompt: tuple[int, ...], replies: list[Completion]) -> dict[str, Any]
     }
 
 
-def _refused(error: RequestError) -> web.Response:
+def _refused(error: ChatRequestError) -> web.Response:
     return _error(error.status, str(error), "invalid_request_error", error.code, error.param)
 
 

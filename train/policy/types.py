@@ -1,34 +1,10 @@
-"""What is asked of the sampling engine, and what it answers.
-
-EngineError           a request could not be completed
-  EngineClosedError   because the engine was closed
-PromptTooLongError    a ValueError: the request could never have been completed
-"""
+"""Requests to the sampling engine and its replies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Completion", "EngineClosedError", "EngineError", "EngineStats", "PromptTooLongError", "Sampling"]
-
-
-class EngineError(RuntimeError):
-    """A request could not be completed."""
-
-
-class EngineClosedError(EngineError):
-    """The engine was closed before, or while, the request was worked on."""
-
-
-class PromptTooLongError(ValueError):
-    """The prompt leaves no room for a reply. Both numbers are attributes."""
-
-    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
-        self.prompt_tokens, self.max_model_len = prompt_tokens, max_model_len
-        super().__init__(
-            f"the prompt has {prompt_tokens} tokens, and the model's context of {max_model_len} tokens must also hold "
-            "the reply; shorten the messages (the table info, or earlier turns), or serve with a longer context"
-        )
+__all__ = ["Completion", "EngineStats", "Sampling"]
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _optimizers(model: LlamaForCausalLM, learning_rate: float) -> list[torch.opt
 if __name__ == "__main__":
     import typer
 
-    from groundwire.tools.terminal import Version, busy, progress
+    from groundwire.tools.terminal import Version, progress, spinner
 
     def main(
         out: Annotated[Path, typer.Option(help="The folder for the checkpoint", file_okay=False)],
@@ -211,7 +211,7 @@ if __name__ == "__main__":
         tasks = get("spider").load().validation
         typer.echo(f"{out}: {count_parameters(model):,} parameters, {len(tokenizer):,} token ids")
         for temperature in (0.0, 1.0):
-            with busy("measuring its first queries"):
+            with spinner("measuring its first queries"):
                 scores = accuracy(model, tokenizer, tasks, temperature=temperature)
             line = ", ".join(f"{name} {score:.1%}" for name, score in scores.items())
             typer.echo(f"write turn at temperature {temperature:g}: {line}")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from groundwire.tools.terminal import Version, busy
+from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 from groundwire.train.report.plots import draw_pngs
@@ -42,18 +42,18 @@ def main(
 
             serve(run, port=port, say=typer.echo)
             return
-        with busy("reading the run"):
+        with spinner("reading the run"):
             report = build(run)
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(report.html, encoding="utf-8")
-        with busy("drawing"):
+        with spinner("drawing"):
             pngs = draw_pngs(report.charts, page.with_suffix(""))
         typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
         if pngs:
             typer.echo(f"{page.with_suffix('')}/: {', '.join(png.name for png in pngs)}")
     except RunDirError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(error.status)
+        sys.exit(error.exit_code)
     except OSError as error:
         about = f"--port {port}" if watch else error.filename or page
         typer.echo(f"error: {error.strerror or error} ({about})", err=True)

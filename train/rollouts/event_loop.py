@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from groundwire.tools.paths import PACKAGE
-from groundwire.train.config.errors import EventLoopError
+from groundwire.train.rollouts.errors import EventLoopError
 
 __all__ = ["EventLoopThread"]
 

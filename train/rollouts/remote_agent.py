@@ -10,6 +10,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.types import AttemptedRollout, NamedResources, SpanCoreFields
 
 from groundwire import adapters, domains
+from groundwire.tools.plugins import UnknownNameError
 from groundwire.train.config.run_config import ConfigError, resolve
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.factory import make_backend, make_reward
@@ -38,7 +39,7 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
         settings = (rollout.metadata or {}).get("settings", {})
         try:
             agent = self._made(settings)
-        except (ConfigError, LookupError) as error:
+        except (ConfigError, UnknownNameError) as error:
             agent = RolloutAgent(backend=_Unusable(str(error)), domain=self._domain, reward=_no_reward)
         agent.set_runner(self.get_runner())
         return await agent.rollout_async(task, resources, rollout)

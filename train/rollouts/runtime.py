@@ -125,7 +125,7 @@ class RolloutRuntime:
     ) -> list[RolloutResult]:
         """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
 
-        Raises :class:`groundwire.train.config.errors.EventLoopError` where an agent blocks them all.
+        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` where an agent blocks them all.
         """
         return self._loop.call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
 
@@ -134,7 +134,7 @@ class RolloutRuntime:
         return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
 
     def wait(self, begun: Future[T]) -> T:
-        """The result of what :meth:`begin` began. Raises :class:`groundwire.train.config.errors.EventLoopError` where
+        """The result of what :meth:`begin` began. Raises :class:`groundwire.train.rollouts.errors.EventLoopError` where
         it cannot end.
         """
         return self._loop.wait(begun)
@@ -142,7 +142,7 @@ class RolloutRuntime:
     def ended_runners(self) -> str:
         """Why no rollout will end any more, where the run's runner processes are gone; else "".
 
-        Raises :class:`groundwire.train.config.errors.EventLoopError` where it is an agent that blocks them all.
+        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` where it is an agent that blocks them all.
         """
         self._loop.check()
         return self._processes.ended() if self._processes is not None else ""

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
+from groundwire.tools.errors import CommandError
+from groundwire.tools.exit import exit_on_user_error
 from groundwire.tools.terminal import Version
-from groundwire.train.cli.exit import Stop, exit_on_user_error
 
 __all__ = ["app"]
 
@@ -40,7 +41,7 @@ def main(
     """Serve rollouts, spans and resources to trainers and runners."""
     with exit_on_user_error():
         if sum((path is not None, memory, mongo is not None)) != 1:
-            raise Stop("give one of --path FILE, --memory and --mongo URI")
+            raise CommandError("give one of --path FILE, --memory and --mongo URI")
         with _bound(host, port) as listener:
             asyncio.run(_serve(_open(path, mongo), listener))
 
@@ -54,27 +55,27 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise Stop(f"port {port} on {host} is in use: stop what listens there, or give another --port") from error
-        raise Stop(f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}") from error
+            raise CommandError(
+                f"port {port} on {host} is in use: stop what listens there, or give another --port"
+            ) from error
+        raise CommandError(
+            f"cannot listen on {host}, port {port}: {getattr(error, 'strerror', None) or error}"
+        ) from error
     return listener
 
 
 def _open(path: Path | None, mongo: str | None) -> Any:
     if mongo is not None:
         try:
-            from groundwire.train.store.mongo import MongoStore, MongoStoreError
+            from groundwire.train.store.mongo import MongoStore
         except ImportError as error:
-            raise Stop(f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'") from error
-        try:
-            return MongoStore(mongo)
-        except MongoStoreError as error:
-            raise Stop(str(error)) from error
-    from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore, StoreFileError
+            raise CommandError(
+                f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'"
+            ) from error
+        return MongoStore(mongo)
+    from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
-    try:
-        return SqliteLightningStore(path or MEMORY)
-    except StoreFileError as error:
-        raise Stop(str(error)) from error
+    return SqliteLightningStore(path or MEMORY)
 
 
 async def _serve(store: Any, listener: socket.socket) -> None:

@@ -21,24 +21,17 @@ import pydantic_core
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Span
 
+from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
 from groundwire.train.store.request_batcher import Answer, RequestBatcher
 
-__all__ = ["StoreClient", "StoreFailedError", "StoreGoneError"]
+__all__ = ["StoreClient"]
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
 _FAILURES = 4
 _REQUEST_S = 60.0
-
-
-class StoreGoneError(Exception):
-    """The store did not come back in time."""
-
-
-class StoreFailedError(Exception):
-    """The store answers, but cannot do what it should."""
 
 
 class StoreClient(LightningStoreClient):
@@ -57,7 +50,7 @@ class StoreClient(LightningStoreClient):
         self._closed = False
 
     async def start(self) -> None:
-        """See what answers there. Raises :class:`groundwire.train.store.health.StoreAddressError`."""
+        """See what answers there. Raises :class:`groundwire.train.store.errors.StoreAddressError`."""
         health = await asyncio.to_thread(check_store, self.server_address_root)
         if health.get("batches"):
             self._together = RequestBatcher(self._send)

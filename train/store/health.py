@@ -11,7 +11,9 @@ import urllib.request
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["API", "HEALTH", "StoreAddressError", "check_store"]
+from groundwire.train.store.errors import StoreAddressError
+
+__all__ = ["API", "HEALTH", "check_store"]
 
 API = "/v1/agl"
 """The path under which agentlightning 0.3 has its API."""
@@ -19,10 +21,6 @@ HEALTH = {"status": "ok", "api": "agentlightning 0.3", "batches": True}
 """What our own store says of itself; Agent Lightning's says the first."""
 _ANSWER_BYTES = 4096
 _AGAIN_S = 0.1
-
-
-class StoreAddressError(Exception):
-    """No store can be used at the address; the message says why."""
 
 
 def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) -> dict[str, Any]:

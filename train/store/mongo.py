@@ -14,15 +14,12 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from groundwire.train.store.ended_attempts import IgnoreLateSpans
+from groundwire.train.store.errors import MongoStoreError
 
-__all__ = ["MongoStore", "MongoStoreError"]
+__all__ = ["MongoStore"]
 
 _ANSWER_MS = 2000
 _DATABASE, _PARTITION = "agentlightning", "groundwire"
-
-
-class MongoStoreError(Exception):
-    """MongoDB cannot be used; the message says why."""
 
 
 class MongoStore(IgnoreLateSpans, MongoLightningStore):

@@ -21,9 +21,10 @@ from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
 
 from groundwire.train.store.ended_attempts import IgnoreLateSpans
+from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.sqlite_collections import KeyValueTable, QueueTable, Table
 
-__all__ = ["MEMORY", "SqliteLightningStore", "StoreFileError"]
+__all__ = ["MEMORY", "SqliteLightningStore"]
 
 T = TypeVar("T")
 MEMORY = ":memory:"
@@ -41,10 +42,6 @@ _CALLS = [
     *("get_latest_attempt", "get_resources_by_id", "get_latest_resources", "get_worker_by_id"),
     "_scan_for_unhealthy_rollouts",
 ]
-
-
-class StoreFileError(Exception):
-    """The file cannot be a store: not writable, in use, no database, or of another version."""
 
 
 class SqliteLightningStore(IgnoreLateSpans):

@@ -14,7 +14,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from groundwire.tools.step_timer import StepTimer
-from groundwire.train.policy.types import Completion, EngineClosedError, EngineError, PromptTooLongError, Sampling
+from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
+from groundwire.train.policy.types import Completion, Sampling
 
 __all__ = ["TokenClient", "VerlEngine"]
 
@@ -47,7 +48,7 @@ class VerlEngine:
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if len(prompt_ids) >= self.max_model_len:
-            raise PromptTooLongError(len(prompt_ids), self.max_model_len)
+            raise ContextLengthError(len(prompt_ids), self.max_model_len)
         work = self._generate(tuple(prompt_ids), sampling, on_token)
         future = asyncio.run_coroutine_threadsafe(work, asyncio.get_running_loop())
         self._running.add(future)

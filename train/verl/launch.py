@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains import Task, TaskData
+from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
@@ -27,8 +28,10 @@ from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, wri
 __all__ = ["TrainingError", "check", "collect", "link_newest_model", "train"]
 
 
-class TrainingError(Exception):
+class TrainingError(UserError):
     """verl's training ended with an error."""
+
+    exit_code = 1
 
 
 def train(config: RunConfig, data: TaskData, run: RunDir) -> None:

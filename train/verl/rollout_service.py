@@ -21,11 +21,11 @@ from typing import Any
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.errors import RolloutsFailedError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import nothing_judged
 from groundwire.train.evaluation.validation import JUDGED_FAILURES, accuracy, validation_name
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.rows import row
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import TrainingRow, rows

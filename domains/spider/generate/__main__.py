@@ -146,7 +146,7 @@ def _write_parquet(path: Path, tasks: list[dict[str, Any]]) -> None:
 if __name__ == "__main__":
     import typer
 
-    from groundwire.tools.terminal import Version, busy
+    from groundwire.tools.terminal import Version, spinner
 
     def main(
         out: Annotated[Path, typer.Option(help="The folder to write")],
@@ -154,7 +154,7 @@ if __name__ == "__main__":
         version: Version = False,
     ) -> None:
         """Generate Spider-shaped data."""
-        with busy("generating"):
+        with spinner("generating"):
             counts = generate(out, seed=seed)
         typer.echo(f"{out}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
 

@@ -1,0 +1,25 @@
+"""Errors that end a run because of its rollouts.
+
+UserError
+├── RolloutsFailedError   too many rollouts fail
+└── EventLoopError        the agents' event loop is blocked or has ended
+"""
+
+from __future__ import annotations
+
+from groundwire.tools.errors import UserError
+
+__all__ = ["EventLoopError", "RolloutsFailedError"]
+
+
+class RolloutsFailedError(UserError):
+    """So many rollouts fail that training cannot continue; the message gives the reason."""
+
+    exit_code = 1
+
+
+class EventLoopError(UserError):
+    """The agents' event loop is blocked, or has ended; the message says where or why."""
+
+    exit_code = 1
+    exits_at_once = True

@@ -1,0 +1,39 @@
+"""Errors of the Lightning store.
+
+UserError
+├── StoreAddressError   no usable store at the address
+├── StoreFileError      the SQLite file cannot hold a store
+├── MongoStoreError     MongoDB cannot hold a store
+├── StoreGoneError      the store stopped answering during a run
+└── StoreFailedError    the store keeps answering with server errors
+"""
+
+from __future__ import annotations
+
+from groundwire.tools.errors import UserError
+
+__all__ = ["MongoStoreError", "StoreAddressError", "StoreFailedError", "StoreFileError", "StoreGoneError"]
+
+
+class StoreAddressError(UserError):
+    """No store can be used at the address."""
+
+
+class StoreFileError(UserError):
+    """The file cannot hold a store: not writable, in use, not SQLite, or of another version."""
+
+
+class MongoStoreError(UserError):
+    """MongoDB cannot hold a store."""
+
+
+class StoreGoneError(UserError):
+    """The store stopped answering and did not come back in time."""
+
+    exit_code = 1
+
+
+class StoreFailedError(UserError):
+    """The store answers a request with a server error again and again."""
+
+    exit_code = 1
