@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 
 AGENT = "external_processes:ask"
 SETTINGS = resolve("fast", backend="custom", agent=AGENT, rollout_timeout_s=20.0).for_agents()

@@ -8,7 +8,9 @@ from dataclasses import fields
 import pytest
 from typer.testing import CliRunner
 
-from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
 
 

@@ -20,7 +20,8 @@ from groundwire.adapters import AgentError, Answer, Endpoint, Question
 from groundwire.adapters.custom import CustomBackend
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.types import AgentStep
-from groundwire.train.config.run_config import ConfigError, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts import factory
 from groundwire.train.rollouts.factory import make_backend
 

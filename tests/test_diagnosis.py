@@ -12,7 +12,7 @@ from programs import run as run_program
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose, nothing_to_train
 from groundwire.train.why import app
 

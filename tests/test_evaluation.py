@@ -16,7 +16,7 @@ from programs import run as run_program
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.spider_predictions import NO_ANSWER, gold_lines, one_line, prediction_lines

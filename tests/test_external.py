@@ -22,7 +22,7 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.domains import Task
 from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
 from groundwire.train.run import _check_store
 from groundwire.train.store.client import StoreClient

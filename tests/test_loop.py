@@ -22,7 +22,7 @@ from groundwire import domains
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.errors import EventLoopError
 from groundwire.train.rollouts.event_loop import EventLoopThread

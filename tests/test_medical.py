@@ -22,7 +22,7 @@ from groundwire.domains.medical.generate.facts import DISEASE_FIELDS, DRUG_FIELD
 from groundwire.domains.medical.loader import BUNDLED
 from groundwire.tools.schema import table_info
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 
 medical = domains.get("medical")
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import Display, show_summary
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import Chart, Series, charts

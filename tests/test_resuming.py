@@ -12,8 +12,10 @@ import torch
 
 from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
-from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
-from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path, save_step_count
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.errors import ModelUnreadableError
@@ -42,44 +44,44 @@ def _cut(run: RunDir, step: int, name: str) -> None:
 
 
 def test_more_steps_are_asked_for_once(run: RunDir) -> None:
-    config = resumed(run, None, {**NOTHING, "steps": 5, "device": "cuda"})
+    config = config_for_resume(run, None, {**NOTHING, "steps": 5, "device": "cuda"})
     assert (config.steps, config.device) == (5, "cuda")
-    keep_steps(run, config.steps)
-    again = resumed(run, None, NOTHING)
+    save_step_count(run, config.steps)
+    again = config_for_resume(run, None, NOTHING)
     assert (again.steps, again.device) == (5, "cpu")
 
 
 def test_the_data_that_a_variable_names_is_the_runs(run: RunDir, tmp_path: Path) -> None:
     named = TaskData(train=[], validation=[], source=f"SPIDER_DATA_DIR {tmp_path}", folder=str(tmp_path))
-    begun = with_data(resolve("fast"), named, None)
+    begun = pin_data_dir(resolve("fast"), named, None)
     assert begun.data_dir == str(tmp_path)
-    assert with_data(begun, named, run) == begun
+    assert pin_data_dir(begun, named, run) == begun
     relative = resolve("fast", data_dir=os.path.relpath(tmp_path))
-    assert with_data(relative, named, run) == relative
+    assert pin_data_dir(relative, named, run) == relative
     with pytest.raises(ConfigError, match="was started with the bundled data, and now there is SPIDER_DATA_DIR"):
-        with_data(resolve("fast"), named, run)
-    assert with_data(resolve("fast"), TaskData(train=[], validation=[], source="bundled"), run).data_dir is None
+        pin_data_dir(resolve("fast"), named, run)
+    assert pin_data_dir(resolve("fast"), TaskData(train=[], validation=[], source="bundled"), run).data_dir is None
 
 
 def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Path) -> None:
     config = resolve("fast", trainer="verl", verl={"trainer.total_training_steps": 10, "data.seed": 3})
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
-    keep_steps(run, resumed(run, None, {**NOTHING, "steps": 20}).steps)
-    again = resumed(run, None, NOTHING)
+    save_step_count(run, config_for_resume(run, None, {**NOTHING, "steps": 20}).steps)
+    again = config_for_resume(run, None, NOTHING)
     assert (again.steps, again.verl) == (20, {"data.seed": 3})
 
 
 @pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])
 def test_a_run_with_no_step_left_says_how_to_go_on(run: RunDir, steps: int, over: bool) -> None:
-    said = finished(run, resumed(run, None, {**NOTHING, "steps": steps}))
+    said = finished(run, config_for_resume(run, None, {**NOTHING, "steps": steps}))
     assert said.startswith("all 2 steps are done; give --steps ") if over else not said
 
 
 def test_a_run_that_was_stopped_before_its_last_validation_has_that_left(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
-    assert not finished(run, resumed(run, None, NOTHING))
+    assert not finished(run, config_for_resume(run, None, NOTHING))
     run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
-    assert finished(run, resumed(run, None, NOTHING))
+    assert finished(run, config_for_resume(run, None, NOTHING))
 
 
 def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_settings_that_are_no_runs_are_damage(run: RunDir, missing: str) -> None
     del stored[missing]
     run.write_config(stored)
     with pytest.raises(RunDamagedError, match=f"has no '{missing}'"):
-        resumed(run, None, NOTHING)
+        config_for_resume(run, None, NOTHING)
 
 
 def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
@@ -107,15 +109,15 @@ def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
     (tmp_path / "one").mkdir()
     os.symlink("one", tmp_path / "latest")
     monkeypatch.chdir(tmp_path)
-    assert settled("latest") == settled("one") == str((tmp_path / "one").resolve())
-    assert [settled(name) for name in ("starter", "org/name", "no/such", None)] == [
+    assert resolve_path("latest") == resolve_path("one") == str((tmp_path / "one").resolve())
+    assert [resolve_path(name) for name in ("starter", "org/name", "no/such", None)] == [
         *("starter", "org/name", "no/such", None)
     ]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "trainer.pt"])
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDir, name: str) -> None:
-    config = resumed(run, None, NOTHING)
+    config = config_for_resume(run, None, NOTHING)
     assert load_initial_state(config, run).state == {"step": 2}
     _cut(run, 2, name)
     start = load_initial_state(config, run)
@@ -129,14 +131,14 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDi
 
 def test_an_empty_file_of_the_trainers_is_damage_like_any_other(run: RunDir) -> None:
     (run.path / "checkpoints" / "step-00002" / "trainer.pt").write_bytes(b"")
-    assert load_initial_state(resumed(run, None, NOTHING), run).state == {"step": 1}
+    assert load_initial_state(config_for_resume(run, None, NOTHING), run).state == {"step": 1}
 
 
 def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) -> None:
     _cut(run, 1, "model.safetensors")
     _cut(run, 2, "trainer.pt")
     with pytest.raises(RunDamagedError, match=r"step-00002/trainer.pt cannot be loaded: .* no earlier checkpoint"):
-        load_initial_state(resumed(run, None, NOTHING), run)
+        load_initial_state(config_for_resume(run, None, NOTHING), run)
     assert [folder.name for folder in run.checkpoints.paths()] == ["step-00001", "step-00002"]
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 from groundwire import domains, rewards
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards.judge.settings import API_KEY
-from groundwire.train.config.run_config import ConfigError, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.remote_agent import RemoteRolloutAgent
 from groundwire.train.run import app

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from groundwire.domains.spider.loader import BUNDLED
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.run import app
 
 SMALL = ("--val-tasks", "8", "--n-runners", "16")

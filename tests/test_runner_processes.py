@@ -11,7 +11,7 @@ from watchers import Nobody
 
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import resolve
+from groundwire.train.config.resolve import resolve
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 

@@ -13,11 +13,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.overrides import by_name, setting_types
-from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, ConfigError, resolve
-from groundwire.train.config.verl_presets import SHARED
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import by_name, parse_overrides, setting_types
+from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.verl_names import SHARED
+from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app, main
-from groundwire.train.verl.hydra_config import flat_config, parse_overrides
+from groundwire.train.verl.hydra_config import flat_config
 
 OPTIONS = inspect.signature(main).parameters.keys()
 
@@ -101,7 +104,7 @@ def test_a_resumed_run_keeps_its_settings_and_may_change_them(tmp_path: Path) ->
 
 
 def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
-    from groundwire.train.cli.resume import resumed
+    from groundwire.train.cli.resume import config_for_resume
 
     class Stored:
         path = Path("a-run")
@@ -110,5 +113,5 @@ def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
             return resolve("fast", trainer="verl", verl={SHARED["learning_rate"]: 1e-4}).to_dict()
 
     none = dict.fromkeys(("trainer", "backend", "agent", "domain", "model", "data_dir", "seed"))
-    config = resumed(Stored(), None, {**none, **by_name({"learning_rate": 1e-5}, options=OPTIONS)})  # type: ignore[arg-type]
+    config = config_for_resume(Stored(), None, {**none, **by_name({"learning_rate": 1e-5}, options=OPTIONS)})  # type: ignore[arg-type]
     assert (config.learning_rate, dict(config.verl)) == (1e-5, {})

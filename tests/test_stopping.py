@@ -16,7 +16,8 @@ from watchers import Nobody
 
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import RunConfig, resolve
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 

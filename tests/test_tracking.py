@@ -12,9 +12,12 @@ from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import Tracking, check_trackers, numbers, parse_track
-from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.run import app
-from groundwire.train.verl.hydra_config import flat_config, parse_overrides
+from groundwire.train.verl.hydra_config import flat_config
 
 LINES: list[dict[str, Any]] = [
     {"step": 0, "validation": {"accuracy": 0.25, "ci95": [0.1, 0.4], "n": 8}, "wall_time_s": 2.0},

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
-from groundwire.train.config.verl_presets import PRESETS, SHARED
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import SHARED, drop_aliases
+from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
-from groundwire.train.verl.hydra_config import compose, flat_config, parse_overrides, without_twins
+from groundwire.train.verl.hydra_config import compose, flat_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
@@ -26,7 +30,7 @@ def _resolve(preset: str = "fast", *arguments: str, **given: object) -> RunConfi
     return resolve(preset, trainer="verl", verl=parse_overrides(arguments), **given)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", VERL_PRESETS)
 def test_every_key_of_a_preset_is_verls_or_says_that_it_is_new(preset: str) -> None:
     chosen = flat_config(_resolve(preset))
     unknown = [key for key in chosen if not key.startswith("+") and key not in KEYS]
@@ -48,7 +52,7 @@ def test_classes_that_verl_imports_by_name_exist() -> None:
 
 
 @needs_verl
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", VERL_PRESETS)
 def test_a_preset_composes_against_verls_own_files(preset: str) -> None:
     from omegaconf import OmegaConf
 
@@ -143,7 +147,7 @@ def test_without_verl_its_trainer_says_what_to_install_and_writes_nothing(printe
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", VERL_PRESETS)
 def test_every_preset_goes_with_a_store_that_is_somewhere_else(preset: str) -> None:
     config = _resolve(preset, external_store_address="http://127.0.0.1:4747", llm_proxy=True, n_runners=0)
     assert config.runner_processes == 0
@@ -202,11 +206,11 @@ def test_a_resumed_run_takes_a_setting_by_either_of_its_names() -> None:
     begun = _resolve("fast", "trainer.total_training_steps=10", "trainer.logger=[console]").to_dict()
     begun.pop("config")
     longer = {"steps": 20, "track": ["tensorboard"]}
-    config = resolve("fast", **{**without_twins(begun, longer), **longer})
+    config = resolve("fast", **{**drop_aliases(begun, longer), **longer})
     assert (config.steps, config.track, config.verl) == (20, ["tensorboard"], {})
     theirs = {"verl": {"trainer.total_training_steps": 30, "actor_rollout_ref.actor.optim.lr": 1e-5}}
-    config = resolve("fast", **{**without_twins(begun, theirs), **theirs})
+    config = resolve("fast", **{**drop_aliases(begun, theirs), **theirs})
     assert (config.steps, config.learning_rate) == (30, 1e-5)
     both = {"steps": 20, "verl": {"trainer.total_training_steps": 30}}
     with pytest.raises(ConfigError, match="one setting"):
-        resolve("fast", **{**without_twins(begun, both), **both})
+        resolve("fast", **{**drop_aliases(begun, both), **both})

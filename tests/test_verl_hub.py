@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from groundwire.train.config.run_config import ConfigError
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.verl.checks import check_hub
 
 

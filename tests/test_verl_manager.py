@@ -20,7 +20,8 @@ from transformers import AutoTokenizer
 from groundwire import domains
 from groundwire.adapters import Endpoint, Question
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import RunConfig, resolve
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.verl import agent_loop_manager as manager_module
 from groundwire.train.verl.agent_loop_manager import RolloutManager

@@ -23,7 +23,8 @@ from programs import fork
 from groundwire.adapters import AgentError, Answer, Endpoint, Question
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import RunConfig, resolve
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime

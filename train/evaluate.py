@@ -18,8 +18,11 @@ from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.fast_import import fast_import
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.resume import settled, with_data
-from groundwire.train.config.run_config import PRESETS, ConfigError, RunConfig, resolve
+from groundwire.train.cli.resume import pin_data_dir, resolve_path
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.table import FORMATS, comparison, details, table
 
 __all__ = ["app"]
@@ -80,12 +83,12 @@ def main(
     if compare and len(runs or []) != 2:
         raise typer.BadParameter(f"--compare needs two runs, and {len(runs or [])} are given")
     given: dict[str, Any] = {
-        "model": model if base_url else settled(model),
+        "model": model if base_url else resolve_path(model),
         "trainer": "local",
         "backend": backend,
         "agent": agent,
         "domain": domain,
-        "data_dir": settled(data_dir),
+        "data_dir": resolve_path(data_dir),
         "reward": reward,
         "max_turns": max_turns,
         "max_tokens": max_tokens,
@@ -134,7 +137,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     domain = domains.get(settings.domain)
     rewards.check(settings.reward or domain.default_reward)
     data = domain.load(settings.data_dir)
-    settings = with_data(settings, data, None)
+    settings = pin_data_dir(settings, data, None)
     if not data.validation:
         raise ConfigError(f"{data.source}: there are no validation tasks")
     if base_url is None and settings.model != "starter" and not (Path(settings.model) / "config.json").is_file():

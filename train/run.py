@@ -21,16 +21,18 @@ from groundwire.tools.fast_import import fast_import
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
-from groundwire.train.artifacts.tracking import TRACKERS, check_trackers, parse_track
+from groundwire.train.artifacts.tracking import check_trackers, parse_track
 from groundwire.train.cli.log_setup import quiet
-from groundwire.train.cli.resume import finished, keep_steps, resumed, settled, with_data
+from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path, save_step_count
 from groundwire.train.cli.trainer_choice import default_trainer, resolved
-from groundwire.train.config.overrides import by_name
-from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, RunConfig, resolve
+from groundwire.train.config.overrides import by_name, parse_overrides
+from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import TRACKERS, RunConfig
+from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend
 from groundwire.train.store.health import check_store
-from groundwire.train.verl.hydra_config import parse_overrides
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,7 +153,7 @@ def main(
         "agent": agent,
         "domain": domain,
         "trainer": trainer,
-        "model": settled(model),
+        "model": resolve_path(model),
         "reward": reward,
         "steps": steps if steps is not None else 1 if ci_fast else 20 if ci else None,
         "n_runners": n_runners,
@@ -162,7 +164,7 @@ def main(
         "execution_truncate": execution_truncate,
         "val_temperature": val_temperature,
         "val_tasks": 32 if ci_fast and val_tasks is None else val_tasks,
-        "data_dir": settled(data_dir),
+        "data_dir": resolve_path(data_dir),
         "output_dir": output_dir,
         "external_store_address": external_store_address,
         "llm_proxy": llm_proxy or None,
@@ -186,14 +188,14 @@ def _run(
     run = RunDir.open(resume) if resume else None
     if run is None and given["trainer"] is None:
         given["trainer"] = default_trainer(preset, device=given["device"], dev=dev)
-    settings = resumed(run, preset, given) if run else resolve(preset or "fast", **given)
+    settings = config_for_resume(run, preset, given) if run else resolve(preset or "fast", **given)
     check_trackers(settings.track)
     _check_store(settings.external_store_address)
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
     told = _check_reward(settings, domain)
     data = domain.load(settings.data_dir)
-    settings = with_data(settings, data, run)
+    settings = pin_data_dir(settings, data, run)
     note.print(f"data: {data.source}")
     for reason, count in data.left_out.items():
         note.print(f"      left out of training: {count} ({reason})")
@@ -227,7 +229,7 @@ def _run(
     )
     with begun.lock():
         if run is not None:
-            keep_steps(run, settings.steps)
+            save_step_count(run, settings.steps)
         shown.print(f"run:  {begun.path}")
         summary = (_train_verl if settings.trainer == "verl" else _train)(settings, data, domain, begun, shown)
     from groundwire.train.cli.progress import show_summary

@@ -12,8 +12,9 @@ from typing import Any
 
 from benchmarks.gpu.agents import messages
 from groundwire import domains
-from groundwire.train.config.run_config import resolve
-from groundwire.train.verl.hydra_config import compose, flat_config, parse_overrides
+from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.config.resolve import resolve
+from groundwire.train.verl.hydra_config import compose, flat_config
 
 _OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
 

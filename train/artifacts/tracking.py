@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import TRACKERS
 
-__all__ = ["TRACKERS", "Tracking", "check_trackers", "numbers", "parse_track", "wandb_environment"]
+__all__ = ["Tracking", "check_trackers", "numbers", "parse_track", "wandb_environment"]
 
 PROJECT = "groundwire"
 FOLDER = "tensorboard"
@@ -109,7 +110,6 @@ class _Wandb:
 
 
 _TRACKERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _Wandb}
-TRACKERS = tuple(_TRACKERS)
 
 
 class Tracking:

@@ -8,17 +8,19 @@ from typing import Any
 
 from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
-from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import drop_aliases
 from groundwire.train.evaluation.validation import validation_missing
-from groundwire.train.verl.hydra_config import without_twins
 
-__all__ = ["finished", "keep_steps", "resumed", "settled", "with_data"]
+__all__ = ["config_for_resume", "finished", "pin_data_dir", "resolve_path", "save_step_count"]
 
 _FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
 """What a resumed run cannot change: it would be another run."""
 
 
-def settled(place: str | None) -> str | None:
+def resolve_path(place: str | None) -> str | None:
     """A folder's own path, as long as it exists; a name stays what it is.
 
     ``runs/latest``, a link, is another folder as soon as the run begins, and a run may be resumed from another folder.
@@ -28,10 +30,10 @@ def settled(place: str | None) -> str | None:
     return str(Path(place).resolve())
 
 
-def resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:
+def config_for_resume(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:
     """The run's own settings with what may be changed of them.
 
-    Raises :class:`groundwire.train.config.run_config.ConfigError`, and
+    Raises :class:`groundwire.train.config.errors.ConfigError`, and
     :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for settings of no run.
     """
     stored = run.config()
@@ -48,17 +50,17 @@ def resumed(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
     preset = stored.pop("config")
     if stored["trainer"] == "verl":
-        stored = without_twins(stored, changed)
+        stored = drop_aliases(stored, changed)
     for name in ("judge", "verl"):
         if name in changed:
             changed[name] = {**stored.get(name, {}), **changed[name]}
     return resolve(preset, **{**stored, **changed})
 
 
-def with_data(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:
+def pin_data_dir(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:
     """The settings with the folder that was read, which a variable of the environment may have named.
 
-    Raises :class:`groundwire.train.config.run_config.ConfigError` where ``run``, which is resumed, was started with
+    Raises :class:`groundwire.train.config.errors.ConfigError` where ``run``, which is resumed, was started with
     other data.
     """
     if data.folder is None or (settings.data_dir and data.folder == str(Path(settings.data_dir).resolve())):
@@ -79,11 +81,11 @@ def finished(run: RunDir, settings: RunConfig) -> str:
     return f"all {saved} steps are done; give --steps {saved + settings.steps}, say, to go on"
 
 
-def keep_steps(run: RunDir, steps: int) -> None:
+def save_step_count(run: RunDir, steps: int) -> None:
     """Have the run's settings say how far it goes, so that who resumes it next need not say it again.
 
     Nothing else that was changed is kept: a device or a port belongs to one life of the run.
     """
     stored = run.config()
     if stored["steps"] != steps:
-        run.write_config({**without_twins(stored, {"steps": steps}), "steps": steps})
+        run.write_config({**drop_aliases(stored, {"steps": steps}), "steps": steps})

@@ -6,7 +6,9 @@ import importlib.util
 import json
 
 from groundwire import domains
-from groundwire.train.config.run_config import PRESETS, VERL_PRESETS, RunConfig
+from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_presets import VERL_PRESETS
 
 __all__ = ["default_trainer", "resolved"]
 
@@ -23,7 +25,7 @@ def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str
 
 def resolved(settings: RunConfig, data: domains.TaskData, run_dir: str) -> str:
     """Every setting: JSON, or with verl its whole configuration as YAML. Raises
-    :class:`groundwire.train.config.run_config.ConfigError`.
+    :class:`groundwire.train.config.errors.ConfigError`.
     """
     if settings.trainer != "verl":
         return json.dumps(settings.to_dict(), indent=2)

@@ -5,22 +5,47 @@ What has an option of its own is given by that option: a setting has one way in.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, get_type_hints
 
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["by_name", "check_type", "refuse_verls", "setting_types", "unknown"]
+__all__ = ["by_name", "check_type", "parse_overrides", "reject_verl_overrides", "setting_types", "suggestion_for"]
 
 _KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
+def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` arguments as a dictionary; values are JSON where they can be read as such, else text."""
+    overrides: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals or not key.strip("+~"):
+            raise ConfigError(f"{argument!r} is not key=value, e.g. learning_rate=1e-5")
+        if key in overrides:
+            raise ConfigError(f"{key} is given twice")
+        overrides[key] = _parse_value(text)
+    return overrides
+
+
+def _parse_value(text: str) -> Any:
+    words = {"True": True, "False": False, "None": None}
+    if text in words:
+        return words[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        if text.startswith("[") and text.endswith("]"):  # [console,wandb], as Hydra's command line has it
+            return [_parse_value(part.strip()) for part in text[1:-1].split(",")]
+        return text
+
+
 def setting_types() -> dict[str, Any]:
     """The names of a run's settings and their types."""
-    from groundwire.train.config.run_config import RunConfig  # which needs this module for its presets
-
     return get_type_hints(RunConfig)
 
 
@@ -54,15 +79,15 @@ def check_type(key: str, value: Any, wanted: Any) -> None:
         raise ConfigError(f"{key} is {value!r}; it must be {_KINDS[wanted]}")
 
 
-def refuse_verls(overrides: Mapping[str, Any]) -> None:
+def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:
     """Raise :class:`ConfigError` where any is left: the local trainer has none of verl's."""
     for key in overrides:
         if "." in key:
             raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
-        raise ConfigError(f"unknown setting {key}={overrides[key]}{unknown(key)}")
+        raise ConfigError(f"unknown setting {key}={overrides[key]}{suggestion_for(key)}")
 
 
-def unknown(key: str) -> str:
+def suggestion_for(key: str) -> str:
     """What else a ``key`` that there is not may have meant, as the end of a sentence."""
     close = get_close_matches(key, setting_types().keys() - {"verl"}, n=3, cutoff=0.7)
     if close:

@@ -1,4 +1,4 @@
-"""A run's settings: one flat record, presets that are plain dictionaries over it, and nothing hidden.
+"""A run's settings: one flat record.
 
 The resolved record is written into the run directory, so a run can be resumed, repeated and compared from it alone.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from groundwire.rewards import JudgeSettings, JudgeSettingsError
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import refuse_verls
-from groundwire.train.config.verl_presets import PRESETS as VERL_PRESETS
-from groundwire.train.verl.hydra_config import run_settings
 
-__all__ = ["PRESETS", "VERL_PRESETS", "ConfigError", "RunConfig", "resolve"]
+__all__ = ["TRACKERS", "RunConfig"]
 
+TRACKERS = ("tensorboard", "wandb")
 
 _AGENTS = (
     *(
@@ -194,42 +192,3 @@ class RunConfig:
     def for_agents(self) -> dict[str, Any]:
         """What a runner elsewhere must know to make the same agents."""
         return {name: getattr(self, name) for name in _AGENTS}
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    # The starter policy on a laptop: minutes on two cores.
-    "fast": {},
-    # Any Hugging Face causal language model, on one GPU or a patient CPU.
-    "hf": {
-        "learning_rate": 1e-6,
-        "minibatches": 1,
-        "steps": 200,
-        "max_turns": 3,
-        "example_values": 3,
-        "show_keys": True,
-        "execution_truncate": 2048,
-        "max_tokens": 512,
-        "max_model_len": 4096,
-        "checkpoint_every": 10,
-        "rollout_timeout_s": 300.0,
-        "step_deadline_s": 1800.0,
-    },
-}
-"""What each ``--config`` changes of :class:`RunConfig`'s defaults."""
-
-
-def resolve(preset: str, **given: Any) -> RunConfig:
-    """The defaults, then the preset, then what was given (``None`` is not given). Raises :class:`ConfigError`."""
-    verl = given.get("trainer") == "verl"
-    presets = VERL_PRESETS if verl else PRESETS
-    if preset not in presets:
-        other = "" if verl or preset not in VERL_PRESETS else f"; {preset!r} is one of --trainer verl"
-        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}{other}")
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if not verl:
-        refuse_verls(chosen.get("verl") or {})
-    chosen = run_settings(preset, chosen, chosen.get("verl") or {}) if verl else {**PRESETS[preset], **chosen}
-    known = {field.name for field in fields(RunConfig)}
-    if unknown := sorted(set(chosen) - known):
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return replace(RunConfig(), config=preset, **chosen)

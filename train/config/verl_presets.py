@@ -2,33 +2,14 @@
 
 A key with a dot is verl's own (``+`` before it where verl's files do not name it, as on Hydra's command line); one
 without is a setting of :class:`groundwire.train.config.run_config.RunConfig`. What both have is given once, as the
-run's setting: see :data:`SHARED`.
+run's setting: see :data:`groundwire.train.config.verl_names.SHARED`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["BASE", "PRESETS", "SHARED"]
-
-SHARED: dict[str, str] = {
-    "model": "actor_rollout_ref.model.path",
-    "steps": "trainer.total_training_steps",
-    "tasks_per_step": "data.train_batch_size",
-    "group_size": "actor_rollout_ref.rollout.n",
-    "max_turns": "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
-    "max_tokens": "data.max_response_length",
-    "max_model_len": "actor_rollout_ref.rollout.max_model_len",
-    "temperature": "actor_rollout_ref.rollout.temperature",
-    "val_temperature": "actor_rollout_ref.rollout.val_kwargs.temperature",
-    "val_every": "trainer.test_freq",
-    "learning_rate": "actor_rollout_ref.actor.optim.lr",
-    "clip_low": "actor_rollout_ref.actor.clip_ratio_low",
-    "clip_high": "actor_rollout_ref.actor.clip_ratio_high",
-    "checkpoint_every": "trainer.save_freq",
-    "seed": "data.seed",
-}
-"""Settings that the run and verl both have, and verl's name for each. They are one setting with two names."""
+__all__ = ["BASE", "VERL_PRESETS"]
 
 _MANAGER = "groundwire.train.verl.agent_loop_manager.RolloutManager"
 
@@ -103,7 +84,7 @@ _REFERENCE: dict[str, Any] = {
 }
 """The published recipe for Spider: 32 prompts x 4, prompts of 4096 and replies of 2048 tokens, two epochs."""
 
-PRESETS: dict[str, dict[str, Any]] = {
+VERL_PRESETS: dict[str, dict[str, Any]] = {
     # Minutes on one GPU: is everything in place?
     "fast": {
         **_LARGE,

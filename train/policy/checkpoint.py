@@ -32,7 +32,7 @@ class InitialState:
 def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
     """The model on ``config.device``. A checkpoint that cannot be read is set aside, and the one before is taken.
 
-    Raises :class:`groundwire.train.config.run_config.ConfigError` for a device or a model that cannot be used, and
+    Raises :class:`groundwire.train.config.errors.ConfigError` for a device or a model that cannot be used, and
     :class:`groundwire.train.artifacts.run_dir.RunDamagedError` where there are checkpoints and none of them can be
     read.
     """

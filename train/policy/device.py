@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from groundwire.train.config.run_config import ConfigError
+from groundwire.train.config.errors import ConfigError
 
 __all__ = ["check_device"]
 

@@ -10,7 +10,9 @@ import inspect
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
-from groundwire.train.config.run_config import ConfigError, RunConfig, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 
 __all__ = ["make_backend", "make_reward"]
 
@@ -22,7 +24,7 @@ _PACKAGES = {"agents": "openai-agents"}
 
 
 def make_backend(config: RunConfig) -> adapters.Backend:
-    """The backend of a run. Raises :class:`groundwire.train.config.run_config.ConfigError` where it cannot be made with
+    """The backend of a run. Raises :class:`groundwire.train.config.errors.ConfigError` where it cannot be made with
     these settings.
     """
     try:

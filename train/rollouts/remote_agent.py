@@ -11,7 +11,8 @@ from agentlightning.types import AttemptedRollout, NamedResources, SpanCoreField
 
 from groundwire import adapters, domains
 from groundwire.tools.plugins import UnknownNameError
-from groundwire.train.config.run_config import ConfigError, resolve
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.factory import make_backend, make_reward
 
@@ -22,7 +23,7 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
     """Agents of one backend and one domain, with the settings of whatever run a rollout belongs to.
 
     ``agent`` (of the backend ``custom``) is the runner's own: no store can name code to be run. Raises
-    :class:`groundwire.train.config.run_config.ConfigError` where the backend cannot be made at all.
+    :class:`groundwire.train.config.errors.ConfigError` where the backend cannot be made at all.
     """
 
     def __init__(self, *, backend: str, agent: str | None, domain: str) -> None:

@@ -7,26 +7,24 @@ the run and verl both have has one value: giving different values under its two 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groundwire.domains import TaskData
 from groundwire.tools.paths import IMPORT_PATH
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.tracking import FOLDER, TRACKERS, wandb_environment
+from groundwire.train.artifacts.tracking import FOLDER, wandb_environment
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import check_type, setting_types, unknown
-from groundwire.train.config.verl_presets import BASE, PRESETS, SHARED
+from groundwire.train.config.overrides import suggestion_for
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
+from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.tool_parsers import FORMATS
-
-if TYPE_CHECKING:
-    from groundwire.train.config.run_config import RunConfig
 
 __all__ = [
     "INSTALL",
@@ -34,90 +32,19 @@ __all__ = [
     "compose_for_run",
     "count_devices",
     "flat_config",
-    "parse_overrides",
-    "run_settings",
     "uses_npu",
-    "without_twins",
 ]
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
 """How to install verl. The package index has another project of this name."""
 
-_RUN_NAMES = {key: name for name, key in SHARED.items()}
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _FIXED = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
-_LOGGER = "trainer.logger"
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 _EPOCHS = "trainer.total_epochs"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
-
-
-def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
-    """``key=value`` arguments as a dictionary; values are JSON where they can be read as such, else text."""
-    overrides: dict[str, Any] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        if not equals or not key.strip("+~"):
-            raise ConfigError(f"{argument!r} is not key=value, e.g. learning_rate=1e-5")
-        if key in overrides:
-            raise ConfigError(f"{key} is given twice")
-        overrides[key] = _read(text)
-    return overrides
-
-
-def _read(text: str) -> Any:
-    words = {"True": True, "False": False, "None": None}
-    if text in words:
-        return words[text]
-    try:
-        return json.loads(text)
-    except ValueError:
-        if text.startswith("[") and text.endswith("]"):  # [console,wandb], as Hydra's command line has it
-            return [_read(part.strip()) for part in text[1:-1].split(",")]
-        return text
-
-
-def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's settings (names of :class:`RunConfig`) of ``preset``, with what was given under either name.
-
-    Raises :class:`ConfigError` where both names were given with different values.
-    """
-    settings = {_RUN_NAMES.get(name, name): value for name, value in PRESETS[preset].items()}
-    settings = {name: value for name, value in settings.items() if "." not in name}
-    if given.get("external_store_address") is not None:
-        settings["runner_processes"] = 0  # a preset's belong to a store that lives with the run
-    settings |= {name: value for name, value in given.items() if value is not None}
-    types = setting_types()
-    for key, said in overrides.items():
-        name = _RUN_NAMES.get(key.lstrip("+"))
-        if name is None:
-            continue
-        value = 0 if said is None and name == "steps" else said  # None: as many as the epochs have
-        check_type(key, value, types[name])
-        if given.get(name) not in (None, value):
-            raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
-        settings[name] = value
-    if (logger := overrides.get(_LOGGER)) is not None:
-        loggers = [logger] if isinstance(logger, str) else list(logger)
-        named = [name for name in loggers if name in TRACKERS]
-        if given.get("track") and set(given["track"]) != set(named):
-            raise ConfigError(
-                f"{_LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
-            )
-        settings["track"] = named
-    return settings
-
-
-def without_twins(stored: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings without those that ``changed`` gives by the other of their two names."""
-    overrides = {key.lstrip("+") for key in changed.get("verl") or {}}
-    names = {_RUN_NAMES[key] for key in overrides & _RUN_NAMES.keys()} | ({"track"} if _LOGGER in overrides else set())
-    kept = {name: value for name, value in stored.items() if name not in names}
-    twins = {SHARED[name] for name in changed.keys() & SHARED.keys()} | ({_LOGGER} if "track" in changed else set())
-    kept["verl"] = {key: value for key, value in (stored.get("verl") or {}).items() if key.lstrip("+") not in twins}
-    return kept
 
 
 def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
@@ -173,7 +100,7 @@ def flat_config(
         "actor_rollout_ref.rollout.val_kwargs.do_sample": config.val_temperature > 0,
         "data.train_files": f"{run_dir}/tasks/train.parquet",
         "data.val_files": f"{run_dir}/tasks/validation.parquet",
-        _LOGGER: [*BASE[_LOGGER], *config.track],
+        LOGGER: [*BASE[LOGGER], *config.track],
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
         "trainer.experiment_name": Path(run_dir).name,
         "trainer.n_gpus_per_node": n_gpus,
@@ -190,8 +117,8 @@ def flat_config(
     if config.credit == "discount":
         flat["algorithm.adv_estimator"] = "groundwire_discount"
     flat |= overrides
-    loggers = [flat[_LOGGER]] if isinstance(flat[_LOGGER], str) else list(flat[_LOGGER])
-    flat[_LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
+    loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
+    flat[LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
     if config.steps == 0:
         flat[SHARED["steps"]] = None if epoch_steps is None else max(1, flat[_EPOCHS] * epoch_steps)
     elif _EPOCHS not in config.verl:
@@ -211,8 +138,8 @@ def uses_npu(config: RunConfig) -> bool:
 
 def _verl_overrides(config: RunConfig) -> dict[str, Any]:
     """verl's own settings, the preset's and then the user's, without those that are also settings of the run."""
-    preset = {key: value for key, value in PRESETS[config.config].items() if "." in key}
-    return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in _RUN_NAMES}
+    preset = {key: value for key, value in VERL_PRESETS[config.config].items() if "." in key}
+    return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in RUN_NAMES}
 
 
 def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
@@ -230,7 +157,7 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
     for key in overrides:
         if key in _FIXED:
             raise ConfigError(f"{key} cannot be changed: the rollouts depend on its value (see --credit)")
-        if inner := next((name for name in (*_RUN_NAMES, *_FIXED) if name.startswith(f"{key}.")), None):
+        if inner := next((name for name in (*RUN_NAMES, *_FIXED) if name.startswith(f"{key}.")), None):
             raise ConfigError(f"{key} is a whole section, with {inner} in it: give its settings one by one")
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
@@ -297,7 +224,7 @@ def compose(flat: Mapping[str, Any]) -> Any:
             config = hydra_compose("ppo_trainer", overrides=groups)
     except HydraException as error:
         why = str(error).splitlines()[0].rstrip(".")
-        hint = next((unknown(name) for name in flat if f"'{name}'" in why), "")
+        hint = next((suggestion_for(name) for name in flat if f"'{name}'" in why), "")
         raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {why}{hint}") from error
     known = set(_dotted_keys(config))
     with open_dict(config):

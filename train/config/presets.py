@@ -1,0 +1,28 @@
+"""What each ``--config`` of the local trainer changes: plain dictionaries, to be copied and edited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRESETS"]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The starter policy on a laptop: minutes on two cores.
+    "fast": {},
+    # Any Hugging Face causal language model, on one GPU or a patient CPU.
+    "hf": {
+        "learning_rate": 1e-6,
+        "minibatches": 1,
+        "steps": 200,
+        "max_turns": 3,
+        "example_values": 3,
+        "show_keys": True,
+        "execution_truncate": 2048,
+        "max_tokens": 512,
+        "max_model_len": 4096,
+        "checkpoint_every": 10,
+        "rollout_timeout_s": 300.0,
+        "step_deadline_s": 1800.0,
+    },
+}
+"""What each ``--config`` changes of :class:`RunConfig`'s defaults."""
