@@ -9,6 +9,6 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_domains(register: Callable[[str, str], None]) -> None:
-    """Text-to-SQL on Spider, questions on medicine in prose, and whatever has the shape of either."""
-    register("medical", "groundwire.domains.medical:domain")
-    register("spider", "groundwire.domains.spider:domain")
+    """Text-to-SQL on Spider, and questions on medicine answered in prose."""
+    register("medical", "groundwire.domains.medical.loader:domain")
+    register("spider", "groundwire.domains.spider.loader:domain")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from groundwire.domains.medical.loader import MedicalDomain
+from groundwire.domains.medical.loader import MedicalDomain, domain
 
 __all__ = ["MedicalDomain", "domain"]
-
-domain = MedicalDomain()

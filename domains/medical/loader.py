@@ -20,7 +20,7 @@ from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.types import AnswerForm
 
-__all__ = ["BUNDLED", "MedicalDomain"]
+__all__ = ["BUNDLED", "MedicalDomain", "domain"]
 
 BUNDLED = Path(__file__).parent / "bundled"
 _SUFFIXES = (".parquet", ".csv", ".jsonl", ".json")
@@ -54,6 +54,9 @@ class MedicalDomain:
     def database(self, task: Task) -> str:
         """The absolute path of the SQLite file."""
         return str(task["db_path"])
+
+
+domain = MedicalDomain()
 
 
 def _questions(folder: Path) -> Path:

@@ -1,9 +1,7 @@
-"""Spider: questions over SQLite databases, judged by execution match; and whatever has Spider's shape."""
+"""Spider: questions over SQLite databases, answered with SQL and judged by execution match."""
 
 from __future__ import annotations
 
-from groundwire.domains.spider.loader import SpiderDomain
+from groundwire.domains.spider.loader import SpiderDomain, domain
 
 __all__ = ["SpiderDomain", "domain"]
-
-domain = SpiderDomain()

@@ -33,6 +33,7 @@ __all__ = [
     "GoldProblem",
     "SpiderDomain",
     "check_golds",
+    "domain",
     "find_files",
     "gold_of",
     "read_tasks",
@@ -49,7 +50,7 @@ LAYOUTS = (
     (("train_spider.parquet",), ("test_dev.parquet", "test_dev_500.parquet")),
     (("train_spider.json", "train_others.json"), ("dev.json",)),
 )
-FILES = {name for layout in LAYOUTS for names in layout for name in names} | {REPORT, ZERO_ROWS, "tables.json"}
+FILES = {name for layout in LAYOUTS for names in layout for name in names} | {REPORT, ZERO_ROWS}
 # The published JSON repeats each gold as tokens and as a parse: ten times the bytes, and gold that nobody reads.
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
 
@@ -93,6 +94,9 @@ class SpiderDomain:
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""
         return str(task["db_path"])
+
+
+domain = SpiderDomain()
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -14,10 +14,10 @@ from groundwire.domains.medical.generate import lexicon
 from groundwire.domains.medical.generate.facts import DISEASE_FIELDS, DRUG_FIELDS, Entity, Medicine
 from groundwire.domains.medical.generate.lexicon import Said
 
-__all__ = ["Question", "about_disease", "about_drug"]
+__all__ = ["GeneratedQuestion", "about_disease", "about_drug"]
 
 
-class Question(NamedTuple):
+class GeneratedQuestion(NamedTuple):
     """A question with its gold answer."""
 
     text: str
@@ -91,9 +91,9 @@ _ZH = {
 _WORDS = {"en": _EN, "zh": _ZH}
 
 
-def about_drug(rng: random.Random, drug: Entity, medicine: Medicine, language: str) -> list[Question]:
+def about_drug(rng: random.Random, drug: Entity, medicine: Medicine, language: str) -> list[GeneratedQuestion]:
     """One question of each hardness."""
-    hard: Callable[..., Question] = rng.choice((_shared, _either))
+    hard: Callable[..., GeneratedQuestion] = rng.choice((_shared, _either))
     other = rng.choice([each for each in medicine.drugs if each != drug])
     middle = rng.choice((_two_fields, _may_take))
     return [
@@ -103,7 +103,7 @@ def about_drug(rng: random.Random, drug: Entity, medicine: Medicine, language: s
     ]
 
 
-def about_disease(rng: random.Random, disease: Entity, medicine: Medicine, language: str) -> list[Question]:
+def about_disease(rng: random.Random, disease: Entity, medicine: Medicine, language: str) -> list[GeneratedQuestion]:
     """One question of each hardness."""
     return [
         _one_field(rng, disease, DISEASE_FIELDS, language),
@@ -112,25 +112,25 @@ def about_disease(rng: random.Random, disease: Entity, medicine: Medicine, langu
     ]
 
 
-def _one_field(rng: random.Random, entity: Entity, fields: Sequence[str], language: str) -> Question:
+def _one_field(rng: random.Random, entity: Entity, fields: Sequence[str], language: str) -> GeneratedQuestion:
     field, name = rng.choice(fields), _of(entity.name, language)
     text = rng.choice(_WORDS[language][field].ask).format(name=name)
-    return Question(_sentence(text), _answer(entity, field, language, name), language, "easy")
+    return GeneratedQuestion(_sentence(text), _answer(entity, field, language, name), language, "easy")
 
 
-def _two_fields(rng: random.Random, entity: Entity, fields: Sequence[str], language: str) -> Question:
+def _two_fields(rng: random.Random, entity: Entity, fields: Sequence[str], language: str) -> GeneratedQuestion:
     (one, two), name = rng.sample(fields, 2), _of(entity.name, language)
     first = _WORDS[language][one].ask[0].format(name=name)
     answer = _answer(entity, one, language, name)
     if language == "zh":
         second = _WORDS["zh"][two].ask[0].format(name="它")
-        return Question(first[:-1] + "，" + second, answer + _answer(entity, two, "zh", "它"), "zh", "medium")
+        return GeneratedQuestion(first[:-1] + "，" + second, answer + _answer(entity, two, "zh", "它"), "zh", "medium")
     second = _WORDS["en"][two].ask[0].format(name="it")
     text = f"{_sentence(first)[:-1]}, and {second[0].lower()}{second[1:]}"
-    return Question(text, f"{answer} {_answer(entity, two, 'en', 'it')}", "en", "medium")
+    return GeneratedQuestion(text, f"{answer} {_answer(entity, two, 'en', 'it')}", "en", "medium")
 
 
-def _may_take(rng: random.Random, drug: Entity, fields: Sequence[str], language: str) -> Question:
+def _may_take(rng: random.Random, drug: Entity, fields: Sequence[str], language: str) -> GeneratedQuestion:
     """Yes or no, with its reason."""
     against, name = drug.fields["contraindications"], _of(drug.name, language)
     barred = rng.random() < 0.5
@@ -139,45 +139,45 @@ def _may_take(rng: random.Random, drug: Entity, fields: Sequence[str], language:
     reason = _answer(drug, "contraindications", language, name)
     if language == "zh":
         verdict = "不可以" if barred else "可以，该情况不在禁忌之列"
-        return Question(f"{condition}的患者可以使用{name}吗？", f"{verdict}。{reason}", "zh", "medium")
+        return GeneratedQuestion(f"{condition}的患者可以使用{name}吗？", f"{verdict}。{reason}", "zh", "medium")
     verdict = "No." if barred else f"Yes, {condition} is not among its contraindications."
-    return Question(f"Can {name} be taken in case of {condition}?", f"{verdict} {reason}", "en", "medium")
+    return GeneratedQuestion(f"Can {name} be taken in case of {condition}?", f"{verdict} {reason}", "en", "medium")
 
 
-def _shared(drug: Entity, other: Entity, language: str) -> Question:
+def _shared(drug: Entity, other: Entity, language: str) -> GeneratedQuestion:
     """What two rows have in common."""
     common = [each for each in drug.fields["adverse_reactions"] if each in other.fields["adverse_reactions"]]
     one, two, listed = _of(drug.name, language), _of(other.name, language), _list(common, language)
     if language == "zh":
         answer = f"{one}和{two}共同的不良反应有{listed}。" if common else f"{one}和{two}没有共同的不良反应。"
-        return Question(f"{one}和{two}有哪些共同的不良反应？", answer, "zh", "hard")
+        return GeneratedQuestion(f"{one}和{two}有哪些共同的不良反应？", answer, "zh", "hard")
     answer = (
         f"{one} and {two} share these adverse reactions: {listed}."
         if common
         else f"{one} and {two} have no adverse reactions in common."
     )
-    return Question(f"Which adverse reactions do {one} and {two} share?", answer, "en", "hard")
+    return GeneratedQuestion(f"Which adverse reactions do {one} and {two} share?", answer, "en", "hard")
 
 
-def _either(drug: Entity, other: Entity, language: str) -> Question:
+def _either(drug: Entity, other: Entity, language: str) -> GeneratedQuestion:
     """The same field of two rows."""
     one, two = (_answer(each, "indications", language, _of(each.name, language)) for each in (drug, other))
     names = _of(drug.name, language), _of(other.name, language)
     if language == "zh":
-        return Question("{}和{}分别用于治疗什么？".format(*names), one + two, "zh", "hard")
-    return Question("What are {} and {} each used for?".format(*names), f"{one} {two}", "en", "hard")
+        return GeneratedQuestion("{}和{}分别用于治疗什么？".format(*names), one + two, "zh", "hard")
+    return GeneratedQuestion("What are {} and {} each used for?".format(*names), f"{one} {two}", "en", "hard")
 
 
-def _drugs_for(disease: Entity, medicine: Medicine, language: str) -> Question:
+def _drugs_for(disease: Entity, medicine: Medicine, language: str) -> GeneratedQuestion:
     """From one table to the other."""
     drugs = [drug.name for drug in medicine.drugs if disease.name in drug.fields["indications"]]
     name, listed = _of(disease.name, language), _list(sorted(drugs), language)
     if language == "zh":
         answer = f"适应症包括{name}的药物有{listed}。" if drugs else f"没有药物的适应症包括{name}。"
-        return Question(f"哪些药物的适应症包括{name}？", answer, "zh", "hard")
+        return GeneratedQuestion(f"哪些药物的适应症包括{name}？", answer, "zh", "hard")
     verb = "is" if len(drugs) == 1 else "are"
     answer = f"{listed} {verb} indicated for {name}." if drugs else f"No drug is indicated for {name}."
-    return Question(f"Which drugs are indicated for {name}?", answer, "en", "hard")
+    return GeneratedQuestion(f"Which drugs are indicated for {name}?", answer, "en", "hard")
 
 
 def _answer(entity: Entity, field: str, language: str, name: str) -> str:

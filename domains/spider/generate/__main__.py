@@ -1,12 +1,12 @@
 """The bundled data: ``python -m domains.spider.generate --out DIR [--seed N]``.
 
-Spider's own questions and databases are not ours to give away, and a laptop needs small ones, so the project writes its
-own in Spider's layout: many small databases over many subjects, questions at the four levels of hardness, train and
+Spider's own questions and databases may not be redistributed, and a laptop needs small ones. So the project generates
+its own in Spider's shape: many small databases about many subjects, questions at the four levels of hardness, train and
 validation split by database.
 
-Validation has two halves, told apart by ``subject_split``. The databases of both are never trained on; those of the
-``familiar`` half are about subjects that training databases are about too, those of the ``new`` half are about subjects
-that no training database is about. What reinforcement learning gains on the second half is not knowledge of a subject.
+Validation has two halves, marked by ``subject_split``. No database of either is in the training data. The ``familiar``
+half is about the subjects of the training databases, the ``new`` half is about other subjects: knowledge of a subject
+cannot explain what reinforcement learning gains there.
 
 The same seed gives the same tasks and rows.
 """
@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 from groundwire.domains.spider.generate.databases import Database, fill, make_database
 from groundwire.domains.spider.generate.lexicon import FAMILIAR_SUBJECTS, NEW_SUBJECTS
-from groundwire.domains.spider.generate.phrasing import spoken
 from groundwire.domains.spider.generate.questions import write_question
 from groundwire.domains.spider.hardness import hardness
 
-__all__ = ["generate", "spider_tables", "tells_apart"]
+__all__ = ["generate"]
 
 TRAIN_DATABASES, TRAIN_QUESTIONS = 90, 20
 HALF_DATABASES, HALF_QUESTIONS = 28, 9
@@ -36,10 +35,12 @@ _ATTEMPTS = 400
 
 def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
     """Write the data to ``out`` and return the number of tasks of each part: train, familiar, new."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     rng = random.Random(seed)
     numbers: Counter[str] = Counter()
     seen: set[str] = set()
-    databases: list[Database] = []
 
     def part(subjects: Iterable[str], *, split: str, n_databases: int, n_questions: int) -> list[dict[str, Any]]:
         shuffled = list(subjects)
@@ -49,7 +50,6 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
             subject = shuffled[i % len(shuffled)]
             numbers[subject] += 1
             database = make_database(rng, subject, db_id=f"{subject}_{numbers[subject]}")
-            databases.append(database)
             tasks += _tasks(rng, database, out, n_questions, seen, split)
         return tasks
 
@@ -58,43 +58,15 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
     familiar = part(FAMILIAR_SUBJECTS, split="familiar", **half)
     new = part(NEW_SUBJECTS, split="new", **half)
     validation = familiar + new
-    rng.shuffle(validation)  # the first n are a fair sample of both halves
+    rng.shuffle(validation)  # so that the first n are a fair sample of both halves
 
-    _write_json(out / "tables.json", [spider_tables(database) for database in databases])
-    for name, parquet, tasks in (("train_spider", "train_spider", train), ("dev", "test_dev", validation)):
+    for prefix, file, tasks in (("train", "train_spider.parquet", train), ("dev", "test_dev.parquet", validation)):
         for i, task in enumerate(tasks):
-            task["id"] = f"{name.partition('_')[0]}-{i:04}"
-        _write_json(out / f"{name}.json", [{k: v for k, v in task.items() if k != "db_path"} for task in tasks])
-        _write_parquet(out / f"{parquet}.parquet", tasks)
-    _write_json(out / "report.json", {"left_out_of_training": {}})  # every gold was run, and none left out
+            task["id"] = f"{prefix}-{i:04}"
+        pq.write_table(pa.Table.from_pylist(tasks), out / file)
+    # Every gold was run here, so the loader need not.
+    (out / "report.json").write_text(json.dumps({"left_out_of_training": {}}, indent=1) + "\n", encoding="utf-8")
     return {"train": len(train), "familiar": len(familiar), "new": len(new)}
-
-
-def tells_apart(rows: list[tuple[Any, ...]]) -> bool:
-    """Whether a result is one that a wrong query is unlikely to return: not empty, not only NULL or 0."""
-    return any(value not in (None, 0) for row in rows for value in row)
-
-
-def spider_tables(database: Database) -> dict[str, Any]:
-    """The database's entry in ``tables.json``, in the published format."""
-    columns: list[tuple[int, str]] = [(-1, "*")]
-    types, primary, position = ["text"], [], {}
-    for number, table in enumerate(database.tables):
-        for column in table.columns:
-            position[table.name, column.name] = len(columns)
-            columns.append((number, column.name))
-            types.append("text" if column.type == "text" else "number")
-        primary.append(position[table.name, "id"])
-    return {
-        "db_id": database.db_id,
-        "table_names": [spoken(table.name) for table in database.tables],
-        "table_names_original": [table.name for table in database.tables],
-        "column_names": [[number, spoken(name)] for number, name in columns],
-        "column_names_original": [list(column) for column in columns],
-        "column_types": types,
-        "primary_keys": primary,
-        "foreign_keys": [[position[k.child, k.column], position[k.parent, "id"]] for k in database.links],
-    }
 
 
 def _tasks(
@@ -103,44 +75,33 @@ def _tasks(
     path = Path("database") / database.db_id / f"{database.db_id}.sqlite"
     (out / path).parent.mkdir(parents=True, exist_ok=True)
     (out / path).unlink(missing_ok=True)
-    connection = fill(database, str(out / path))
     tasks: list[dict[str, Any]] = []
-    for _ in range(_ATTEMPTS):
-        question = write_question(rng, database)
-        if question.text in seen or not tells_apart(_run(connection, question.sql)):
-            continue
-        seen.add(question.text)
-        tasks.append(
-            {
-                "id": "",
-                "db_id": database.db_id,
-                "question": question.text,
-                "query": question.sql,
-                "db_path": path.as_posix(),
-                "hardness": hardness(question.sql),
-                "subject": database.subject,
-                "subject_split": split,
-            }
-        )
-        if len(tasks) == count:
-            break
-    connection.close()
+    with closing(fill(database, str(out / path))) as connection:
+        for _ in range(_ATTEMPTS):
+            question = write_question(rng, database)
+            if question.text in seen or not _is_distinctive(connection.execute(question.sql).fetchall()):
+                continue
+            seen.add(question.text)
+            tasks.append(
+                {
+                    "id": "",
+                    "db_id": database.db_id,
+                    "question": question.text,
+                    "query": question.sql,
+                    "db_path": path.as_posix(),
+                    "hardness": hardness(question.sql),
+                    "subject": database.subject,
+                    "subject_split": split,
+                }
+            )
+            if len(tasks) == count:
+                break
     return tasks
 
 
-def _run(connection: sqlite3.Connection, sql: str) -> list[tuple[Any, ...]]:
-    return connection.execute(sql).fetchall()
-
-
-def _write_json(path: Path, rows: Any) -> None:
-    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-
-
-def _write_parquet(path: Path, tasks: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist(tasks), path)
+def _is_distinctive(rows: list[tuple[Any, ...]]) -> bool:
+    """Whether a wrong query is unlikely to return these rows: some value is neither NULL nor 0."""
+    return any(value not in (None, 0) for row in rows for value in row)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ from groundwire.domains.spider.generate import templates
 from groundwire.domains.spider.generate.databases import Database
 from groundwire.domains.spider.generate.phrasing import Pair, Writer
 
-__all__ = ["MIX", "Question", "write_question"]
+__all__ = ["MIX", "GeneratedQuestion", "write_question"]
 
 MIX = {"easy": 0.28, "medium": 0.42, "hard": 0.18, "extra": 0.12}
 """The share of each group of templates; Spider's own levels are spread about so."""
 
 
-class Question(NamedTuple):
+class GeneratedQuestion(NamedTuple):
     """A question, its query, and the template that made both."""
 
     text: str
@@ -78,7 +78,7 @@ TEMPLATES: dict[str, list[Callable[[Writer], Pair]]] = {
 
 def write_question(
     rng: random.Random, database: Database, *, freedom: float = 1.0, mix: Mapping[str, float] = MIX
-) -> Question:
+) -> GeneratedQuestion:
     """A random question about ``database``; ``freedom`` 0 keeps to the plainer half of the phrasings."""
     groups, weights = list(mix), list(mix.values())
     while True:
@@ -89,4 +89,4 @@ def write_question(
             continue
         text, sql = pair
         asks = text.startswith(("What", "How", "Which", "Can")) or ", what " in text or ", which " in text
-        return Question(text + ("?" if asks else "."), sql, template.__name__)
+        return GeneratedQuestion(text + ("?" if asks else "."), sql, template.__name__)
