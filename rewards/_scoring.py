@@ -1,4 +1,4 @@
-"""Scoring many answers at once, for the commands that look at a reward from outside."""
+"""Scoring many answers at once, for the audit and the replay."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, TypeVar
 from groundwire.rewards._types import Reward, RewardError, total
 from groundwire.tools.types import AgentStep
 
-__all__ = ["Score", "each_at_once", "score"]
+__all__ = ["Score", "map_concurrently", "score"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-AT_ONCE = 32
+_CONCURRENCY = 32
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a reward said of an answer: a number, or None and what kept it from one."""
+    """The reward of one answer; ``value`` is None where the reward raised ``error``."""
 
     value: float | None
     error: str = ""
 
 
 async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Score:
-    """Ask ``reward``; whatever it raises is data here."""
+    """Call ``reward`` and return whatever it raises as a :class:`Score`."""
     try:
         return Score(total(await reward(task, answer, steps)))
     except RewardError as error:
@@ -36,15 +36,15 @@ async def score(reward: Reward, task: Mapping[str, Any], answer: str, steps: Seq
         return Score(None, f"{type(error).__name__}: {error}")
 
 
-async def each_at_once(
-    work: Callable[[T], Awaitable[R]], items: Iterable[T], *, on_end: Callable[[], None] = lambda: None
+async def map_concurrently(
+    function: Callable[[T], Awaitable[R]], items: Iterable[T], *, on_end: Callable[[], None]
 ) -> list[R]:
-    """``work`` on every item, :data:`AT_ONCE` of them at a time; the results in the items' order."""
-    free = asyncio.Semaphore(AT_ONCE)
+    """The results of ``function`` in the items' order; ``on_end`` is called after each item."""
+    slots = asyncio.Semaphore(_CONCURRENCY)
 
     async def one(item: T) -> R:
-        async with free:
-            result = await work(item)
+        async with slots:
+            result = await function(item)
             on_end()
             return result
 

@@ -13,10 +13,11 @@ from spider_folder import make_database, make_spider
 from typer.testing import CliRunner
 
 from groundwire.rewards import RewardError
-from groundwire.rewards._probes import probes
-from groundwire.rewards.audit import Audit, app, audit
+from groundwire.rewards.audit import Audit, audit
+from groundwire.rewards.probes import probes
 from groundwire.rewards.spider.execution_match import execution_match, spider_exec_match
 from groundwire.tools.types import AgentStep
+from groundwire.train.audit import app
 
 ROWS = "('Rex', 3), ('Ada', 5), ('Tom', 9)"
 
@@ -68,7 +69,7 @@ async def test_a_task_that_a_constant_answers_is_found(pets: str) -> None:
 async def test_a_condition_that_makes_no_difference_is_found_and_is_not_held_against_the_reward(pets: str) -> None:
     result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 1", "SELECT name FROM pet WHERE age > 4"))
     assert found(result, "filter dropped and still wins") == {("t0", "filter dropped")}
-    assert result.share == 0
+    assert result.share_with_findings == 0
 
 
 async def test_the_official_evaluator_is_taken_in_by_stacked_statements(pets: str) -> None:

@@ -115,7 +115,7 @@ def test_to_list_the_commands_imports_none_of_them() -> None:
     assert _run("-c", program).stdout.splitlines()[-1] == "[]"
 
 
-AUDIT = ("-m", "rewards.audit", "--limit", "4")
+AUDIT = ("-m", "train.audit", "--limit", "4")
 
 
 def test_what_takes_long_has_a_bar_on_a_terminal_and_plain_lines_elsewhere() -> None:

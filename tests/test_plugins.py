@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (("groundwire.train.run", "--trainer", "local"), 1),
         (("groundwire.train.evaluate",), 1),
         (("groundwire.train.runner", "--external-store-address", "http://127.0.0.1:9"), 1),
-        (("groundwire.rewards.audit",), 2),  # there, 1 is a reward that is not fit
+        (("groundwire.train.audit",), 2),  # there, 1 is a reward that is not fit
     ],
 )
 def test_a_plugin_that_cannot_be_imported_is_named(

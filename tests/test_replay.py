@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.rewards import RewardError
-from groundwire.rewards.replay import app, replay
+from groundwire.rewards.rescore import rescore
 from groundwire.tools.types import AgentStep
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.replay import app
 
 RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 
@@ -45,7 +46,7 @@ async def test_groups_gain_and_lose_their_gradient() -> None:
     rows = [rollout("yes", 0.0), rollout("no", 0.0)]
     rows += [rollout("yes", 1.0, group="h"), rollout("yes", 0.0, group="h")]
     rows += [rollout("no", 0.0, group="i"), rollout("no", 0.0, group="i")]
-    groups = {group.group: group for group in (await replay(rows, says_yes)).groups}
+    groups = {group.group: group for group in (await rescore(rows, says_yes)).groups}
     assert [(groups[name].had_gradient, groups[name].has_gradient) for name in "ghi"] == [
         (False, True),
         (True, False),
@@ -56,14 +57,14 @@ async def test_groups_gain_and_lose_their_gradient() -> None:
 
 async def test_a_group_is_a_task_in_one_step_and_validation_has_none() -> None:
     rows = [rollout("yes", 1.0), rollout("no", 0.0, step=2), rollout("no", 0.0, mode="val")]
-    found = await replay(rows, says_yes)
+    found = await rescore(rows, says_yes)
     assert [(group.step, len(group.old)) for group in found.groups] == [(1, 1), (2, 1)]
     assert len(found.rollouts) == 3
 
 
 async def test_a_rollout_that_is_alone_is_compared_with_nothing_earned() -> None:
     rows = [rollout("yes", 0.0), rollout("no", 1.0, group="h"), rollout("unclear", 1.0, group="i")]
-    groups = (await replay(rows, says_yes)).groups
+    groups = (await rescore(rows, says_yes)).groups
     assert [(group.had_gradient, group.has_gradient) for group in groups] == [
         (False, True),
         (True, False),
@@ -72,13 +73,13 @@ async def test_a_rollout_that_is_alone_is_compared_with_nothing_earned() -> None
 
 
 async def test_verdicts_flip_in_both_directions() -> None:
-    found = await replay([rollout("yes", 0.5), rollout("no", 0.9), rollout("yes", 0.6)], says_yes)
+    found = await rescore([rollout("yes", 0.5), rollout("no", 0.9), rollout("yes", 0.6)], says_yes)
     assert [each.flips for each in found.rollouts] == [True, True, False]
 
 
 async def test_a_failure_stays_one_and_what_cannot_be_judged_leaves_its_group() -> None:
     rows = [rollout("", None), rollout("unclear", 0.0), rollout("yes", 1.0), rollout("no", 0.0)]
-    found = await replay(rows, says_yes)
+    found = await rescore(rows, says_yes)
     assert found.failed == 1
     assert [(each.new, each.error) for each in found.rollouts] == [(None, "no verdict"), (1.0, ""), (0.0, "")]
     assert (found.groups[0].old, found.groups[0].new) == ([0.0, 1.0, 0.0], [1.0, 0.0])
@@ -88,7 +89,7 @@ async def test_the_new_reward_sees_the_trace() -> None:
     async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         return float(any(step["ok"] for step in steps))
 
-    found = await replay([rollout("a", 0.0), rollout("b", 0.0, ran=False)], executes)
+    found = await rescore([rollout("a", 0.0), rollout("b", 0.0, ran=False)], executes)
     assert [each.new for each in found.rollouts] == [1.0, 0.0]
 
 

@@ -21,8 +21,11 @@ _USER_ERRNOS = {
 
 
 @contextmanager
-def exit_on_user_error(debug: bool = False) -> Iterator[None]:
-    """Exit after an error that the user can fix, a disk's and Ctrl-C included. ``debug`` shows tracebacks of disks."""
+def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Iterator[None]:
+    """Exit after an error that the user can fix, a disk's and Ctrl-C included.
+
+    ``debug`` shows the traceback of a disk's error. ``exit_code`` replaces the errors' own exit codes.
+    """
     try:
         yield
         return
@@ -36,9 +39,10 @@ def exit_on_user_error(debug: bool = False) -> Iterator[None]:
         error = CommandError(_os_error_message(caught), 1)
     interrupted = error.exit_code == _INTERRUPTED
     print(error if interrupted else f"error: {error}", file=sys.stderr)
+    code = error.exit_code if interrupted or exit_code is None else exit_code
     if interrupted or error.exits_at_once:
-        exit_now(error.exit_code)
-    sys.exit(error.exit_code)
+        exit_now(code)
+    sys.exit(code)
 
 
 def _os_error_message(error: OSError) -> str:

@@ -56,7 +56,7 @@ GAVE_NOTHING = ("no_calls", "no_token_ids", "calls_failed", "bad_calls", "agent_
 
 _PASSING = ("timeout", "no_result", "endpoint")
 _MEND = {
-    "reward": "mend the reward (python -m rewards.audit tries it without a model)",
+    "reward": "mend the reward (python -m train.audit tries it without a model)",
     "judge_abstained": "see to the judge's endpoint, key and caps (docs/rewards.md)",
 }
 

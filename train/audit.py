@@ -1,0 +1,123 @@
+"""``python -m train.audit``: test whether a reward is fit to train on (:mod:`groundwire.rewards.audit`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from groundwire import domains
+from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
+from groundwire.tools.errors import CommandError
+from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.terminal import Version, progress
+from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
+
+__all__ = ["app"]
+
+_EXAMPLES = 3
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    domain: Annotated[str, typer.Option(help="The domain")] = "spider",
+    reward: Annotated[str | None, typer.Option(help="A name, or a sum: 0.9*a+0.1*b. Default: the domain's own")] = None,
+    judge_model: JudgeModel = None,
+    judge_base_url: JudgeBaseUrl = None,
+    judge: JudgePairs = None,
+    data_dir: Annotated[str | None, typer.Option(help="The domain's data. Default: the bundled data")] = None,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Audit this many tasks, spread over training and validation; 0 is all")
+    ] = 0,
+    allow: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="The share of tasks that may have a finding before the exit is 1")
+    ] = 0.05,
+    json_file: JsonFile = None,
+    version: Version = False,
+) -> None:
+    """Score golds, trivial answers and attacks with a reward, before training on it.
+
+    Exit code 0: the reward is fit to train on. 1: it is not (no gold is separated, an attack wins, conditions make no
+    difference, or too many tasks have findings). 2: the audit could not run.
+    """
+    started = time.monotonic()
+    with exit_on_user_error(exit_code=2):
+        chosen = domains.get(domain)
+        name = reward or chosen.default_reward
+        function, notes = get_reward(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
+        data = chosen.load(data_dir)
+        tasks = _sample([*data.train, *data.validation], limit)
+        if not tasks:
+            raise CommandError(f"{data.source}: there are no tasks to audit")
+        with progress("Auditing", len(tasks)) as on_end:
+            result = asyncio.run(audit(tasks, function, database=chosen.database, on_end=on_end))
+        reason = _unfit_reason(result, allow)
+        if json_file is not None:
+            about = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": reason}
+            write_json(json_file, {**about, **_report(result)})
+    typer.echo(f"data: {data.source}")
+    for why, count in data.left_out.items():
+        typer.echo(f"      left out of training by the domain: {count} ({why})")
+    for note in notes:
+        typer.echo(f"note: {note}")
+    typer.echo("\n".join(_table(result, name)))
+    answers = sum(probe.judged + probe.failed for probe in result.probes)
+    typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
+    typer.echo(f"not fit to train on: {reason}" if reason else "fit to train on")
+    raise typer.Exit(1 if reason else 0)
+
+
+def _report(result: Audit) -> dict[str, Any]:
+    return {
+        "tasks": result.tasks,
+        "separated": result.separated,
+        "share_with_findings": round(result.share_with_findings, 4),
+        "tasks_by_finding": result.tasks_by_finding,
+        "probes": [asdict(probe) for probe in result.probes],
+        "findings": [asdict(finding) for finding in result.findings],
+    }
+
+
+def _sample(tasks: list[Any], limit: int) -> list[Any]:
+    if not 0 < limit < len(tasks):
+        return tasks
+    return [tasks[i * len(tasks) // limit] for i in range(limit)]
+
+
+def _unfit_reason(result: Audit, allow: float) -> str:
+    """Why this reward should not be trained on; empty if it is fit."""
+    if not any(probe.judged for probe in result.probes if probe.kind == "gold"):
+        return "no gold could be judged"
+    if not result.separated:
+        return "it separates nothing: every gold ties with an answer that needs no knowledge of the question"
+    if attacks := result.tasks_by_finding.get(ATTACK_WINS):
+        return f"an attack wins in {attacks} tasks"
+    if any(probe.kind == "weaker" and probe.wins > probe.judged / 2 for probe in result.probes):
+        return "it does not see conditions: most golds score the same with one less"
+    if (share := result.share_with_findings) > allow:
+        return f"{share:.1%} of the tasks have findings, not counting dropped filters; --allow is {allow:.1%}"
+    return ""
+
+
+def _table(result: Audit, name: str) -> list[str]:
+    lines = [f"reward {name} on {result.tasks:,} tasks; {result.separated:,} golds score above every trivial answer"]
+    lines += ["", f"{'probe':<18}{'kind':<9}{'judged':>8}{'failed':>8}{'mean':>8}{'wins':>8}"]
+    for probe in result.probes:
+        mean = "-" if probe.mean is None else f"{probe.mean:.3f}"
+        wins = "" if probe.kind == "gold" else f"{probe.wins:,}"
+        lines.append(f"{probe.name:<18}{probe.kind:<9}{probe.judged:>8,}{probe.failed:>8,}{mean:>8}{wins:>8}")
+    for kind, count in sorted(result.tasks_by_finding.items()):
+        lines += ["", f"{kind}: {count:,} tasks ({count / result.tasks:.1%})"]
+        first_of_task = {each.task: each for each in reversed(result.findings) if each.kind == kind}
+        for each in list(reversed(first_of_task.values()))[:_EXAMPLES]:
+            lines.append(f"    {each.task}, {each.probe}: {' '.join((each.message or each.answer).split())[:140]}")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    app()
