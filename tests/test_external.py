@@ -259,12 +259,12 @@ async def _answering(routes: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("routes", "said"),
     [
-        ({}, "is no Lightning store .404 "),
-        ({"/v1/agl/health": {"status": "starting"}}, "is no Lightning store: its health is"),
-        ({"/v1/agl/health": {"status": "ok"}}, "a Lightning store of another version than agentlightning 0.3"),
+        ({}, "is not a Lightning store: status 404 "),
+        ({"/v1/agl/health": {"status": "starting"}}, "is not a Lightning store: its health is"),
+        ({"/v1/agl/health": {"status": "ok"}}, "does not have the API of agentlightning 0.3: status 404"),
         (
             {"/v1/agl/health": {"status": "ok"}, "/v1/agl/queues/rollouts/dequeue": None},
-            "is not one of agentlightning 0.3",
+            "does not have the API of agentlightning 0.3",
         ),
     ],
 )

@@ -33,7 +33,7 @@ from agentlightning.types import (
 from aiohttp import web
 
 from groundwire.tools.errors import CommandError
-from groundwire.train.store.__main__ import _open
+from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
 from groundwire.train.store.health import check_store
@@ -234,10 +234,10 @@ def test_a_file_that_cannot_be_a_store_is_said(tmp_path: Path) -> None:
     conn.close()
     used = SqliteLightningStore(tmp_path / "used.db")
     for path, said in (
-        (text, "is no SQLite database"),
+        (text, "is not a SQLite database"),
         (other, "is not a store; give another file"),
         (tmp_path / "used.db", "is in use by another store"),
-        (tmp_path / "no" / "folder.db", "give a file in a folder that can be written"),
+        (tmp_path / "no" / "folder.db", "give a file in a writable folder"),
     ):
         with pytest.raises(StoreFileError, match=said):
             SqliteLightningStore(path)
@@ -370,7 +370,7 @@ async def test_opentelemetrys_spans_are_taken() -> None:
 
 async def test_a_client_waits_for_its_store_and_then_gives_up() -> None:
     async with _served(SqliteLightningStore(MEMORY)) as url:
-        client = StoreClient(url, patience_s=0.3)
+        client = StoreClient(url, timeout_s=0.3)
         await client.start()
         assert await client.dequeue_rollout() is None
     with pytest.raises(StoreGoneError, match=f"the store at {url} has been away for"):
@@ -425,7 +425,7 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
     await client.stop()
     taken = _start(*arguments)
     assert taken.communicate(timeout=30)[1] == (
-        f"error: port {port} on 127.0.0.1 is in use: stop what listens there, or give another --port\n"
+        f"error: port {port} on 127.0.0.1 is in use: stop the server there, or give another --port\n"
     )
     assert taken.returncode == 2
     process.terminate()
@@ -442,7 +442,7 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pymongo", None)
     with pytest.raises(CommandError, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
-        _open(None, "mongodb://127.0.0.1:9/")
+        _open_store(None, "mongodb://127.0.0.1:9/")
 
 
 @pytest.mark.parametrize(
@@ -456,9 +456,9 @@ def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(
     uri: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pymongo")
-    monkeypatch.setattr("groundwire.train.store.mongo._ANSWER_MS", 300)  # it is waited for, though it refuses
+    monkeypatch.setattr("groundwire.train.store.mongo._TIMEOUT_MS", 300)  # it is waited for, though it refuses
     with pytest.raises(MongoStoreError) as caught:
-        _open(None, uri)
+        _open_store(None, uri)
     assert said in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)

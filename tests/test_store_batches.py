@@ -32,16 +32,16 @@ class _Store:
         return 200, json.dumps([(200, each[1]) for each in batch]).encode()
 
 
-async def _ask(together: RequestBatcher, *paths: str, body: bytes = b"{}") -> list[asyncio.Task[tuple[int, bytes]]]:
-    asking = [asyncio.create_task(together.ask("post", path, body)) for path in paths]
+async def _ask(batcher: RequestBatcher, *paths: str, body: bytes = b"{}") -> list[asyncio.Task[tuple[int, bytes]]]:
+    asking = [asyncio.create_task(batcher.send("post", path, body)) for path in paths]
     await asyncio.sleep(0.01)
     return asking
 
 
 async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together() -> None:
     store = _Store()
-    together = RequestBatcher(store.send)
-    asking = [*await _ask(together, "/0"), *await _ask(together, "/1"), *await _ask(together, "/2", "/3", "/4")]
+    batcher = RequestBatcher(store.send)
+    asking = [*await _ask(batcher, "/0"), *await _ask(batcher, "/1"), *await _ask(batcher, "/2", "/3", "/4")]
     assert store.sent == ["/0", "/1"]
     store.free.set()
     assert [answer for _, answer in await asyncio.gather(*asking)] == [f"/{number}".encode() for number in range(5)]
@@ -50,9 +50,9 @@ async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together(
 
 async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
     store = _Store()
-    together = RequestBatcher(store.send)
-    first = [*await _ask(together, "/a"), *await _ask(together, "/b")]
-    gone, wanted = await _ask(together, "/gone", "/wanted")
+    batcher = RequestBatcher(store.send)
+    first = [*await _ask(batcher, "/a"), *await _ask(batcher, "/b")]
+    gone, wanted = await _ask(batcher, "/gone", "/wanted")
     gone.cancel()
     store.free.set()
     await asyncio.gather(*first, wanted)
@@ -105,10 +105,10 @@ def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
     ],
 )
 async def test_what_takes_long_or_is_spelt_otherwise_goes_alone(path: str, may: bool) -> None:
-    together = RequestBatcher(_Store().send)
-    assert together.takes(path) is may
+    batcher = RequestBatcher(_Store().send)
+    assert batcher.accepts(path) is may
 
     async def elsewhere() -> bool:
-        return together.takes(path)
+        return batcher.accepts(path)
 
     assert not await asyncio.to_thread(asyncio.run, elsewhere())

@@ -15,11 +15,10 @@ from agentlightning.store.base import LightningStore
 
 from groundwire.tools.paths import IMPORT_PATH
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.store.server import bind, serve
 
 __all__ = ["RunnerProcesses"]
 
-_BACKLOG = 1024
-_KEEPALIVE_S = 75.0
 _FAREWELL_S = 5.0
 
 
@@ -27,21 +26,13 @@ class RunnerProcesses:
     """``config.runner_processes`` processes with ``config.n_runners`` runners between them."""
 
     def __init__(self, store: LightningStore, config: RunConfig) -> None:
-        self._store, self._config = store, config
+        self._config = config
+        self._server = serve(store, bind("127.0.0.1", 0))
         self._processes: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> None:
         """Serve the store and start the processes; they take rollouts as soon as they are up."""
-        from aiohttp import web
-
-        from groundwire.train.store.server import application
-
-        self._server = web.AppRunner(
-            application(self._store), access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=1.0
-        )
-        await self._server.setup()
-        await web.TCPSite(self._server, "127.0.0.1", 0, backlog=_BACKLOG).start()
-        address = f"http://127.0.0.1:{self._server.addresses[0][1]}"
+        address = await self._server.__aenter__()
         config = self._config
         each = -(-config.n_runners // config.runner_processes)
         command = [sys.executable, "-m", "groundwire.train.runner", "--until-eof", "--external-store-address", address]
@@ -73,7 +64,7 @@ class RunnerProcesses:
             if process.stdin is not None:
                 process.stdin.close()
         await asyncio.gather(*(asyncio.to_thread(_end, process) for process in self._processes))
-        await self._server.cleanup()
+        await self._server.__aexit__(None, None, None)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.memory import InMemoryLightningStore
 
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
@@ -31,7 +30,7 @@ from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
 from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.ended_attempts import IgnoreLateSpans
+from groundwire.train.store.memory import MemoryStore
 
 __all__ = ["RolloutRuntime", "Upstream"]
 
@@ -52,20 +51,6 @@ class Upstream:
     model: str
     api_key: str | None = None
     ids: bool = True
-
-
-class _MemoryStore(IgnoreLateSpans, InMemoryLightningStore):
-    """The store of a run that has no other; it says when an attempt ends, wherever its runner is."""
-
-    def __init__(self, *, on_attempt_end: Callable[[str], None], span_bytes: int) -> None:
-        super().__init__(eviction_memory_threshold=span_bytes, safe_memory_threshold=span_bytes // 2)
-        self._on_attempt_end = on_attempt_end
-
-    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
-        attempt = await super().update_attempt(rollout_id, attempt_id, **changes)
-        if attempt.status in ("succeeded", "failed"):
-            self._on_attempt_end(rollout_id)
-        return attempt
 
 
 class RolloutRuntime:
@@ -153,9 +138,9 @@ class RolloutRuntime:
         config, external = self._config, self._config.external_store_address
         store: LightningStore
         if external is None:
-            store = _MemoryStore(on_attempt_end=self._nudge, span_bytes=self._span_bytes)
+            store = MemoryStore(on_attempt_end=self._nudge, span_bytes=self._span_bytes)
         else:
-            store = StoreClient(external, patience_s=config.step_deadline_s)
+            store = StoreClient(external, timeout_s=config.step_deadline_s)
             await self._run(store)
         proxy = self._proxy(store)
         await self._run(proxy)

@@ -1,9 +1,9 @@
-"""Agent Lightning's store client, for processes that outlive their store.
+"""A client of Agent Lightning's store server that waits while the store is away.
 
-Agent Lightning's own gives up after eight seconds, or at once and in silence where it takes from the queue. This one
-goes on asking until the store is back, for ``patience_s`` at most, says once that it waits, and tells a store that is
-away (:class:`StoreGoneError`) from one that refuses (``ValueError``, which nobody should try again). Where the store
-takes batches, as ours does, spans and their numbers go in batches, and so do requests
+Agent Lightning's own client gives up after eight seconds, or at once and silently when it takes rollouts from the
+queue. This one repeats requests for ``timeout_s`` seconds, logs once that it waits, and distinguishes a store that is
+away (:class:`StoreGoneError`) from a refused request (``ValueError``, never repeated). If the store supports batches,
+as ours does, spans, sequence ids and other requests are sent in batches
 (:mod:`groundwire.train.store.request_batcher`).
 """
 
@@ -23,131 +23,140 @@ from agentlightning.types import AttemptedRollout, Span
 
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
-from groundwire.train.store.request_batcher import Answer, RequestBatcher
+from groundwire.train.store.request_batcher import RequestBatcher, Response
 
 __all__ = ["StoreClient"]
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
-_FAILURES = 4
-_REQUEST_S = 60.0
+_MAX_FAILURES = 4
+_REQUEST_TIMEOUT_S = 60.0
 
 
 class StoreClient(LightningStoreClient):
-    """A client of the store at ``address``, of whatever make.
+    """A client of the store at ``address``, ours or Agent Lightning's. Call :meth:`start` before use.
 
-    :meth:`start` before use. Where a reply was lost, what it answered is asked twice, one request or a batch: enqueued
-    rollouts may then run once for nobody, and those taken from the queue wait for their heartbeat to be missed. None is
-    lost.
+    A request whose response was lost is sent again. So a rollout may be enqueued twice, and one taken from the queue
+    may have to wait until its runner counts as unresponsive; none is lost.
+
+    ``on_attempt_end`` is called with the rollout's id when an attempt was ended through this client.
     """
 
-    def __init__(self, address: str, *, patience_s: float = float("inf")) -> None:
-        super().__init__(address, request_timeout=_REQUEST_S, retry_delays=(), health_retry_delays=())
-        self._patience_s = patience_s
-        self._together: RequestBatcher | None = None
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = float("inf"),
+        on_attempt_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(address, request_timeout=_REQUEST_TIMEOUT_S, retry_delays=(), health_retry_delays=())
+        self._timeout_s, self._on_attempt_end = timeout_s, on_attempt_end
+        self._batcher: RequestBatcher | None = None
         self._away_since: float | None = None
         self._closed = False
 
     async def start(self) -> None:
-        """See what answers there. Raises :class:`groundwire.train.store.errors.StoreAddressError`."""
+        """Check the store. Raises :class:`groundwire.train.store.health.StoreAddressError`."""
         health = await asyncio.to_thread(check_store, self.server_address_root)
         if health.get("batches"):
-            self._together = RequestBatcher(self._send)
+            self._batcher = RequestBatcher(self._send)
 
-    async def stop(self) -> None:
-        """Close the connections."""
-        await self.close()
+    async def close(self) -> None:
+        """Close the connections; later requests raise ``RuntimeError``."""
+        self._closed = True
+        await super().close()
+
+    stop = close
 
     async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
         body = b"" if json is None else pydantic_core.to_json(json)
-        ask: Callable[[str, str, bytes], Awaitable[Answer]] = partial(self._send, params=params)
-        if self._together is not None and params is None and self._together.takes(path):
-            ask = self._together.ask
+        send: Callable[[str, str, bytes], Awaitable[Response]] = partial(self._send, params=params)
+        if self._batcher is not None and params is None and self._batcher.accepts(path):
+            send = self._batcher.send
         delay, failures = _FIRST_DELAY_S, 0
         while True:
             try:
-                status, data = await ask(method, path, body)
+                status, data = await send(method, path, body)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                self._away(error)
+                self._note_away(error)
             else:
                 if status < _CLIENT_ERROR:
-                    self._back()
+                    self._note_back()
                     return pydantic_core.from_json(data)
-                if (why := _refusal(status, data)) is not None:
-                    raise ValueError(f"the store refused {method.upper()} {path}: {why}")
+                if (reason := _refusal(status, data)) is not None:
+                    raise ValueError(f"the store refused {method.upper()} {path}: {reason}")
                 failures += status == _SERVER_ERROR
-                if failures > _FAILURES:
-                    raise StoreFailedError(f"the store fails at {method.upper()} {path}: {_said(data)}")
-                self._away(f"status {status}: {_said(data)}")
+                if failures > _MAX_FAILURES:
+                    raise StoreFailedError(f"the store fails at {method.upper()} {path}: {_error_message(data)}")
+                self._note_away(f"status {status}: {_error_message(data)}")
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)
 
-    async def _send(self, method: str, path: str, body: bytes, params: Any = None) -> Answer:
+    async def _send(self, method: str, path: str, body: bytes, params: Any = None) -> Response:
         if self._closed:
             raise RuntimeError(f"the client of the store at {self.server_address_root} is closed")
         session, url = await self._get_session(), f"{self.server_address}{path}"
         headers = {"Content-Type": "application/json"}
-        async with session.request(method, url, data=body or None, params=params, headers=headers) as reply:
-            return reply.status, await reply.read()
+        async with session.request(method, url, data=body or None, params=params, headers=headers) as response:
+            return response.status, await response.read()
 
-    async def close(self) -> None:
-        """Close the connections; what is asked from now on is refused."""
-        self._closed = True
-        await super().close()
-
-    def _back(self) -> None:
+    def _note_back(self) -> None:
         if self._away_since is not None:
-            _log.warning("the store at %s is back after %.1f s", self.server_address_root, self._away_for())
+            away_s = time.monotonic() - self._away_since
+            _log.warning("the store at %s is back after %.1f s", self.server_address_root, away_s)
             self._away_since = None
 
-    def _away(self, error: Any) -> None:
+    def _note_away(self, error: Any) -> None:
         if self._away_since is None:
             self._away_since = time.monotonic()
             _log.warning("the store at %s does not answer (%s); waiting for it", self.server_address_root, error)
-        if self._away_for() > self._patience_s:
-            raise StoreGoneError(f"the store at {self.server_address_root} has been away for {self._away_for():.0f} s")
-
-    def _away_for(self) -> float:
-        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+        if (away_s := time.monotonic() - self._away_since) > self._timeout_s:
+            raise StoreGoneError(f"the store at {self.server_address_root} has been away for {away_s:.0f} s")
 
     async def _dequeue_batch(self, *, limit: int, worker_id: str | None) -> list[AttemptedRollout]:
-        payload = {"limit": limit, "worker_id": worker_id}
-        taken = await self._request_json("post", "/queues/rollouts/dequeue", json=payload)
-        return [AttemptedRollout.model_validate(item) for item in taken]
+        request = {"limit": limit, "worker_id": worker_id}
+        rollouts = await self._request_json("post", "/queues/rollouts/dequeue", json=request)
+        return [AttemptedRollout.model_validate(rollout) for rollout in rollouts]
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
+        """Change an attempt; the result is the new attempt."""
+        attempt = await super().update_attempt(rollout_id, attempt_id, **changes)
+        if attempt.status in ("succeeded", "failed"):
+            self._on_attempt_end(rollout_id)
+        return attempt
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One number for each pair, rising within a rollout."""
-        if self._together is None:
+        """One sequence id for each (rollout, attempt), rising within a rollout."""
+        if self._batcher is None:
             return await super().get_many_span_sequence_ids(rollout_attempt_ids)
         return await self._request_json("post", "/spans/next/batch", json=rollout_attempt_ids)
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        """Persist spans; returns those that were new."""
-        if self._together is None:
+        """Store spans; returns the new ones."""
+        if self._batcher is None:
             return await super().add_many_spans(spans)
         new = set(await self._request_json("post", "/spans/batch", json=list(spans)))
         return [span for span in spans if span.span_id in new]
 
 
 def _refusal(status: int, body: bytes) -> str | None:
-    """Why the store will not do it, ever; None where it may when it is asked again."""
+    """The reason of a permanent refusal; None if the request may succeed later."""
     if _CLIENT_ERROR <= status < _SERVER_ERROR and status != _REQUEST_TIMEOUT:
-        return _said(body)
-    answer = _answer(body)
-    if answer.get("error_type") == "ValueError":
-        # Agent Lightning's server has no other word for a rollout that is not there.
-        return str(answer.get("traceback")).strip().rsplit("\n", 1)[-1]
+        return _error_message(body)
+    error = _parse_error(body)
+    if error.get("error_type") == "ValueError":  # Agent Lightning's server reports an unknown rollout as status 500
+        return str(error.get("traceback")).strip().rsplit("\n", 1)[-1]
     return None
 
 
-def _said(body: bytes) -> str:
-    return str(_answer(body).get("detail") or body[:200].decode(errors="replace"))
+def _error_message(body: bytes) -> str:
+    return str(_parse_error(body).get("detail") or body[:200].decode(errors="replace"))
 
 
-def _answer(body: bytes) -> dict[str, Any]:
+def _parse_error(body: bytes) -> dict[str, Any]:
     try:
-        answer = pydantic_core.from_json(body)
+        error = pydantic_core.from_json(body)
     except ValueError:
         return {}
-    return answer if isinstance(answer, dict) else {}
+    return error if isinstance(error, dict) else {}

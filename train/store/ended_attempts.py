@@ -1,8 +1,8 @@
-"""What Agent Lightning's stores do with a span that arrives after its attempt has ended: more than they should.
+"""Keeps ended attempts ended.
 
-They take it for a sign of life, and where the rollout already waits for its next attempt they mark it as running. No
-runner then takes it, and it is lost until it times out. The proxy writes such spans as a matter of course: the call
-that an interrupted agent leaves behind.
+Agent Lightning treats a late span as a heartbeat: the attempt runs again, and a rollout that waits for its next attempt
+is marked as running, so no runner takes it until it times out. Late spans are common: the proxy writes the call that an
+interrupted agent had begun.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["IgnoreLateSpans"]
 
 
 class IgnoreLateSpans(CollectionBasedLightningStore[Any]):
-    """A store in which an attempt that has ended stays so."""
+    """Base class of stores in which a span does not revive an ended attempt."""
 
     async def _on_attempt_heartbeat(self, rollout_id: str, attempt_id: str) -> Any:
         key: Any = {"rollout_id": {"exact": rollout_id}, "attempt_id": {"exact": attempt_id}}

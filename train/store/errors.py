@@ -1,7 +1,7 @@
 """Errors of the Lightning store.
 
 UserError
-├── StoreAddressError   no usable store at the address
+├── StoreAddressError   no store answers at the address, or none can listen there
 ├── StoreFileError      the SQLite file cannot hold a store
 ├── MongoStoreError     MongoDB cannot hold a store
 ├── StoreGoneError      the store stopped answering during a run
@@ -16,7 +16,7 @@ __all__ = ["MongoStoreError", "StoreAddressError", "StoreFailedError", "StoreFil
 
 
 class StoreAddressError(UserError):
-    """No store can be used at the address."""
+    """No usable store answers at the address, or the store's server cannot listen there."""
 
 
 class StoreFileError(UserError):

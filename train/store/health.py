@@ -1,91 +1,70 @@
-"""Is there a Lightning store at this address? Asked with the standard library alone, before anything heavy is imported,
-so that a wrong address is said within seconds."""
+"""Checks the address of a Lightning store within seconds, before anything heavy is imported."""
 
 from __future__ import annotations
 
-import json
-import socket
 import time
-import urllib.error
-import urllib.request
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from groundwire.train.store.errors import StoreAddressError
+
+if TYPE_CHECKING:
+    import httpx
 
 __all__ = ["API", "HEALTH", "check_store"]
 
 API = "/v1/agl"
-"""The path under which agentlightning 0.3 has its API."""
+"""The path prefix of agentlightning 0.3's API."""
 HEALTH = {"status": "ok", "api": "agentlightning 0.3", "batches": True}
-"""What our own store says of itself; Agent Lightning's says the first."""
-_ANSWER_BYTES = 4096
-_AGAIN_S = 0.1
+"""The health report of our store. Agent Lightning's own store reports only the status."""
+_RETRY_S = 0.1
 
 
 def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) -> dict[str, Any]:
-    """What the store at ``address`` says of its health; one that may just be ``starting`` is waited for.
+    """Return the health report of the store at ``address``.
 
-    Raises :class:`StoreAddressError`, within about ``timeout_s`` seconds.
+    While ``starting``, a refused connection is retried for ``timeout_s`` seconds. Raises :class:`StoreAddressError`.
     """
-    parts = _parts(address)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            return _checked(address, timeout_s)
-        except OSError as error:
-            refused = isinstance(getattr(error, "reason", error), ConnectionRefusedError)
-            if starting and refused and time.monotonic() < deadline:
-                time.sleep(_AGAIN_S)
-                continue
-            why = _reason(error, timeout_s)
-            start = f"python -m train.store --path FILE --port {parts.port or 4747}"
-            raise StoreAddressError(f"no store answers at {address} ({why}); start one with: {start}") from error
+    import httpx
 
-
-def _checked(address: str, timeout_s: float) -> dict[str, Any]:
     try:
-        health = _ask(f"{address.rstrip('/')}{API}/health", None, timeout_s)
-        if not isinstance(health, dict) or health.get("status") != "ok":
-            raise StoreAddressError(f"what answers at {address} is no Lightning store: its health is {health!r:.60}")
-        # Taking nothing from the queue changes nothing, and only 0.3 knows how.
-        if _ask(f"{address.rstrip('/')}{API}/queues/rollouts/dequeue", {"limit": 0}, timeout_s) != []:
-            raise StoreAddressError(
-                f"the store at {address} is not one of agentlightning 0.3, whose API is spoken here"
-            )
-    except urllib.error.HTTPError as error:
-        health_path = error.url.endswith("/health")
-        what = "no Lightning store" if health_path else "a Lightning store of another version than agentlightning 0.3"
-        raise StoreAddressError(f"what answers at {address} is {what} ({error.code} for {error.url})") from error
-    except ValueError as error:
-        raise StoreAddressError(f"what answers at {address} is no Lightning store: it does not speak JSON") from error
-    return health
-
-
-def _parts(address: str) -> Any:
-    parts = urlsplit(address)
-    try:
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # the port is no number, or too large
-        usable = False
-    if not usable:
+        url = httpx.URL(address)
+        valid = url.scheme in ("http", "https") and url.host and (url.port is None or 0 < url.port < 1 << 16)
+    except httpx.InvalidURL:
+        valid = False
+    if not valid:
         raise StoreAddressError(f"the store's address {address!r} is not like http://HOST:PORT")
-    return parts
+    deadline = time.monotonic() + timeout_s
+    # Proxies named in the environment are not meant for machines of the local network.
+    with httpx.Client(base_url=address.rstrip("/") + API, timeout=timeout_s, trust_env=False) as client:
+        while True:
+            try:
+                return _read_health(client, address)
+            except httpx.TransportError as error:
+                refused = isinstance(error, httpx.ConnectError) and "refused" in str(error)
+                if starting and refused and time.monotonic() < deadline:
+                    time.sleep(_RETRY_S)
+                    continue
+                reason = str(error).rpartition("] ")[2].lower() or type(error).__name__  # without [Errno N]
+                if isinstance(error, httpx.TimeoutException):
+                    reason = f"no answer within {timeout_s:g} s"
+                start = f"python -m train.store --path FILE --port {url.port or 4747}"
+                raise StoreAddressError(f"no store answers at {address} ({reason}); start one with: {start}") from error
 
 
-def _ask(url: str, body: Any, timeout_s: float) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
-    # A proxy of the environment is for the world outside, not for the machine next door.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout_s) as answer:
-        return json.loads(answer.read(_ANSWER_BYTES))
-
-
-def _reason(error: OSError, timeout_s: float) -> str:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, (TimeoutError, socket.timeout)):
-        return f"silent for {timeout_s:g} s"
-    if isinstance(reason, socket.gaierror):
-        return "the host is not known"
-    return str(getattr(reason, "strerror", None) or reason).lower()
+def _read_health(client: httpx.Client, address: str) -> dict[str, Any]:
+    no_store = f"the server at {address} is not a Lightning store"
+    other_version = f"the store at {address} does not have the API of agentlightning 0.3"
+    reply = client.get("/health")
+    if not reply.is_success:
+        raise StoreAddressError(f"{no_store}: status {reply.status_code} for {reply.url}")
+    try:
+        health = reply.json()
+    except ValueError as error:
+        raise StoreAddressError(f"{no_store}: {reply.url} is not JSON") from error
+    if not isinstance(health, dict) or health.get("status") != "ok":
+        raise StoreAddressError(f"{no_store}: its health is {health!r:.60}")
+    # To take zero rollouts from the queue changes nothing, and only version 0.3 knows this request.
+    reply = client.post("/queues/rollouts/dequeue", json={"limit": 0})
+    if not reply.is_success or reply.text != "[]":
+        raise StoreAddressError(f"{other_version}: status {reply.status_code} for {reply.url}")
+    return health

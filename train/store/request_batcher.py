@@ -1,7 +1,7 @@
-"""Requests that go to a store together: the runners of a process do the same things at the same moments.
+"""Sends requests to a store in batches: the runners of a process make the same requests at the same moments.
 
-Nothing waits for company. A request goes at once where few are under way; what is asked meanwhile goes with the next.
-Batches are small, because a store that dies in the middle of one has done what it never acknowledged.
+A request is never delayed to fill a batch: it is sent at once if few are in flight, else with the next batch. Batches
+are small, since a store that dies in the middle of one has executed requests that it never acknowledged.
 """
 
 from __future__ import annotations
@@ -13,91 +13,91 @@ from dataclasses import dataclass
 
 import pydantic_core
 
-__all__ = ["Answer", "RequestBatcher"]
+__all__ = ["RequestBatcher", "Response"]
 
-Answer = tuple[int, bytes]
-"""A reply's status and body."""
+Response = tuple[int, bytes]
+"""Status and body."""
 
-_UNDER_WAY = 2
-_MOST, _MOST_BYTES = 32, 4 << 20
+_MAX_IN_FLIGHT = 2
+_MAX_BATCH, _MAX_BATCH_BYTES = 32, 4 << 20
 _CLIENT_ERRORS, _REQUEST_TIMEOUT = range(400, 500), 408
-_PLAIN = re.compile(r"[\w./-]+", re.ASCII)
-_SLOW = re.compile(r"/waits/.*|.*/search")
+_PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
+_SLOW_PATH = re.compile(r"/waits/.*|.*/search")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Request:
     method: str
     path: str
     body: bytes
-    answer: asyncio.Future[Answer]
+    response: asyncio.Future[Response]
 
 
 class RequestBatcher:
-    """The requests of one event loop; ``send(method, path, body)`` sends one."""
+    """Batches the requests of one event loop; ``send_one(method, path, body)`` sends a single request."""
 
-    def __init__(self, send: Callable[[str, str, bytes], Awaitable[Answer]]) -> None:
-        self._loop, self._send = asyncio.get_running_loop(), send
-        self._asked = list[_Asked]()
-        self._under_way = set[asyncio.Task[None]]()
+    def __init__(self, send_one: Callable[[str, str, bytes], Awaitable[Response]]) -> None:
+        self._loop, self._send_one = asyncio.get_running_loop(), send_one
+        self._waiting: list[_Request] = []
+        self._senders: set[asyncio.Task[None]] = set()
 
-    def takes(self, path: str) -> bool:
-        """Whether it is asked on this loop, means the same within a batch, and holds up no other for long."""
-        here = asyncio.get_running_loop() is self._loop
-        return here and bool(_PLAIN.fullmatch(path)) and not _SLOW.fullmatch(path)
+    def accepts(self, path: str) -> bool:
+        """Whether a request may be batched: it comes from this loop, needs no escaping, and is quick."""
+        same_loop = asyncio.get_running_loop() is self._loop
+        return same_loop and bool(_PLAIN_PATH.fullmatch(path)) and not _SLOW_PATH.fullmatch(path)
 
-    async def ask(self, method: str, path: str, body: bytes) -> Answer:
-        """Send it, alone or with others. Raises what ``send`` raises."""
-        asked = _Asked(method, path, body, self._loop.create_future())
-        self._asked.append(asked)
-        if len(self._under_way) < _UNDER_WAY:
-            task = asyncio.create_task(self._work())
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
-        return await asked.answer
+    async def send(self, method: str, path: str, body: bytes) -> Response:
+        """Send a request, alone or in a batch. Raises the errors of ``send_one``."""
+        request = _Request(method, path, body, self._loop.create_future())
+        self._waiting.append(request)
+        if len(self._senders) < _MAX_IN_FLIGHT:
+            sender = asyncio.create_task(self._send_waiting())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return await request.response
 
-    async def _work(self) -> None:
-        now: Sequence[_Asked] = ()
+    async def _send_waiting(self) -> None:
+        batch: Sequence[_Request] = ()
         try:
-            while now := self._take():
-                await self._settle(now)
-        finally:  # where the loop ends it, nobody may wait for an answer
-            for asked in (*now, *self._asked):
-                asked.answer.cancel()
-            self._asked.clear()
+            while batch := self._next_batch():
+                await self._send_batch(batch)
+        finally:  # cancelled with the loop: nothing may wait for a response
+            for request in (*batch, *self._waiting):
+                request.response.cancel()
+            self._waiting.clear()
 
-    def _take(self) -> Sequence[_Asked]:
-        waiting = [asked for asked in self._asked if not asked.answer.done()]  # who has left wants nothing any more
+    def _next_batch(self) -> Sequence[_Request]:
+        waiting = [request for request in self._waiting if not request.response.done()]  # without cancelled ones
         count = size = 0
-        for asked in waiting[:_MOST]:
-            size += len(asked.body)
-            if count and size > _MOST_BYTES:
+        for request in waiting[:_MAX_BATCH]:
+            size += len(request.body)
+            if count and size > _MAX_BATCH_BYTES:
                 break
             count += 1
-        self._asked = waiting[count:]
+        self._waiting = waiting[count:]
         return waiting[:count]
 
-    async def _settle(self, now: Sequence[_Asked]) -> None:
+    async def _send_batch(self, batch: Sequence[_Request]) -> None:
         try:
-            pairs = list(zip(now, await self._answers(now), strict=True))
+            responses = await self._responses(batch)
         except Exception as error:
-            pairs = [(asked, error) for asked in now]
-        for asked, answer in pairs:
-            if asked.answer.done():
+            responses = [error] * len(batch)
+        for request, response in zip(batch, responses, strict=True):
+            if request.response.done():
                 continue
-            if isinstance(answer, BaseException):
-                asked.answer.set_exception(answer)
+            if isinstance(response, BaseException):
+                request.response.set_exception(response)
             else:
-                asked.answer.set_result(answer)
+                request.response.set_result(response)
 
-    async def _answers(self, now: Sequence[_Asked]) -> Sequence[Answer | BaseException]:
-        if len(now) > 1:
-            batch = [(asked.method.upper(), asked.path, asked.body.decode()) for asked in now]
-            status, data = await self._send("post", "/batch", pydantic_core.to_json(batch))
+    async def _responses(self, batch: Sequence[_Request]) -> Sequence[Response | BaseException]:
+        if len(batch) > 1:
+            requests = [(request.method.upper(), request.path, request.body.decode()) for request in batch]
+            status, data = await self._send_one("post", "/batch", pydantic_core.to_json(requests))
             if status == _REQUEST_TIMEOUT or status > _CLIENT_ERRORS[-1]:
-                return [(status, data)] * len(now)
+                return [(status, data)] * len(batch)
             if status not in _CLIENT_ERRORS:
-                return [(status, answer.encode()) for status, answer in pydantic_core.from_json(data)]
-            # It does not take batches, or none of this size: that says nothing about any request in it.
-        alone = (self._send(asked.method, asked.path, asked.body) for asked in now)
-        return await asyncio.gather(*alone, return_exceptions=True)
+                return [(status, body.encode()) for status, body in pydantic_core.from_json(data)]
+            # Batches, or batches of this size, are refused: send each request alone.
+        single = (self._send_one(request.method, request.path, request.body) for request in batch)
+        return await asyncio.gather(*single, return_exceptions=True)

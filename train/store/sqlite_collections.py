@@ -1,11 +1,11 @@
 """Agent Lightning's collections as tables of a SQLite database.
 
-A table has the primary key and the fields that are searched most as columns, and the whole item as JSON. The items that
-were used last are kept as objects too, for reading JSON costs more than finding it: one process owns the file, so what
-it wrote last is what is there. A transaction that is rolled back must :meth:`Table.forget` them.
+A table has columns for the primary key and for the fields that are searched most, and one for the whole item as JSON.
+The items used last are cached as objects, because parsing JSON costs more than finding it. The cache is valid since one
+process owns the file; after a rollback, call :meth:`Table.clear_cache`.
 """
 
-# Names of tables and columns are this module's own, values are always bound; methods are documented in the interface.
+# Names of tables and columns come from this package, values are always bound; the base classes document the methods.
 # ruff: noqa: S608, D102
 
 from __future__ import annotations
@@ -33,8 +33,23 @@ __all__ = ["KeyValueTable", "QueueTable", "Table"]
 M = TypeVar("M", bound=BaseModel)
 
 
-class Table(Collection[M], Generic[M]):
-    """A collection as a table; its order is that of insertion. ``keep`` items stay in memory."""
+class _NamedTable:
+    """Common parts of the three kinds of collections."""
+
+    def __init__(self, conn: sqlite3.Connection, name: str) -> None:
+        super().__init__()
+        self._conn, self._name = conn, name
+
+    @property
+    def collection_name(self) -> str:
+        return self._name
+
+    async def size(self) -> int:
+        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
+
+
+class Table(_NamedTable, Collection[M], Generic[M]):
+    """A collection as a table, in the order of insertion. The ``cached`` items used last are also held in memory."""
 
     def __init__(
         self,
@@ -44,12 +59,12 @@ class Table(Collection[M], Generic[M]):
         *,
         key: tuple[str, ...],
         indexed: tuple[str, ...] = (),
-        keep: int = 0,
+        cached: int = 0,
     ) -> None:
-        super().__init__()
-        self._conn, self._model, self._name, self._key = conn, model, name, key
-        self._columns, self._keep = (*key, *indexed), keep
-        self._kept: dict[tuple[Any, ...], M] = {}
+        super().__init__(conn, name)
+        self._model, self._key, self._columns = model, key, (*key, *indexed)
+        self._cache: dict[tuple[Any, ...], M] = {}
+        self._cache_size = cached
         conn.execute(
             f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, "
             + "".join(f"{column} NOT NULL, " for column in self._columns)
@@ -64,22 +79,15 @@ class Table(Collection[M], Generic[M]):
         self._select_one = f"{self._select} WHERE {by_key}"
         self._delete = f"DELETE FROM {name} WHERE {by_key}"
 
-    @property
-    def collection_name(self) -> str:
-        return self._name
-
     def primary_keys(self) -> Sequence[str]:
         return self._key
 
     def item_type(self) -> type[M]:
         return self._model
 
-    def forget(self) -> None:
-        """Read everything from the file again."""
-        self._kept.clear()
-
-    async def size(self) -> int:
-        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
+    def clear_cache(self) -> None:
+        """Read all items from the file again."""
+        self._cache.clear()
 
     async def query(
         self,
@@ -95,18 +103,18 @@ class Table(Collection[M], Generic[M]):
         total = offset + len(rows)
         if limit != -1 or (offset and not rows):
             total = self._conn.execute(f"SELECT count(*) FROM {self._name}{where}", values).fetchone()[0]
-        return PaginatedResult(items=[self._read(row) for row in rows], limit=limit, offset=offset, total=total)
+        return PaginatedResult(items=[self._parse_row(row) for row in rows], limit=limit, offset=offset, total=total)
 
     async def get(self, filter: FilterOptions | None = None, sort: SortOptions | None = None) -> M | None:
         if (key := self._exact_key(filter)) is not None:
             return self._find(key)
         where, values = self._where(filter)
         row = self._conn.execute(f"{self._select}{where}{self._order(sort)} LIMIT 1", values).fetchone()
-        return None if row is None else self._read(row)
+        return None if row is None else self._parse_row(row)
 
     async def insert(self, items: Sequence[M]) -> None:
         rows = [(*self._values(item, self._columns), _json(item)) for item in items]
-        self._conn.execute("SAVEPOINT batch")  # all of them or none
+        self._conn.execute("SAVEPOINT batch")  # all items or none
         try:
             self._conn.executemany(self._insert, rows)
         except sqlite3.IntegrityError as error:
@@ -115,7 +123,7 @@ class Table(Collection[M], Generic[M]):
         finally:
             self._conn.execute("RELEASE batch")
         for item in items:
-            self._remember(self._values(item, self._key), item)
+            self._add_to_cache(self._values(item, self._key), item)
 
     async def update(self, items: Sequence[M], update_fields: Sequence[str] | None = None) -> Sequence[M]:
         return [self._update(item, update_fields) for item in items]
@@ -133,12 +141,12 @@ class Table(Collection[M], Generic[M]):
     async def delete(self, items: Sequence[M]) -> None:
         for item in items:
             key = self._values(item, self._key)
-            self._kept.pop(key, None)
+            self._cache.pop(key, None)
             if not self._conn.execute(self._delete, key).rowcount:
-                raise self._missing(key)
+                raise self._not_found(key)
 
     def _exact_key(self, options: FilterOptions | None) -> tuple[Any, ...] | None:
-        """The key where the filter says exactly that and no more."""
+        """The primary key, if the filter selects exactly one."""
         if not options or len(options) != len(self._key):
             return None
         operators = [options.get(name) for name in self._key]
@@ -147,47 +155,47 @@ class Table(Collection[M], Generic[M]):
         return tuple(one["exact"] for one in operators)
 
     def _find(self, key: tuple[Any, ...]) -> M | None:
-        if (kept := self._kept.get(key)) is not None:
-            return kept
+        if (cached := self._cache.get(key)) is not None:
+            return cached
         row = self._conn.execute(self._select_one, key).fetchone()
-        return None if row is None else self._read(row)
+        return None if row is None else self._parse_row(row)
 
-    def _read(self, row: tuple[Any, ...]) -> M:
+    def _parse_row(self, row: tuple[Any, ...]) -> M:
         key = row[:-1]
-        item = self._kept.get(key)
+        item = self._cache.get(key)
         if item is None:
             item = self._model.model_validate_json(row[-1])
-            self._remember(key, item)
+            self._add_to_cache(key, item)
         return item
 
-    def _remember(self, key: tuple[Any, ...], item: M) -> None:
-        if self._keep:
-            self._kept.pop(key, None)
-            if len(self._kept) >= self._keep:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = item
+    def _add_to_cache(self, key: tuple[Any, ...], item: M) -> None:
+        if self._cache_size:
+            self._cache.pop(key, None)
+            if len(self._cache) >= self._cache_size:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = item
 
     def _update(self, item: M, fields: Sequence[str] | None) -> M:
         key = self._values(item, self._key)
         if fields is not None:
             found = self._find(key)
             if found is None:
-                raise self._missing(key)
+                raise self._not_found(key)
             item = found.model_copy(update={name: getattr(item, name) for name in fields})
         values = (*self._values(item, self._columns[len(self._key) :]), _json(item), *key)
         if not self._conn.execute(self._replace, values).rowcount:
-            raise self._missing(key)
-        self._remember(key, item)
+            raise self._not_found(key)
+        self._add_to_cache(key, item)
         return item
 
-    def _missing(self, key: tuple[Any, ...]) -> ValueError:
+    def _not_found(self, key: tuple[Any, ...]) -> ValueError:
         named = ", ".join(f"{name}={value!r}" for name, value in zip(self._key, key, strict=True))
         return ValueError(f"{self._name} has no item with {named}")
 
     def _values(self, item: M, names: Sequence[str]) -> tuple[Any, ...]:
         return tuple(getattr(item, name) for name in names)
 
-    def _expression(self, field: str) -> str:
+    def _column_expression(self, field: str) -> str:
         if field in self._columns:
             return field
         if field not in self._model.model_fields:
@@ -205,7 +213,7 @@ class Table(Collection[M], Generic[M]):
         return (f" WHERE {' AND '.join(required)}" if required else ""), values
 
     def _condition(self, field: str, ops: FilterField, values: list[Any]) -> list[str]:
-        expression, conditions = self._expression(field), []
+        expression, conditions = self._column_expression(field), []
         for name, expected in ops.items():
             if expected is None:
                 continue
@@ -226,24 +234,19 @@ class Table(Collection[M], Generic[M]):
         field, direction = resolve_sort_options(sort)
         if field is None:
             return " ORDER BY id"
-        expression = self._expression(field)
-        # A time that has not come yet is later than all that have.
+        expression = self._column_expression(field)
+        # A missing time lies in the future: it sorts after all others.
         last = f"{expression} IS NULL {direction}, " if field in ("end_time", "last_heartbeat_time") else ""
         return f" ORDER BY {last}{expression} {direction}, id"
 
 
-class QueueTable(Queue[str]):
+class QueueTable(_NamedTable, Queue[str]):
     """A queue as a table."""
 
     def __init__(self, conn: sqlite3.Connection, name: str) -> None:
-        super().__init__()
-        self._conn, self._name = conn, name
+        super().__init__(conn, name)
         conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, item TEXT NOT NULL)")
         conn.execute(f"CREATE INDEX IF NOT EXISTS {name}_item ON {name} (item)")
-
-    @property
-    def collection_name(self) -> str:
-        return self._name
 
     def item_type(self) -> type[str]:
         return str
@@ -264,25 +267,17 @@ class QueueTable(Queue[str]):
     async def peek(self, limit: int = 1) -> Sequence[str]:
         return [item for _, item in self._front(limit)]
 
-    async def size(self) -> int:
-        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
-
     def _front(self, limit: int) -> list[tuple[int, str]]:
         query = f"SELECT id, item FROM {self._name} ORDER BY id LIMIT ?"
         return self._conn.execute(query, (max(0, limit),)).fetchall()
 
 
-class KeyValueTable(KeyValue[str, int]):
+class KeyValueTable(_NamedTable, KeyValue[str, int]):
     """Counters as a table."""
 
     def __init__(self, conn: sqlite3.Connection, name: str) -> None:
-        super().__init__()
-        self._conn, self._name = conn, name
+        super().__init__(conn, name)
         conn.execute(f"CREATE TABLE IF NOT EXISTS {name} (key TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID")
-
-    @property
-    def collection_name(self) -> str:
-        return self._name
 
     async def has(self, key: str) -> bool:
         return await self.get(key) is not None
@@ -313,13 +308,10 @@ class KeyValueTable(KeyValue[str, int]):
         self._conn.execute(f"DELETE FROM {self._name} WHERE key = ?", (key,))
         return value
 
-    async def size(self) -> int:
-        return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
-
 
 def _json(item: BaseModel) -> str:
     if isinstance(item, Span) and not all(map(_finite, item.attributes.values())):
-        # JSON has no NaN and no infinity, and a null could not be read back: their names are kept.
+        # JSON has neither NaN nor infinity: they are written as text.
         plain = {name: value if _finite(value) else str(value) for name, value in item.attributes.items()}
         item = item.model_copy(update={"attributes": plain})
     return item.model_dump_json()
