@@ -58,7 +58,7 @@ class _Queue:
     def __init__(self, groups: int) -> None:
         self._groups, self._ended, self.done = groups, 0, threading.Event()
 
-    async def mark(self, uid: str, partition: str, status: str) -> None:
+    async def set_status(self, uid: str, partition: str, status: str) -> None:
         assert status != "failure", f"group {uid} has no rewards"
         if status == "finished":
             self._ended += 1
@@ -135,12 +135,12 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     costs = []
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir.create(folder, backend="custom", domain="spider", config={})
-        stack = RolloutRuntime(
+        runtime = RolloutRuntime(
             engine=engine, backend=make_backend(config), domain=domain, reward=make_reward(config, domain),
             timer=timer, config=config, run=run,
         )  # fmt: skip
-        with stack:
-            service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=0)
+        with runtime:
+            service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=0)
             for step in range(STEPS):
                 queue.done.clear()
                 begun = time.process_time()
@@ -152,7 +152,7 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
                 )
                 assert queue.done.wait(120), "the rollouts did not end"
                 costs.append((client.answered_cpu_s - begun, time.process_time() - client.answered_cpu_s))
-                service.take("train", step, timer.split())
+                service.finish_sampling("train", step, timer.split())
     return tuple(1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
 
 

@@ -16,8 +16,8 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.local.grpo import group_advantages
 from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
-from groundwire.train.verl.credit_assignment import TrainingRow, discounted_advantage, rows
-from groundwire.train.verl.transfer_queue import WriteCoalescer, fields
+from groundwire.train.verl.credit_assignment import TrainingRow, discounted_advantage, training_rows
+from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_groups.json").read_text())
 
@@ -45,7 +45,7 @@ def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
 
 
 def _rows(calls: list[LLMCall], **options: Any) -> list[TrainingRow]:
-    return rows(_outcome(calls), uid="u", session=2, step=4, reward=1.0, **options)
+    return training_rows(_outcome(calls), uid="u", session=2, step=4, reward=1.0, **options)
 
 
 APART = [_call(1, [1, 2], [3]), _call(2, [5], [6, 7]), _call(3, [8], [9])]
@@ -81,7 +81,7 @@ def test_only_the_agents_that_match_are_trained() -> None:
 
 def test_the_reward_stands_on_the_last_token_of_a_row_and_lengths_agree() -> None:
     [row] = _rows(GROWING)
-    tensors = fields(row, "spider")
+    tensors = row_fields(row, "spider")
     assert tensors["rm_scores"].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert tensors["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
     assert tensors["position_ids"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -140,12 +140,12 @@ async def test_rows_that_come_while_others_are_stored_are_stored_together() -> N
         if partition == "val":
             raise OSError("no room")
 
-    together, [row] = WriteCoalescer[TrainingRow](store), _rows(GROWING)
-    puts = [asyncio.create_task(together.put([row], "train")) for _ in range(3)]
+    coalescer, [row] = WriteCoalescer[TrainingRow](store), _rows(GROWING)
+    puts = [asyncio.create_task(coalescer.put([row], "train")) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    puts += [asyncio.create_task(together.put([row, row], "train")) for _ in range(4)]
-    lost = asyncio.create_task(together.put([row], "val"))
+    puts += [asyncio.create_task(coalescer.put([row, row], "train")) for _ in range(4)]
+    lost = asyncio.create_task(coalescer.put([row], "val"))
     await asyncio.sleep(0)
     assert not any(put.done() for put in puts)
     first.set()

@@ -95,10 +95,10 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
 
 async def test_prompts_that_are_marked_together_are_one_call(queue: _TransferQueue) -> None:
     rows = TransferQueueRows("spider")
-    await asyncio.gather(*(rows.mark(f"u{number}", "train", "running") for number in range(256)))
+    await asyncio.gather(*(rows.set_status(f"u{number}", "train", "running") for number in range(256)))
     assert queue.calls == 1
     assert [queue.tags["train", f"u{number}"]["status"] for number in range(256)] == ["running"] * 256
-    await asyncio.gather(rows.mark("u1", "train", "finished"), rows.mark("u2", "train", "failure"))
+    await asyncio.gather(rows.set_status("u1", "train", "finished"), rows.set_status("u2", "train", "failure"))
     assert [queue.tags["train", uid]["status"] for uid in ("u1", "u2", "u3")] == ["finished", "failure", "running"]
 
 
@@ -141,13 +141,13 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     made = RolloutManager.create(_config(run), client)
     try:
         assert RolloutManager.current is made
-        made.timer.sampling_begins()
+        made.timer.start_sampling()
         batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])
         made.generate_sequences(batch)
         assert _until(queue, "train", ["u", "v"]) == ["finished", "finished"]
         figures = made.sampled("train", 3)
     finally:
-        made.service._stack.__exit__(None, None, None)
+        made.service.runtime.__exit__(None, None, None)
     keys = sorted(key for _, key in queue.fields)
     assert keys == [f"{uid}_{session}_0" for uid in "uv" for session in range(4)]
     rows = [queue.fields["train", key] for key in keys]

@@ -29,11 +29,11 @@ from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
-from groundwire.train.verl.agent_loop_manager import prompts_of
+from groundwire.train.verl.agent_loop_manager import prompts_from_batch
 from groundwire.train.verl.credit_assignment import TrainingRow
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.transfer_queue import tag
+from groundwire.train.verl.transfer_queue import row_tag
 
 END = 0
 
@@ -85,7 +85,7 @@ class _Queue:
     statuses: dict[str, list[str]] = field(default_factory=dict)
     done: threading.Event = field(default_factory=threading.Event)
 
-    async def mark(self, uid: str, partition: str, status: str) -> None:
+    async def set_status(self, uid: str, partition: str, status: str) -> None:
         self.statuses.setdefault(uid, []).append(status)
         if status != "running":
             self.done.set()
@@ -144,11 +144,11 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
     queue, servers, timer = _Queue(), _Servers(), StepTimer()
     engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, timer=timer, server="vllm")
     run = RunDir(tmp_path)
-    stack = RolloutRuntime(
+    runtime = RolloutRuntime(
         engine=engine, backend=backend, domain=NoData(), reward=_right, timer=timer, config=config, run=run
     )
-    with stack:
-        service = RolloutService(stack=stack, queue=queue, config=config, run=run, pad_id=END)
+    with runtime:
+        service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=END)
         yield _Setup(service, queue, servers, run)
 
 
@@ -168,7 +168,7 @@ def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_pat
         assert bytes(row.response_ids) in (b"right\0", b"wrong\0")
         assert row.mask == [1] * 6
         assert row.logprobs == [-0.5] * 6
-        assert tag(row) == {
+        assert row_tag(row) == {
             "status": "success",
             "prompt_len": 5,
             "response_len": 6,
@@ -224,7 +224,7 @@ def test_what_fails_is_left_out_and_the_others_train(tmp_path: Path) -> None:
         made.until_done()
     assert made.queue.statuses["u"][-1] == "finished"
     assert len(made.queue.rows) == 3
-    figures = made.service.take("train", 4, {"sampling": 1.0})
+    figures = made.service.finish_sampling("train", 4, {"sampling": 1.0})
     assert figures["rollouts/ended_total"] == 4
     assert figures["rollouts/dropped_total"] == figures["rollouts/dropped_agent_total"] == 1
 
@@ -235,9 +235,9 @@ def test_groups_that_teach_something_are_counted(tmp_path: Path) -> None:
         for number, uid in enumerate(("u", "v"), 1):
             made.service.submit([_prompt(uid)])
             made.until_done(number)
-    figures = made.service.take("train", 4, {})
+    figures = made.service.finish_sampling("train", 4, {})
     assert (figures["rollouts/groups_total"], figures["rollouts/groups_used_total"]) == (2, 1)
-    assert "rollouts/groups_total" not in made.service.take("train", 5, {})
+    assert "rollouts/groups_total" not in made.service.finish_sampling("train", 5, {})
 
 
 def test_a_step_that_is_sampled_in_parts_is_added_up(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_step_that_is_sampled_in_parts_is_added_up(tmp_path: Path) -> None:
         for number, uid in enumerate(("u", "v"), 1):
             made.service.submit([_prompt(uid, rollouts=2 * number)])
             made.until_done(number)
-            took.append(made.service.take("train", 4, {"sampling": 1.0, "waiting": 0.5}))
+            took.append(made.service.finish_sampling("train", 4, {"sampling": 1.0, "waiting": 0.5}))
     assert [figures["rollouts/ended_total"] for figures in took] == [2, 4]
     assert [figures["rollouts/groups_total"] for figures in took] == [1, 1]
     line = json.loads((tmp_path / "rollouts.jsonl").read_text().splitlines()[-1])
@@ -267,7 +267,7 @@ def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
         made.service.submit([_prompt()])
         made.until_done()
     assert len(made.queue.rows) == 4
-    assert made.service.take("train", 4, {})["rollouts/retried_total"] == 1
+    assert made.service.finish_sampling("train", 4, {})["rollouts/retried_total"] == 1
 
 
 def test_a_group_of_one_is_taken_out_again_and_replaced(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_group_of_one_is_taken_out_again_and_replaced(tmp_path: Path) -> None:
         made.until_done()
     assert made.queue.statuses["u"][-1] == "failure"
     assert not made.queue.rows
-    assert made.service.take("train", 4, {})["rollouts/groups_skipped_total"] == 1
+    assert made.service.finish_sampling("train", 4, {})["rollouts/groups_skipped_total"] == 1
 
 
 def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend(act=act), step_deadline_s=1.0) as made:
         made.service.submit([_prompt()])
         made.until_done()
-        assert made.service.take("train", 4, {})["rollouts/dropped_timeout_total"] == 1
+        assert made.service.finish_sampling("train", 4, {})["rollouts/dropped_timeout_total"] == 1
     assert len(made.queue.rows) == 3
 
 
@@ -320,7 +320,7 @@ def test_validation_counts_the_agents_own_failures_as_wrong(tmp_path: Path) -> N
     with _service(tmp_path, _Backend(act=act)) as made:
         made.service.submit([_prompt(str(number), rollouts=1, partition="val") for number in range(4)])
         made.until_done(4)
-        made.service.take("val", 0, {})
+        made.service.finish_sampling("val", 0, {})
     assert len(made.queue.rows) == 4
     assert sum(row.reward for row in made.queue.rows.values()) == 2.0
     assert sum(sum(row.mask) == 0 for row in made.queue.rows.values()) == 1
@@ -336,7 +336,7 @@ def test_a_validation_of_which_nothing_can_be_judged_ends_the_training_with_its_
         made.service.submit([_prompt(str(number), rollouts=1, partition="val") for number in range(2)])
         made.until_done(2)
         with pytest.raises(RolloutsFailedError, match=r"none of 2 validation rollouts could be judged; .* timeout"):
-            made.service.take("val", 0, {})
+            made.service.finish_sampling("val", 0, {})
 
 
 def test_a_rollout_of_which_nothing_is_trained_is_counted_and_said(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_rollout_of_which_nothing_is_trained_is_counted_and_said(tmp_path: Pat
         made.until_done(4)
         with pytest.raises(RolloutsFailedError, match="no call that is trained: see --agent-match"):
             made.service.check()
-        figures = made.service.take("train", 4, {})
+        figures = made.service.finish_sampling("train", 4, {})
     assert figures["rollouts/dropped_unused_total"] == figures["rollouts/dropped_total"] == 16
 
 
@@ -357,7 +357,7 @@ def test_rollouts_go_through_a_store_that_is_somewhere_else(tmp_path: Path) -> N
         with _service(tmp_path, _Backend(), external_store_address=address, llm_proxy=True) as made:
             made.service.submit([_prompt(str(number)) for number in range(6)])
             made.until_done(6)
-            figures = made.service.take("train", 4, {})
+            figures = made.service.finish_sampling("train", 4, {})
     finally:
         store.kill()
         store.join()
@@ -387,9 +387,9 @@ def test_prompts_are_read_from_verls_batch() -> None:
         task=_Stack([_Value('{"id": 1}'), _Value('{"id": 2}')]),
         global_steps=_Value(7),
     )
-    assert prompts_of(batch, {"train": 4, "val": 1}) == [
+    assert prompts_from_batch(batch, {"train": 4, "val": 1}) == [
         Prompt(uid="a", task={"id": 1}, rollouts=4, step=7, partition="train"),
         Prompt(uid="b", task={"id": 2}, rollouts=4, step=7, partition="train"),
     ]
     batch["validate"] = _Value(True)
-    assert [prompt.partition for prompt in prompts_of(batch, {"train": 4, "val": 1})] == ["val", "val"]
+    assert [prompt.partition for prompt in prompts_from_batch(batch, {"train": 4, "val": 1})] == ["val", "val"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from groundwire.tools import step_timer
-from groundwire.train.verl.step_timer import VerlStepTimer
+from groundwire.train.verl.agent_loop_manager import VerlStepTimer
 
 
 @pytest.fixture
@@ -19,13 +19,13 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def _sample(
     timer: VerlStepTimer, now: list[float], *, waits: float, samples: float, training: bool, writes: float = 0.0
 ) -> dict[str, float]:
-    timer.sampling_begins()
+    timer.start_sampling()
     now[0] += waits
     with timer.busy("sampling"):
         now[0] += samples
-    seconds = timer.sampling_ends(training=training)
+    seconds = timer.end_sampling(training=training)
     now[0] += writes
-    timer.update_begins()
+    timer.start_update()
     return {part: value for part, value in seconds.items() if value}
 
 

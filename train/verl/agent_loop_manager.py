@@ -1,57 +1,58 @@
-"""The agent loop manager that verl's V1 trainer is given (``agent_loop_manager_class``).
+"""The agent loop manager for verl's V1 trainer (``actor_rollout_ref.rollout.agent.agent_loop_manager_class``).
 
-verl makes one in the process of its trainer, calls :meth:`RolloutManager.generate_sequences` with prompts and takes
-finished groups out of TransferQueue (``verl/trainer/main_ppo.py``, ``verl/trainer/ppo/v1/``). Here the prompts become
-rollouts in a Lightning store, and the same agents, proxy and rewards as on a laptop run them; nothing of verl's trainer
-is replaced.
+verl creates one in its trainer's process, calls :meth:`RolloutManager.generate_sequences` with prompts, and takes
+finished groups from TransferQueue (``verl/trainer/main_ppo.py``, ``verl/trainer/ppo/v1/``). Here the prompts become
+rollouts in a Lightning store, and the same agents, proxy and rewards as on a laptop run them. verl's trainer itself is
+unchanged.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from typing import Any, ClassVar
 
 from groundwire import domains
+from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.step_timer import VerlStepTimer
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
-__all__ = ["RolloutManager", "prompts_of"]
+__all__ = ["RolloutManager", "VerlStepTimer", "prompts_from_batch"]
 
-_SPAN_BYTES = 4 << 30  # spans are read when their rollout ends; nothing that is not read yet may be forgotten
+_SPAN_BYTES = 4 << 30  # spans are read when their rollout ends; none may be dropped before that
+_LOGGERS = ("agentlightning", "agentops", "LiteLLM", "httpx", "openai")
 
 
 class RolloutManager:
     """verl calls :meth:`create` once, then :meth:`generate_sequences` for every batch of prompts."""
 
     current: ClassVar[RolloutManager]
-    """The one of this process: verl makes its sampler before it, and hands neither to the other."""
+    """The manager of this process. verl creates its sampler without a reference to it."""
 
     def __init__(self, config: Any, llm_client: Any) -> None:
         from transformers import AutoTokenizer
         from verl.utils.fs import copy_to_local
 
-        ours = config.groundwire
-        self.config = _run_config(ours.config)
-        self.run = RunDir.open(ours.run_dir)
+        self.config = _run_config(config.groundwire.config)
+        self.run = RunDir.open(config.groundwire.run_dir)
         rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-        self._rollouts = {"train": rollout.n, "val": rollout.val_kwargs.n}
+        self._group_sizes = {"train": rollout.n, "val": rollout.val_kwargs.n}
         path = copy_to_local(model.tokenizer_path or model.path)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
         if model.custom_chat_template:
             tokenizer.chat_template = model.custom_chat_template
         self.timer = VerlStepTimer()
-        engine: Any = VerlEngine(  # it answers like the embedded one, as far as the servers ask
+        engine: Any = VerlEngine(  # it has the methods of the embedded engine that the policy server uses
             llm_client, tokenizer, max_model_len=int(rollout.max_model_len), timer=self.timer, server=rollout.name
         )
         domain = domains.get(self.config.domain)
-        stack = RolloutRuntime(
+        runtime = RolloutRuntime(
             engine=engine,
             backend=make_backend(self.config),
             domain=domain,
@@ -65,9 +66,9 @@ class RolloutManager:
             },
             span_bytes=_SPAN_BYTES,
         )
-        stack.__enter__()  # it lives as long as the process, which verl ends with the training
+        runtime.__enter__()  # never left: verl ends the process after training
         self.service = RolloutService(
-            stack=stack,
+            runtime=runtime,
             queue=TransferQueueRows(self.config.domain),
             config=self.config,
             run=self.run,
@@ -78,14 +79,14 @@ class RolloutManager:
     def create(
         cls, config: Any, llm_client: Any, teacher_client: Any = None, reward_loop_worker_handles: Any = None
     ) -> RolloutManager:
-        """What verl calls: ``config`` is its whole configuration, ``llm_client`` reaches its inference servers.
+        """Called by verl: ``config`` is its whole configuration, ``llm_client`` reaches its inference servers.
 
-        Rewards come with the rollouts, so verl's reward workers stay idle. Raises ``ValueError`` for a teacher, which
-        would have to see each row.
+        verl's reward workers are not used: rollouts already have rewards. Raises ``ValueError`` for a teacher.
         """
         if teacher_client is not None:
-            raise ValueError("distillation.enabled is set, but rollouts of agents have no teacher: turn it off")
-        _quiet()
+            raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if config.algorithm.adv_estimator == "groundwire_discount":
             from verl.trainer.ppo.core_algos import register_adv_est
 
@@ -96,34 +97,70 @@ class RolloutManager:
         return RolloutManager.current
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Enqueue the rollouts of ``prompts`` (a TensorDict of verl's data set) and return."""
-        self.service.submit(prompts_of(prompts, self._rollouts))
+        """Enqueue rollouts for ``prompts`` (a TensorDict of verl's data set) and return."""
+        self.service.submit(prompts_from_batch(prompts, self._group_sizes))
 
     def sampled(self, partition: str, step: int) -> dict[str, float]:
-        """verl's trainer has the rollouts that it waited for. Returns the figures of what ended."""
+        """verl's trainer has received its rollouts. Returns metrics of the rollouts that ended."""
         try:
-            return self.service.take(partition, step, self.timer.sampling_ends(training=partition == "train"))
+            seconds = self.timer.end_sampling(training=partition == "train")
+            return self.service.finish_sampling(partition, step, seconds)
         finally:
-            self.timer.update_begins()
+            self.timer.start_update()
 
 
-def prompts_of(batch: Any, rollouts: dict[str, int]) -> list[Prompt]:
-    """verl's batch, row by row. ``rollouts`` says how many each row of ``train`` and ``val`` wants."""
-    names = set(batch.keys())
-    validating = bool(_column(batch, "validate", 1)[0]) if "validate" in names else False
-    partition, count = "val" if validating else "train", len(batch)
-    steps = _column(batch, "global_steps", count)
-    wanted = _column(batch, "__rollout_n__", count) if "__rollout_n__" in names else [rollouts[partition]] * count
+class VerlStepTimer(StepTimer):
+    """Adds the update before a training sampling to that sampling's seconds.
+
+    verl's trainer calls us only to sample, so the time between two samplings counts as update. A validation in between
+    reports only its own seconds.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._update: Counter[str] | None = None
+
+    def start_sampling(self) -> None:
+        """The trainer starts to wait for rollouts."""
+        seconds = self.split()
+        if self._update is None:  # the first sampling: the time before it was startup
+            self._update = Counter()
+        else:
+            self.leave("update")
+            self._update.update(seconds)
+
+    def end_sampling(self, *, training: bool) -> dict[str, float]:
+        """The rollouts are complete. Returns each phase's seconds; a training's include those of the last update.
+
+        Until :meth:`start_update` the rollouts are written to disk, which does not count as update.
+        """
+        seconds = Counter(self.split())
+        if training and self._update is not None:
+            seconds.update(self._update)
+            self._update.clear()
+        return dict(seconds)
+
+    def start_update(self) -> None:
+        """The trainer has the rollouts and goes on."""
+        self.enter("update")
+
+
+def prompts_from_batch(batch: Any, group_sizes: dict[str, int]) -> list[Prompt]:
+    """The rows of a batch from verl. ``group_sizes``: rollouts per prompt in the partitions ``train`` and ``val``."""
+    names, count = set(batch.keys()), len(batch)
+    partition = "val" if "validate" in names and _column(batch, "validate", 1)[0] else "train"
+    sizes = [group_sizes[partition]] * count
+    if "__rollout_n__" in names:
+        sizes = _column(batch, "__rollout_n__", count)
+    columns = (_column(batch, name, count) for name in ("uid", "task", "global_steps"))
     return [
-        Prompt(uid=str(uid), task=json.loads(task), rollouts=int(n), step=int(step), partition=partition)
-        for uid, task, n, step in zip(
-            _column(batch, "uid", count), _column(batch, "task", count), wanted, steps, strict=True
-        )
+        Prompt(uid=str(uid), task=json.loads(task), rollouts=int(size), step=int(step), partition=partition)
+        for uid, task, step, size in zip(*columns, sizes, strict=True)
     ]
 
 
 def _column(batch: Any, name: str, count: int) -> list[Any]:
-    """A column's values: TensorDict keeps one value for all rows, a stack of values, or a tensor."""
+    """A column's values. TensorDict stores a column as a tensor, a stack of values, or one value for all rows."""
     value = batch[name]
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -136,8 +173,3 @@ def _run_config(stored: Any) -> RunConfig:
     from omegaconf import OmegaConf
 
     return RunConfig(**OmegaConf.to_container(stored, resolve=False))
-
-
-def _quiet() -> None:
-    for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)

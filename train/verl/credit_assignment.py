@@ -1,12 +1,12 @@
-"""From a rollout's outcome to verl's rows, and which of its tokens the reward is for.
+"""The rows that a rollout becomes in verl, and the weight of the reward in each of its calls.
 
 verl 0.9.1 stores a row under ``{uid}_{session}_{index}``: prompt, rollout, trajectory. For GRPO it takes the last row
-of each ``{uid}_{session}``, compares those with each other within a ``uid``, and gives each result to all rows of its
-session (``verl/trainer/ppo/v1/utils.py``, ``compute_advantage_for_multi_trajectories``). So a rollout counts once in
-its group however many rows it has, and ``broadcast`` needs nothing more. ``last`` masks all sampled tokens but those of
-the last call. ``discount`` counts a call ``credit_discount`` times as much as the one after it, for which verl has no
-place: there the weights travel in the row's ``uid``, and :func:`discounted_advantage` reads them (verl calls estimators
-other than GRPO with the ``uid`` of each row and nothing else that could carry them).
+of each ``{uid}_{session}``, compares these within a ``uid``, and gives each advantage to all rows of its session
+(``verl/trainer/ppo/v1/utils.py``, ``compute_advantage_for_multi_trajectories``). So a rollout counts once in its group,
+however many rows it has, and ``broadcast`` needs nothing else. ``last`` masks all sampled tokens but those of the last
+call. ``discount`` weights a call ``credit_discount`` times as much as the next one. verl has no field for such weights
+and gives estimators other than GRPO only the ``uid`` of each row, so the row's ``uid`` carries the weights and
+:func:`discounted_advantage` reads them from it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from groundwire.train.rollouts.collector import RolloutResult
 
-__all__ = ["DISCOUNT", "TrainingRow", "discounted_advantage", "rows"]
+__all__ = ["DISCOUNT", "TrainingRow", "discounted_advantage", "training_rows"]
 
 DISCOUNT = "groundwire_discount"
-"""The name that :func:`discounted_advantage` is registered by."""
+"""The name under which :func:`discounted_advantage` is registered in verl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class TrainingRow:
 
     key: str
     uid: str
-    """What verl groups rows by; with ``discount`` it carries the weights, too."""
+    """verl groups rows by it; with ``discount`` it also carries the weights."""
     session: int
     prompt_ids: list[int]
     response_ids: list[int]
@@ -42,16 +42,16 @@ class TrainingRow:
     logprobs: list[float]
     reward: float
     turns: int
-    """Calls of the whole rollout."""
+    """LLM calls of the whole rollout."""
     first_version: int
     last_version: int
-    """Weights at the first and at the last sampled token."""
+    """Versions of the weights at the first and at the last sampled token."""
     step: int
     info: Mapping[str, float] = field(default_factory=dict)
 
 
-def rows(
-    outcome: RolloutResult,
+def training_rows(
+    result: RolloutResult,
     *,
     uid: str,
     session: int,
@@ -61,26 +61,26 @@ def rows(
     discount: float = 0.9,
     agent_match: str | None = None,
 ) -> list[TrainingRow]:
-    """The rows of one rollout; none where it sampled nothing that is trained."""
-    calls = calls_of_agents(outcome.calls, agent_match)
+    """The rows of one rollout; none if no call of a trained agent (``agent_match``) is in it."""
+    calls = calls_of_agents(result.calls, agent_match)
     if not calls:
         return []
-    made = trajectories(calls)
+    merged = trajectories(calls)
     if credit == "last":
-        made = [trajectory for trajectory in made if calls[-1] in trajectory.calls]
-    # verl's own estimator takes a session's reward from its highest index, its dumps and validation too: the last call.
-    made.sort(key=lambda trajectory: trajectory.calls[-1].sequence)
-    after = {id(call): len(calls) - 1 - place for place, call in enumerate(calls)}
-    result = []
-    for index, trajectory in enumerate(made):
+        merged = [trajectory for trajectory in merged if calls[-1] in trajectory.calls]
+    # verl takes a session's reward from its row with the highest index: the row with the last call.
+    merged.sort(key=lambda trajectory: trajectory.calls[-1].sequence)
+    weights = {id(call): discount ** (len(calls) - 1 - place) for place, call in enumerate(calls)}
+    rows = []
+    for index, trajectory in enumerate(merged):
         mask, group = trajectory.loss_mask, uid
         if credit == "last":
             kept = len(calls[-1].response_ids)
             mask = [0] * (len(mask) - kept) + mask[-kept:]
         elif credit == "discount":
-            group = f"{uid}|{session}|{_spans(trajectory, after, discount)}"
-        versions = [_versions(call, step) for call in trajectory.calls]
-        result.append(
+            group = f"{uid}|{session}|{_encode_weights(trajectory, weights)}"
+        versions = [_weights_versions(call, step) for call in trajectory.calls]
+        rows.append(
             TrainingRow(
                 key=f"{uid}_{session}_{index}",
                 uid=group,
@@ -94,27 +94,33 @@ def rows(
                 first_version=min(first for first, _ in versions),
                 last_version=max(last for _, last in versions),
                 step=step,
-                info={name: float(value) for name, value in outcome.reward_components.items()},
+                info={name: float(value) for name, value in result.reward_components.items()},
             )
         )
-    return result
+    return rows
 
 
-def _versions(call: LLMCall, step: int) -> tuple[int, int]:
-    """The weights at a call's first and last token. What a server does not say is taken for this step's."""
+def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
+    """Versions of the weights at a call's first and last token; a missing one counts as this step's."""
     last = call.weights_version if call.weights_version is not None else max(0, step - 1)
     first = call.first_weights_version if call.first_weights_version is not None else last
     return first, last
 
 
-def _spans(trajectory: Trajectory, after: Mapping[int, int], discount: float) -> str:
-    """``weight:end`` of each call in a trajectory: up to which response token its weight reaches."""
+def _encode_weights(trajectory: Trajectory, weights: Mapping[int, float]) -> str:
+    """``weight:end`` of each call, comma-separated; ``end`` is a position in the response tokens."""
     start = len(trajectory.prompt_ids)
-    parts = []
-    for call in trajectory.calls:
-        end = len(call.prompt_ids) + len(call.response_ids) - start
-        parts.append(f"{discount ** after[id(call)]!r}:{end}")
-    return ",".join(parts)
+    return ",".join(
+        f"{weights[id(call)]!r}:{len(call.prompt_ids) + len(call.response_ids) - start}" for call in trajectory.calls
+    )
+
+
+def _decode_weights(name: str) -> tuple[str, str, list[tuple[float, int]]]:
+    """The uid of the prompt, the session, and (weight, end) of each call."""
+    uid, _, rest = str(name).partition("|")
+    session, _, spans = rest.partition("|")
+    pairs = (span.split(":") for span in spans.split(",") if span)
+    return uid, session, [(float(weight), int(end)) for weight, end in pairs]
 
 
 def discounted_advantage(
@@ -124,27 +130,27 @@ def discounted_advantage(
     config: Any = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO over the rollouts of a group, each token weighted as its row's ``uid`` says.
+    """GRPO over the rollouts of a group, with the token weights that each row's ``uid`` carries.
 
     ``token_level_rewards`` and ``response_mask``: [rows, tokens]; every row of a rollout has the rollout's reward.
-    Returns advantages and returns, both [rows, tokens]. The formula within a group is verl's
+    Returns advantages and returns, both [rows, tokens]. The formula within a group is that of verl's
     ``compute_grpo_outcome_advantage``: (reward - mean) / (std + 1e-6), the mean over rollouts. Rows without weights
-    (verl's own padding) get 0.
+    (verl's padding) get 0.
     """
     import torch
 
     scores = token_level_rewards.sum(dim=-1)
     sessions: dict[str, dict[str, torch.Tensor]] = {}
     for row, name in enumerate(index):
-        uid, session, _weights = _parse(name)
+        uid, session, _weights = _decode_weights(name)
         sessions.setdefault(uid, {})[session] = scores[row]
     by_std = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
     advantages = torch.zeros_like(token_level_rewards)
     for row, name in enumerate(index):
-        uid, session, weights = _parse(name)
+        uid, session, weights = _decode_weights(name)
         group = torch.stack(list(sessions[uid].values()))
         if len(group) > 1:
-            # Of equal rewards, a mean that is rounded would make an advantage of a tenth.
+            # The rounded mean of equal rewards may differ from them, and 1e-6 below would make that a tenth.
             advantage = sessions[uid][session] - group.mean() if group.max() > group.min() else torch.zeros(())
             if by_std:
                 advantage = advantage / (group.std() + 1e-6)
@@ -156,10 +162,3 @@ def discounted_advantage(
             start = end
     advantages = advantages * response_mask
     return advantages, advantages
-
-
-def _parse(name: str) -> tuple[str, str, list[tuple[float, int]]]:
-    uid, _, rest = str(name).partition("|")
-    session, _, spans = rest.partition("|")
-    pairs = (span.split(":") for span in spans.split(",") if span)
-    return uid, session, [(float(weight), int(end)) for weight, end in pairs]

@@ -1,9 +1,9 @@
 """verl's inference servers as the engine behind our OpenAI-compatible server.
 
-verl hands an agent loop a client that takes and gives token ids. It balances the load over the servers and keeps a
-session on one of them, applies a LoRA adapter, waits while weights change and goes on with a reply that the change
-interrupted, and says with which weights. vLLM's own HTTP port does none of this, so calls go through the client; the
-messages become ids, and ids become text and tool calls, in :class:`groundwire.train.policy.server.PolicyServer`.
+verl gives an agent loop a client that works with token ids: it balances the load over the servers, keeps a session on
+one server, applies a LoRA adapter, waits while weights change, continues a reply that the change interrupted, and
+reports the versions of the weights. vLLM's own HTTP port does none of this, so calls go through the client.
+:class:`groundwire.train.policy.server.PolicyServer` converts messages to ids, and ids to text and tool calls.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["TokenClient", "VerlEngine"]
 
 
 class TokenClient(Protocol):
-    """What is used of verl's ``LLMServerClient``."""
+    """The method of verl's ``LLMServerClient`` that is used here."""
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """verl's ``TokenOutput``: ``token_ids``, ``log_probs``, ``extra_fields`` with the versions of the weights."""
+        """Returns verl's ``TokenOutput``: ``token_ids``, ``log_probs``, ``extra_fields`` (versions of the weights)."""
 
 
 class VerlEngine:
-    """Answers :class:`PolicyServer`'s requests with verl's servers; ``timer`` is told while any of them is at work.
+    """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.
 
-    ``server`` is verl's ``rollout.name``: only vLLM can be told to leave the text to us.
+    ``server`` is verl's ``rollout.name``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class VerlEngine:
     def submit(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_token: Callable[[int, float], None] | None = None
     ) -> Future[Completion]:
-        """A request; call it on the event loop. ``on_token`` gets every token with its logprob, at the end."""
+        """Send a request; call it on the event loop. ``on_token`` gets all tokens and logprobs at the end."""
         if self._closed:
             raise EngineClosedError("the engine is closed")
         if len(prompt_ids) >= self.max_model_len:
@@ -56,12 +56,12 @@ class VerlEngine:
         return future
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of sampled tokens, special ones left out."""
+        """The text of sampled tokens without special ones."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
     def close(self) -> None:
-        """Take no more, and let go of what is running."""
+        """Cancel the running requests and accept no more."""
         self._closed = True
         for future in list(self._running):
             future.cancel()
@@ -69,16 +69,15 @@ class VerlEngine:
     async def _generate(
         self, prompt_ids: tuple[int, ...], sampling: Sampling, on_token: Callable[[int, float], None] | None
     ) -> Completion:
-        room = self.max_model_len - len(prompt_ids)
-        limit = min(room, sampling.max_tokens or room)
+        available = self.max_model_len - len(prompt_ids)
+        limit = min(available, sampling.max_tokens or available)
         params = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": -1,
             "max_tokens": limit,
             "logprobs": True,
-            # Text that nobody reads is more than half of vLLM's own work for a token outside the GPU; only stop strings
-            # have to be looked for in it.
+            # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
             **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **({"seed": sampling.seed} if sampling.seed is not None else {}),
@@ -88,16 +87,16 @@ class VerlEngine:
                 output = await self._client.generate(
                     sampling.session or str(id(params)), prompt_ids=list(prompt_ids), sampling_params=params
                 )
-        except Exception as error:  # Ray wraps whatever failed in the server
+        except Exception as error:  # Ray wraps the server's error
             raise EngineError(f"verl's server failed: {type(error).__name__}: {str(error)[:500]}") from error
         tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")
-        text, met = self.detokenize(tokens), False
+        text, stopped = self.detokenize(tokens), False
         for stop in sampling.stop:
             if stop in text:
-                text, met = text[: text.index(stop)], True
-        ended = met or len(tokens) < limit or tokens[-1] == self.tokenizer.eos_token_id
+                text, stopped = text[: text.index(stop)], True
+        ended = stopped or len(tokens) < limit or tokens[-1] == self.tokenizer.eos_token_id
         last = output.extra_fields.get("max_global_steps")
         first = output.extra_fields.get("min_global_steps")
         self.weights_version = last if last is not None else self.weights_version

@@ -1,7 +1,7 @@
-"""LoRA adapters (Hu et al., 2021) with verl 0.9.1: what it needs, and what it leaves behind.
+"""Merges the LoRA adapters (Hu et al., 2021) of a verl 0.9.1 checkpoint into its weights.
 
-verl writes the state of its adapted model as it is, under peft's names: transformers loads such a folder with a warning
-and with random weights. Merged into the weights that they adapt, the adapters are a model like any other.
+verl saves its adapted model under peft's parameter names, which transformers does not know: it would load the folder
+with random weights and a warning. The merged checkpoint is an ordinary model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PREFIX = "base_model.model."
 
 
 def merge_adapters(folder: Path, settings: Path) -> bool:
-    """Make W + (alpha / r) B A of every adapted weight of the checkpoint in ``folder``; False where none is adapted.
+    """Replace every adapted weight W of the checkpoint in ``folder`` by W + (alpha / r) B A; False if none is adapted.
 
-    ``settings`` is verl's ``lora_train_meta.json``, with ``r`` and ``lora_alpha``. The files are replaced in one piece.
+    ``settings`` is verl's ``lora_train_meta.json`` with ``r`` and ``lora_alpha``. The files are replaced atomically.
     """
     import torch
     from safetensors import safe_open
@@ -30,26 +30,24 @@ def merge_adapters(folder: Path, settings: Path) -> bool:
             names.update(opened.keys())
     if not any(".lora_A." in name for name in names):
         return False
-    chosen = json.loads(settings.read_text())
-    scale = float(chosen["lora_alpha"]) / float(chosen["r"])
+    lora = json.loads(settings.read_text())
+    scale = float(lora["lora_alpha"]) / float(lora["r"])
     state: dict[str, torch.Tensor] = {}
     for file in files:
-        state |= {
-            name.removeprefix(_PREFIX).replace(".default.", "."): value for name, value in load_file(file).items()
-        }
+        for name, value in load_file(file).items():
+            state[name.removeprefix(_PREFIX).replace(".default.", ".")] = value
     merged: dict[str, torch.Tensor] = {}
     for name, base in state.items():
         if ".lora_" in name:
             continue
-        adapted, weight = name.removesuffix(".base_layer.weight"), base
-        if adapted != name:
-            a, b = state[f"{adapted}.lora_A.weight"], state[f"{adapted}.lora_B.weight"]
+        module, weight = name.removesuffix(".base_layer.weight"), base
+        if module != name:
+            a, b = state[f"{module}.lora_A.weight"], state[f"{module}.lora_B.weight"]
             weight = (base.float() + scale * (b.float() @ a.float())).to(base.dtype)
         merged[name.replace(".base_layer.", ".")] = weight.contiguous()
-    part = folder / ".merged.part"
+    part, whole = folder / ".merged.part", folder / "model.safetensors"
     save_file(merged, part, metadata={"format": "pt"})
-    whole = folder / "model.safetensors"
-    part.replace(whole)  # loaders look for it before an index, so the folder is whole at every moment
+    part.replace(whole)  # loaders prefer this file to an index, so the folder can be loaded at every moment
     for file in {*files, folder / "model.safetensors.index.json"} - {whole}:
         file.unlink(missing_ok=True)
     return True

@@ -1,10 +1,9 @@
-"""Rollouts for verl's trainer: each prompt becomes a group of rollouts, and each rollout that ends becomes rows.
+"""Runs rollouts for verl's trainer: each prompt becomes a group of rollouts, and each finished rollout becomes rows.
 
-A prompt's group ends in one of two ways. With two rewards or more it is ``finished``, and what failed is simply not in
-it. With fewer there is nothing to compare: its rows are taken out again and it is a ``failure``, which verl replaces by
-another prompt. Retries, time limits and cancelling are the store's (:mod:`groundwire.train.rollouts.collector`), so
-every group ends. When many groups in a row come to nothing the trainer is told, rather than sent prompt after prompt
-for ever.
+A group with at least two rewards is ``finished``; failed rollouts are not in it. A group with fewer has nothing to
+compare: its rows are removed and it is a ``failure``, which verl replaces by another prompt. Retries, time limits and
+cancellation are the store's (:mod:`groundwire.train.rollouts.collector`), so every group ends. After many failed groups
+in a row the trainer gets an error instead of one new prompt after another.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Any
 
@@ -28,22 +27,23 @@ from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.rows import row
 from groundwire.train.rollouts.runtime import RolloutRuntime
-from groundwire.train.verl.credit_assignment import TrainingRow, rows
+from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import RowQueue
 
 __all__ = ["Prompt", "RolloutService"]
 
-_LEAST = 2  # rewards that a group needs: one has nothing to be compared with
-_PATIENCE = 3  # batches of prompts that may come to nothing
+_MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
+_MAX_EMPTY_BATCHES = 3  # as many prompts in a row without a usable group end the training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One of verl's prompts: a task, and how many rollouts of it are wanted."""
+    """One of verl's prompts."""
 
     uid: str
     task: Task
     rollouts: int
+    """How many to run."""
     step: int
     """verl's ``global_steps`` when it sent the prompt."""
     partition: str
@@ -51,132 +51,135 @@ class Prompt:
 
 
 class RolloutService:
-    """Runs prompts' rollouts and leaves their rows in ``queue``; :meth:`submit` returns at once.
+    """Runs the rollouts of prompts and puts their rows into ``queue``; :meth:`submit` returns at once.
 
-    ``pad_id`` is a token for the row of a validation rollout that was judged though it sampled nothing.
+    ``pad_id`` is the only token in the row of a validation rollout that sampled none but counts as wrong.
     """
 
-    def __init__(self, *, stack: RolloutRuntime, queue: RowQueue, config: RunConfig, run: RunDir, pad_id: int) -> None:
-        self._stack, self._queue, self._config, self._run, self._pad_id = stack, queue, config, run, pad_id
-        self._lock = threading.Lock()
-        self._ended: dict[str, list[RolloutResult]] = {"train": [], "val": []}
-        self._skipped: Counter[str] = Counter()
-        self._unused: Counter[str] = Counter()
-        self._groups: Counter[str] = Counter()
-        self._tallies: dict[str, _Tally] = {}
-        self._barren, self._why = 0, ""
+    def __init__(
+        self, *, runtime: RolloutRuntime, queue: RowQueue, config: RunConfig, run: RunDir, pad_id: int
+    ) -> None:
+        self.runtime = runtime
+        self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id
+        self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
+        self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
+        self._counts = {partition: Counter(groups_skipped=0) for partition in self._results}
+        self._steps: dict[str, _StepMetrics] = {}
+        self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
-        """Enqueue the prompts' rollouts. Raises :class:`RolloutsFailedError` where it is hopeless."""
+        """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
         self.check()
-        # A validation may take as long as the steps would that have as many rollouts.
+        # A validation gets the time of as many training steps as have its number of rollouts.
         steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
         deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
 
-        async def groups(collector: RolloutCollector) -> None:
-            await asyncio.gather(*(self._group(collector, prompt, deadline_s) for prompt in prompts))
+        async def run_groups(collector: RolloutCollector) -> None:
+            await asyncio.gather(*(self._run_group(collector, prompt, deadline_s) for prompt in prompts))
 
-        self._stack.begin(groups).add_done_callback(self._note)
+        self.runtime.begin(run_groups).add_done_callback(self._store_error)
 
     def check(self) -> None:
-        """Raises what went wrong in the background, or :class:`RolloutsFailedError`."""
+        """Raise the error of a background task, or :class:`RolloutsFailedError` if no rollout can succeed any more."""
         if self._error is not None:
             raise self._error
-        if ended := self._stack.ended_runners():
-            raise RolloutsFailedError(ended)
-        if self._barren > _PATIENCE * self._config.tasks_per_step:
+        if reason := self.runtime.ended_runners():
+            raise RolloutsFailedError(reason)
+        if self._empty_groups > _MAX_EMPTY_BATCHES * self._config.tasks_per_step:
             raise RolloutsFailedError(
-                f"the last {self._barren} prompts had fewer than {_LEAST} rollouts to train on each; {self._why}"
+                f"the last {self._empty_groups} prompts had fewer than {_MIN_REWARDS} rollouts to train on each; "
+                f"{self._last_failure}"
             )
 
-    def take(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """What ended since the last call: the run's folder has all of the step so far, the figures are of this part.
+    def finish_sampling(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
+        """Write the rollouts that ended since the last call to the run's folder; returns their metrics.
 
-        verl samples several times for one step where it updates several times (``separate_async``) and adds up what has
-        ``total`` in its name. ``seconds`` is where the time since the last call went, by
-        :data:`groundwire.tools.step_timer.PHASES`.
+        ``seconds`` is the time since the last call by phase (:data:`groundwire.tools.step_timer.PHASES`). With several
+        updates per step (``separate_async``) verl samples several times per step and adds up the metrics with ``total``
+        in their names; the line in ``rollouts.jsonl`` is about the whole step so far.
         """
         with self._lock:
-            outcomes, self._ended[partition] = self._ended[partition], []
-            skipped, self._skipped[partition] = self._skipped[partition], 0
-            unused, self._unused[partition] = self._unused[partition], 0
-            groups, self._groups = (self._groups, Counter[str]()) if partition == "train" else (Counter(), self._groups)
-        part = _tally(step, outcomes, Counter(groups_skipped=skipped, **groups), seconds, unused)
-        before = self._tallies.get(partition)
-        if before is not None and before.step != step:
-            before = None
-        whole = self._tallies[partition] = part if before is None else before + part
-        ended = [row(step, outcome) for outcome in outcomes]
+            results, self._results[partition] = self._results[partition], []
+            counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
+        part = _StepMetrics.of(step, results, counts, seconds)
+        total = self._steps.get(partition)
+        continues = total is not None and total.step == step
+        if total is None or not continues:
+            total = self._steps[partition] = _StepMetrics(step)
+        total.add(part)
+        ended = [row(step, result) for result in results]
         if ended:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, ended, kind=kind, append=before is not None)
-        line: dict[str, Any] = {"step": step, "partition": partition, **whole.counts, **whole.means()}
-        line["seconds"] = {name: round(value, 4) for name, value in whole.seconds.items()}
+            self._run.write_rollouts(step, ended, kind=kind, append=continues)
+        line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
+        line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
         if partition == "val":
-            if why := nothing_judged(ended):
-                raise RolloutsFailedError(why)
-            line[validation_name(self._config.val_temperature)] = accuracy(whole.outcomes)
+            if reason := nothing_judged(ended):
+                raise RolloutsFailedError(reason)
+            line[validation_name(self._config.val_temperature)] = accuracy(total.results)
         self._run.append_rollout_metrics(line)
-        at_work = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
-        waits = round(1 - at_work / max(1e-9, sum(seconds.values())), 4)
-        totals = {f"{name}_total": float(count) for name, count in part.counts.items()}
-        told = {**totals, **part.means(), "gpu_idle_fraction": waits}
-        return {f"rollouts/{name}": value for name, value in told.items()}
+        busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
+        metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
+        metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
+        return {f"rollouts/{name}": value for name, value in metrics.items()}
 
-    def _note(self, done: Future[None]) -> None:
+    def _store_error(self, done: Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None:
             self._error = done.exception()
 
-    async def _group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
-        partition, kept = prompt.partition, list[TrainingRow]()
-        await self._queue.mark(prompt.uid, partition, "running")
-        rewards: list[float] = []
-        async for session, outcome in collector.each(self._jobs(prompt), deadline_s=deadline_s):
-            made = self._rows(prompt, session, outcome)
-            if made:
-                await self._queue.put(made, partition)
-                kept += made
-                rewards.append(outcome.reward or 0.0)
-            unused = outcome.reward is not None and not made
-            with self._lock:  # together: the trainer's thread takes both
-                self._ended[partition].append(outcome)
-                self._unused[partition] += unused
-            if unused:
-                self._why = "the last had a reward, but no call that is trained: see --agent-match, and what was traced"
-            elif outcome.reward is None:
-                self._why = f"the last failed of {outcome.status}: {outcome.message[:300]}"
-        enough = len(rewards) >= (_LEAST if partition == "train" else 1)
-        if not enough:
+    async def _run_group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
+        partition = prompt.partition
+        training = partition == "train"
+        stored, rewards = list[TrainingRow](), list[float]()
+        await self._queue.set_status(prompt.uid, partition, "running")
+        async for session, result in collector.each(self._requests(prompt), deadline_s=deadline_s):
+            if rows := self._training_rows(prompt, session, result):
+                await self._queue.put(rows, partition)
+                stored += rows
+                rewards.append(result.reward or 0.0)
+            unused = result.reward is not None and not rows
             with self._lock:
-                self._skipped[partition] += 1
-            if kept:
-                await self._queue.clear([each.key for each in kept], partition)
-        if partition == "train":
-            self._barren = 0 if enough else self._barren + 1
-            with self._lock:  # equal rewards have an advantage of 0: nothing is learnt from such a group
-                self._groups.update(groups=1, groups_used=int(len(set(rewards)) > 1))
-        await self._queue.mark(prompt.uid, partition, "finished" if enough else "failure")
+                self._results[partition].append(result)
+                self._counts[partition].update({"dropped_unused": 1} if unused else {})
+            if unused:
+                self._last_failure = (
+                    "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
+                )
+            elif result.reward is None:
+                self._last_failure = f"the last failed of {result.status}: {result.message[:300]}"
+        usable = len(rewards) >= (_MIN_REWARDS if training else 1)
+        with self._lock:
+            if training:  # equal rewards have an advantage of 0: such a group has no gradient
+                self._counts[partition].update(groups=1, groups_used=int(len(set(rewards)) > 1))
+            self._counts[partition].update(groups_skipped=int(not usable))
+        if training:
+            self._empty_groups = 0 if usable else self._empty_groups + 1
+        if stored and not usable:
+            await self._queue.clear([each.key for each in stored], partition)
+        await self._queue.set_status(prompt.uid, partition, "finished" if usable else "failure")
 
-    def _jobs(self, prompt: Prompt) -> list[RolloutRequest]:
-        config, train = self._config, prompt.partition == "train"
-        sampling = {
-            "temperature": config.temperature if train else config.val_temperature,
-            "max_tokens": config.max_tokens,
-        }
-        job = RolloutRequest(task=prompt.task, group=prompt.uid, mode="train" if train else "val", sampling=sampling)
-        return [job] * prompt.rollouts
+    def _requests(self, prompt: Prompt) -> list[RolloutRequest]:
+        config, training = self._config, prompt.partition == "train"
+        temperature = config.temperature if training else config.val_temperature
+        request = RolloutRequest(
+            task=prompt.task,
+            group=prompt.uid,
+            mode="train" if training else "val",
+            sampling={"temperature": temperature, "max_tokens": config.max_tokens},
+        )
+        return [request] * prompt.rollouts
 
-    def _rows(self, prompt: Prompt, session: int, outcome: RolloutResult) -> list[TrainingRow]:
-        """The rows of a rollout: none where it has no reward, except for what validation judges as wrong."""
-        config, reward = self._config, outcome.reward
+    def _training_rows(self, prompt: Prompt, session: int, result: RolloutResult) -> list[TrainingRow]:
+        """The rows of a rollout. Without a reward there are none, but validation counts an agent's failure as 0."""
+        config, reward = self._config, result.reward
         validating = prompt.partition == "val"
-        if reward is None and validating and outcome.status in JUDGED_FAILURES:
+        if reward is None and validating and result.status in JUDGED_FAILURES:
             reward = 0.0
         if reward is None:
             return []
-        made = rows(
-            outcome,
+        rows = training_rows(
+            result,
             uid=prompt.uid,
             session=session,
             step=prompt.step,
@@ -185,11 +188,9 @@ class RolloutService:
             discount=config.credit_discount,
             agent_match=None if validating else config.agent_match,
         )
-        if made or not validating:
-            return made
-        return [self._blank(prompt, session, reward)]
+        return [self._padding_row(prompt, session, reward)] if validating and not rows else rows
 
-    def _blank(self, prompt: Prompt, session: int, reward: float) -> TrainingRow:
+    def _padding_row(self, prompt: Prompt, session: int, reward: float) -> TrainingRow:
         return TrainingRow(
             key=f"{prompt.uid}_{session}_0",
             uid=prompt.uid,
@@ -206,55 +207,49 @@ class RolloutService:
         )
 
 
-@dataclass(frozen=True)
-class _Tally:
-    """What became of the rollouts of a step, or of a part of one."""
+@dataclass
+class _StepMetrics:
+    """Metrics of the rollouts of a step, or of a part of them."""
 
     step: int
-    outcomes: list[RolloutResult]
-    """Without their tokens, which are most of them."""
-    counts: Counter[str]
-    """What may be added up over the parts of a step."""
-    seconds: Counter[str]
+    results: list[RolloutResult] = field(default_factory=list)
+    """Without token ids, which take most of the memory."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Metrics that add up over the parts of a step."""
+    seconds: Counter[str] = field(default_factory=Counter)
 
-    def __add__(self, more: _Tally) -> _Tally:
-        # Counter's own sum would leave out what is 0.
-        counts, seconds = Counter(self.counts), Counter(self.seconds)
-        counts.update(more.counts)
-        seconds.update(more.seconds)
-        return _Tally(self.step, self.outcomes + more.outcomes, counts, seconds)
+    @classmethod
+    def of(
+        cls, step: int, results: Sequence[RolloutResult], counts: Counter[str], seconds: Mapping[str, float]
+    ) -> _StepMetrics:
+        """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
+        counts.update(f"dropped_{result.status}" for result in results if result.reward is None)
+        counts.update(
+            ended=len(results),
+            dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
+            retried=sum(result.attempts > 1 for result in results),
+            calls=sum(len(result.calls) for result in results),
+            tokens_sampled=sum(len(call.response_ids) for result in results for call in result.calls),
+        )
+        return cls(step, [_without_tokens(result) for result in results], counts, Counter(seconds))
+
+    def add(self, part: _StepMetrics) -> None:
+        self.results += part.results
+        self.counts.update(part.counts)
+        self.seconds.update(part.seconds)
 
     def means(self) -> dict[str, float]:
-        """What may not be added up; of no rollouts there is nothing."""
-        result: dict[str, float] = {}
-        if took := [outcome.seconds for outcome in self.outcomes]:
-            result |= {"seconds_mean": round(mean(took), 3), "seconds_max": round(max(took), 3)}
-        if scored := [outcome.reward for outcome in self.outcomes if outcome.reward is not None]:
-            result["reward_mean"] = mean(scored)
-        return result
+        """Metrics that do not add up; empty without rollouts."""
+        metrics: dict[str, float] = {}
+        if seconds := [result.seconds for result in self.results]:
+            metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
+        if rewards := [result.reward for result in self.results if result.reward is not None]:
+            metrics["reward_mean"] = mean(rewards)
+        return metrics
 
 
-def _tally(
-    step: int, outcomes: Sequence[RolloutResult], groups: Counter[str], seconds: Mapping[str, float], unused: int
-) -> _Tally:
-    failed = Counter(outcome.status for outcome in outcomes if outcome.reward is None)
-    if unused:
-        failed["unused"] = unused
-    counts = Counter(
-        ended=len(outcomes),
-        dropped=failed.total(),
-        retried=sum(outcome.attempts > 1 for outcome in outcomes),
-        calls=sum(len(outcome.calls) for outcome in outcomes),
-        tokens_sampled=sum(len(call.response_ids) for outcome in outcomes for call in outcome.calls),
-        **{f"dropped_{kind}": number for kind, number in failed.items()},
-        **groups,
-    )
-    return _Tally(step, [_light(outcome) for outcome in outcomes], counts, Counter(seconds))
-
-
-def _light(outcome: RolloutResult) -> RolloutResult:
+def _without_tokens(result: RolloutResult) -> RolloutResult:
     calls = [
-        LLMCall(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence)
-        for call in outcome.calls
+        LLMCall(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence) for call in result.calls
     ]
-    return replace(outcome, calls=calls, untrainable=(), steps=())
+    return replace(result, calls=calls, untrainable=(), steps=())

@@ -1,7 +1,7 @@
-"""verl's own samplers, asked five times a second instead of every other second, with our figures in their metrics.
+"""verl's samplers with a shorter poll interval, and with the rollout service's metrics among theirs.
 
-verl lets a sampler be named (``trainer.v1.sampler.custom_sampler``) and logs what it returns, which is the one way in
-which what was dropped gets into the same tracking as everything else. What is sampled is left to verl.
+verl loads a sampler by name (``trainer.v1.sampler.custom_sampler``) and logs the metrics that it returns, so figures of
+dropped rollouts reach the same tracker as verl's own. verl's choice of samples is unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["AsyncSampler", "SyncSampler"]
 _POLL_S = 0.2
 
 
-class _Told:
-    """What both do around verl's own sampling: tell the manager, and ask it whether waiting is of any use."""
+class _ReportingSampler:
+    """Times each sampling, adds the rollout metrics, and stops the wait when rollouts can no longer succeed."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         manager = RolloutManager.current
-        manager.timer.sampling_begins()
+        manager.timer.start_sampling()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **manager.sampled(partition_id, global_steps)}
 
@@ -31,14 +31,14 @@ class _Told:
         return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
 
-class SyncSampler(_Told, ReplayBuffer):
-    """For ``sync``: whole batches, failed groups replaced."""
+class SyncSampler(_ReportingSampler, ReplayBuffer):
+    """For ``sync``: whole batches; failed groups are replaced."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, poll_interval=_POLL_S, gen_batch_size=1, sync_refill_failed_groups=True)
 
 
-class AsyncSampler(_Told, ReplayBufferAsync):
+class AsyncSampler(_ReportingSampler, ReplayBufferAsync):
     """For ``colocate_async`` and ``separate_async``."""
 
     def __init__(self, **options: Any) -> None:

@@ -1,11 +1,11 @@
-"""Rows into TransferQueue, verl's store of training data.
+"""Writes rows into TransferQueue, verl's store of training data.
 
 verl registers each prompt under its ``uid`` and reads two things: the prompt's status (``finished``: take its rows;
-``failure``: replace it) and the rows under ``{uid}_{session}_{index}``. The calls are TransferQueue's blocking ones,
-in a thread: they run on its own event loop, as the trainer's do.
+``failure``: replace the prompt) and the rows under ``{uid}_{session}_{index}``. TransferQueue's calls block, so they
+run in threads, on TransferQueue's own event loop as the trainer's calls do.
 
-A call costs a millisecond of CPU to mark a prompt and ten to put rows, however few it brings, in the process that also
-serves the agents: what comes while one is under way goes into the next one together.
+A call costs a millisecond of CPU for statuses and ten for rows, however few it writes, in the process that also serves
+the agents. So everything that arrives during one call is written by the next call together.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from groundwire.train.verl.credit_assignment import TrainingRow
 
-__all__ = ["RowQueue", "TransferQueueRows", "WriteCoalescer", "fields", "tag"]
-
+__all__ = ["RowQueue", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
 T = TypeVar("T")
 
 
 class RowQueue(Protocol):
-    """Where rollouts leave their rows. ``partition`` is ``train`` or ``val``."""
+    """Receives the rows of rollouts. ``partition`` is ``train`` or ``val``."""
 
-    async def mark(self, uid: str, partition: str, status: str) -> None:
-        """Say what a prompt's group is: ``running``, ``finished`` or ``failure``."""
+    async def set_status(self, uid: str, partition: str, status: str) -> None:
+        """Set the status of a prompt's group: ``running``, ``finished`` or ``failure``."""
 
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """Store rows of one rollout; they are there when this returns."""
+        """Store the rows of one rollout; returns when they are stored."""
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
-        """Take rows out again."""
+        """Remove rows."""
 
 
-def tag(row: TrainingRow) -> dict[str, Any]:
-    """What verl's sampler reads of a row without reading the row."""
+def row_tag(row: TrainingRow) -> dict[str, Any]:
+    """The tag of a row, from which verl's sampler chooses without reading the row."""
     return {
         "status": "success",
         "prompt_len": len(row.prompt_ids),
@@ -49,10 +48,11 @@ def tag(row: TrainingRow) -> dict[str, Any]:
     }
 
 
-def fields(row: TrainingRow, source: str) -> dict[str, Any]:
-    """A row's tensors, as verl's workers and metrics name them (``verl/trainer/ppo/v1/agent_loop_tq.py``).
+def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
+    """A row's fields under verl's names (``verl/trainer/ppo/v1/agent_loop_tq.py``); ``source`` groups verl's metrics.
 
-    int64 [tokens] each, ``rollout_log_probs`` and ``rm_scores`` float32; the reward stands on the last token.
+    Tensors are int64 [tokens], but ``rollout_log_probs`` and ``rm_scores`` float32 [response tokens]. The reward is at
+    the last token.
     """
     import torch
 
@@ -75,13 +75,13 @@ def fields(row: TrainingRow, source: str) -> dict[str, Any]:
         "session_id": row.session,
         "num_turns": row.turns,
         "data_source": source,
-        # verl takes "acc" for the accuracy, counting what is missing as 0: a failure of the infrastructure is no 0.
+        # verl reads "acc" as accuracy and counts missing rollouts as 0, which infrastructure failures are not.
         "extra_fields": {"reward_extra_info": {name: value for name, value in row.info.items() if name != "acc"}},
     }
 
 
 class WriteCoalescer(Generic[T]):
-    """Hands ``store(items, partition)`` all that came while its last call was under way, in one call."""
+    """Passes all items that arrived during the last call of ``store(items, partition)`` to the next call together."""
 
     def __init__(self, store: Callable[[list[T], str], Awaitable[None]]) -> None:
         self._store = store
@@ -93,7 +93,7 @@ class WriteCoalescer(Generic[T]):
         stored = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(partition, []).append((items, stored))
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), name="together")
+            self._writer = asyncio.create_task(self._write(), name="write-rows")
         await stored
 
     async def _write(self) -> None:
@@ -102,37 +102,29 @@ class WriteCoalescer(Generic[T]):
             try:
                 await self._store([item for items, _ in waiting for item in items], partition)
             except Exception as error:
-                _end(waiting, error)
+                for _, stored in waiting:
+                    if not stored.done():  # its task was not cancelled
+                        stored.set_exception(error)
             else:
-                _end(waiting, None)
-
-
-def _end(waiting: Sequence[tuple[Any, asyncio.Future[None]]], error: Exception | None) -> None:
-    for _, stored in waiting:
-        if stored.done():  # nobody waits any more
-            continue
-        if error is None:
-            stored.set_result(None)
-        else:
-            stored.set_exception(error)
+                for _, stored in waiting:
+                    if not stored.done():
+                        stored.set_result(None)
 
 
 class TransferQueueRows:
-    """The real one; TransferQueue has been initialized in this process. ``source`` is what verl groups metrics by."""
+    """The :class:`RowQueue` of verl. TransferQueue must be initialized in this process."""
 
     def __init__(self, source: str) -> None:
         import transfer_queue
 
         self._queue, self._source = transfer_queue, source
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="transfer-queue")
-        self._rows = WriteCoalescer[TrainingRow](
-            lambda rows, partition: self._call(self._store, rows=rows, partition=partition)
-        )
-        self._marks = WriteCoalescer[tuple[str, str]](self._mark)
+        self._rows = WriteCoalescer[TrainingRow](self._put_rows)
+        self._statuses = WriteCoalescer[tuple[str, str]](self._put_statuses)
 
-    async def mark(self, uid: str, partition: str, status: str) -> None:
+    async def set_status(self, uid: str, partition: str, status: str) -> None:
         """See :class:`RowQueue`."""
-        await self._marks.put([(uid, status)], partition)
+        await self._statuses.put([(uid, status)], partition)
 
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
         """See :class:`RowQueue`."""
@@ -140,21 +132,24 @@ class TransferQueueRows:
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
         """See :class:`RowQueue`."""
-        await self._call(self._queue.kv_clear, keys=list(keys), partition_id=partition)
+        await self._in_thread(lambda: self._queue.kv_clear(keys=list(keys), partition_id=partition))
 
-    async def _mark(self, marks: Sequence[tuple[str, str]], partition: str) -> None:
-        keys, tags = [uid for uid, _ in marks], [{"status": status} for _, status in marks]
-        await self._call(self._queue.kv_batch_put, keys=keys, partition_id=partition, tags=tags)
+    async def _put_statuses(self, statuses: Sequence[tuple[str, str]], partition: str) -> None:
+        keys, tags = [uid for uid, _ in statuses], [{"status": status} for _, status in statuses]
+        await self._in_thread(lambda: self._queue.kv_batch_put(keys=keys, partition_id=partition, tags=tags))
 
-    def _store(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+    async def _put_rows(self, rows: Sequence[TrainingRow], partition: str) -> None:
+        def put() -> None:
+            from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-        self._queue.kv_batch_put(
-            keys=[row.key for row in rows],
-            partition_id=partition,
-            fields=list_of_dict_to_tensordict([fields(row, self._source) for row in rows]),
-            tags=[tag(row) for row in rows],
-        )
+            self._queue.kv_batch_put(
+                keys=[row.key for row in rows],
+                partition_id=partition,
+                fields=list_of_dict_to_tensordict([row_fields(row, self._source) for row in rows]),
+                tags=[row_tag(row) for row in rows],
+            )
 
-    async def _call(self, work: Callable[..., Any], **arguments: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(**arguments))
+        await self._in_thread(put)
+
+    async def _in_thread(self, call: Callable[[], Any]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, call)
