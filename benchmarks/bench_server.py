@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from benchmarks._results import record
-from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import count_parameters, load_policy, new_policy
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Sampling
@@ -68,7 +68,7 @@ def through_transformers(model, batch: list[list[int]]) -> int:
     return len(batch) * (out.shape[1] - PROMPT_TOKENS)
 
 
-def through_engine(engine: Engine, batch: list[list[int]]) -> int:
+def through_engine(engine: LocalEngine, batch: list[list[int]]) -> int:
     """All of the batch at once, from this thread."""
     futures = [engine.submit(prompt, Sampling(max_tokens=REPLY_TOKENS)) for prompt in batch]
     return sum(len(future.result().token_ids) for future in futures)
@@ -132,7 +132,7 @@ def main() -> None:
         torch.set_num_threads(threads)
         row(f"transformers, threads={threads}", lambda batch: through_transformers(model, batch))
     for threads in (1, 2):
-        engine = Engine(model, tokenizer, max_model_len=512, threads=threads)
+        engine = LocalEngine(model, tokenizer, max_model_len=512, threads=threads)
         engine._ends = frozenset()  # every reply has its full length
         row(f"engine, threads={threads}", lambda batch, engine=engine: through_engine(engine, batch))
         row("  beside busy Python", lambda batch, engine=engine: beside_python(lambda: through_engine(engine, batch)))
@@ -143,7 +143,7 @@ def main() -> None:
         record(f"sampling, batch {size}", ours, unit="tokens/s", against="transformers' generate", theirs=theirs)
 
 
-async def http_row(engine: Engine, threads: int, tokenizer) -> None:
+async def http_row(engine: LocalEngine, threads: int, tokenizer) -> None:
     """The same through the server, with client and server on one event loop."""
     server = PolicyServer(engine)
     await server.start()

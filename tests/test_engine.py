@@ -22,7 +22,7 @@ from transformers import (  # noqa: E402  # noqa: E402
 )
 
 from groundwire.train.policy.decoder import sample_tokens  # noqa: E402
-from groundwire.train.policy.engine import Engine  # noqa: E402
+from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.errors import (  # noqa: E402
     ContextLengthError,
     EngineClosedError,
@@ -37,7 +37,7 @@ GREEDY = Sampling(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def engine(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=256)
+    engine = LocalEngine(*tiny_policy, max_model_len=256)
     yield engine
     engine.close()
 
@@ -112,7 +112,7 @@ def test_each_supported_architecture_is_computed_as_transformers_does(tiny_polic
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             parameter.data.normal_(1, 0.2)
-    engine = Engine(model, tiny_policy[1], max_model_len=128)
+    engine = LocalEngine(model, tiny_policy[1], max_model_len=128)
     try:
         for reply in sample(engine, make_prompts(5), GREEDY):
             logits = logits_of(model, reply)
@@ -126,13 +126,13 @@ def test_each_supported_architecture_is_computed_as_transformers_does(tiny_polic
 def test_another_architecture_is_refused_with_the_names_of_the_supported_ones(tiny_policy):
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=10, n_positions=16))
     with pytest.raises(UnsupportedModelError, match=r"GPT2LMHeadModel.*'gpt2'.*llama, qwen2, qwen3"):
-        Engine(model, tiny_policy[1], max_model_len=16)
+        LocalEngine(model, tiny_policy[1], max_model_len=16)
 
 
 def test_sliding_windows_are_refused(tiny_policy):
     model = small(Qwen2ForCausalLM, Qwen2Config, use_sliding_window=True, sliding_window=8, max_window_layers=0)
     with pytest.raises(UnsupportedModelError, match="sliding-window"):
-        Engine(model, tiny_policy[1], max_model_len=16)
+        LocalEngine(model, tiny_policy[1], max_model_len=16)
 
 
 def test_a_greedy_reply_is_the_same_alone_and_in_a_crowd(engine):
@@ -157,11 +157,9 @@ def test_a_seeded_reply_is_the_same_alone_and_in_a_crowd(engine):
 def test_samples_of_a_group_differ_and_their_prompt_is_read_once(engine):
     (prompt,) = make_prompts(1, seed=4, longest=60)
     prompt = prompt * 2
-    before = engine.stats()
     replies = sample(engine, [prompt] * 8, Sampling(max_tokens=12))
-    after = engine.stats()
     assert len({tuple(reply.token_ids) for reply in replies}) > 1
-    read = (after.prompt_tokens - after.cached_prompt_tokens) - (before.prompt_tokens - before.cached_prompt_tokens)
+    read = sum(len(reply.prompt_ids) - reply.cached_tokens for reply in replies)
     # The first may be admitted before the rest arrive; the rest then read one token, whose logits they need.
     assert read <= len(prompt) + 7
 
@@ -179,14 +177,16 @@ def test_the_beginning_of_a_later_turn_is_not_read_again(engine, tiny_policy):
 
 def test_kept_prompts_are_bounded_and_give_the_same_replies(tiny_policy):
     model, _ = tiny_policy
-    engine = Engine(*tiny_policy, max_model_len=256, prefix_cache_tokens=150)
+    engine = LocalEngine(*tiny_policy, max_model_len=256, prefix_cache_tokens=150)
     try:
         prompts = make_prompts(12, seed=6)
         for prompt in prompts * 2:
             (reply,) = sample(engine, [[*prompt, 9]], GREEDY)
             assert reply.token_ids == logits_of(model, reply).argmax(-1).tolist()
-        assert 0 < sum(map(len, engine._prefixes._kept)) <= 150
-        assert {id(owner) for owner in engine._prefixes._begins.values()} <= {id(k) for k in engine._prefixes._kept}
+        assert 0 < sum(map(len, engine._batch.prefixes._kept)) <= 150
+        assert {id(owner) for owner in engine._batch.prefixes._begins.values()} <= {
+            id(k) for k in engine._batch.prefixes._kept
+        }
     finally:
         engine.close()
 
@@ -201,7 +201,7 @@ def test_kept_prompts_are_bounded_and_give_the_same_replies(tiny_policy):
 )
 def test_whatever_the_order_of_arrival_every_reply_is_its_own(tiny_policy, arrivals):
     model, _ = tiny_policy
-    engine = Engine(*tiny_policy, max_model_len=100, max_batch=5, gather_s=0)
+    engine = LocalEngine(*tiny_policy, max_model_len=100, max_batch=5, gather_s=0)
     prompts = make_prompts(10, seed=7)
     try:
         jobs = []
@@ -259,7 +259,7 @@ def test_a_reply_ends_before_its_stop_string_and_keeps_the_sampled_tokens(engine
 
 def test_a_reply_ends_with_the_end_token_or_at_a_limit(tiny_policy):
     model, tokenizer = tiny_policy
-    engine = Engine(model, tokenizer, max_model_len=40)
+    engine = LocalEngine(model, tokenizer, max_model_len=40)
     try:
         replies = sample(engine, [[1, 2, 3]] * 80, Sampling(temperature=3.0, max_tokens=100))
         ends = [reply for reply in replies if reply.finish_reason == "stop"]
@@ -287,7 +287,7 @@ def test_new_weights_change_replies_when_they_are_taken_over_and_not_before():
 
     tokenizer = train_tokenizer(["a b c"] * 30, words=["a"], min_count=2)
     model = new_policy(tokenizer, width=32, layers=1, heads=2, intermediate=32, context=64)
-    engine = Engine(model, tokenizer, max_model_len=64)
+    engine = LocalEngine(model, tokenizer, max_model_len=64)
     try:
         prompt = list(range(40))
         (old,) = sample(engine, [prompt], GREEDY)
@@ -307,10 +307,10 @@ def test_new_weights_change_replies_when_they_are_taken_over_and_not_before():
 
 
 def test_a_reply_in_progress_is_finished_by_the_weights_that_began_it(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=512)
+    engine = LocalEngine(*tiny_policy, max_model_len=512)
     try:
         running = engine.submit([1, 2, 3], Sampling(max_tokens=100, temperature=0))
-        while not engine.stats().generated_tokens:
+        while not engine.generated_tokens:
             time.sleep(0.001)
         engine.update_weights(1)
         assert running.done()
@@ -321,7 +321,7 @@ def test_a_reply_in_progress_is_finished_by_the_weights_that_began_it(tiny_polic
 
 
 def test_closing_fails_what_is_pending_and_refuses_what_comes(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=512, max_batch=2)
+    engine = LocalEngine(*tiny_policy, max_model_len=512, max_batch=2)
     futures = [engine.submit([i], Sampling(max_tokens=500)) for i in range(1, 8)]
     engine.close()
     engine.close()
@@ -335,10 +335,10 @@ def test_closing_fails_what_is_pending_and_refuses_what_comes(tiny_policy):
 
 
 def test_a_prompt_that_cannot_be_read_leaves_running_requests_alone(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=64)
+    engine = LocalEngine(*tiny_policy, max_model_len=64)
     try:
         running = engine.submit([1], Sampling(temperature=0, max_tokens=50))
-        while not engine.stats().generated_tokens:
+        while not engine.generated_tokens:
             time.sleep(0.001)
         with pytest.raises(EngineError, match="sampling failed: index 10000000 is out of bounds"):
             engine.submit([10_000_000], GREEDY).result(60)
@@ -349,16 +349,16 @@ def test_a_prompt_that_cannot_be_read_leaves_running_requests_alone(tiny_policy)
 
 
 async def test_a_cancelled_task_leaves_the_batch(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=512)
+    engine = LocalEngine(*tiny_policy, max_model_len=512)
     try:
         task = asyncio.ensure_future(engine.generate([1, 2, 3], Sampling(max_tokens=500)))
-        await until(lambda: engine.stats().generated_tokens)
+        await until(lambda: engine.generated_tokens)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await engine.generate([4], GREEDY)
-        assert engine.stats().generated_tokens < 450
-        await until(lambda: not engine._rows)
+        assert engine.generated_tokens < 450
+        await until(lambda: not engine._batch.requests)
     finally:
         engine.close()
 
@@ -367,5 +367,5 @@ def test_a_model_with_fewer_positions_is_used_within_them(tiny_policy, capsys):
     own = tiny_policy[0].config.max_position_embeddings
     assert fitting_length(tiny_policy[0], own - 1) == own - 1
     assert capsys.readouterr().err == ""
-    Engine(*tiny_policy, max_model_len=fitting_length(tiny_policy[0], 2 * own)).close()
+    LocalEngine(*tiny_policy, max_model_len=fitting_length(tiny_policy[0], 2 * own)).close()
     assert f"its positions end at {own}, so max_model_len is {own}, not {2 * own}" in capsys.readouterr().err

@@ -150,7 +150,7 @@ async def test_ids_and_logprobs_are_there_for_an_agent_that_asks(agents: list[_A
     [
         (ContextLengthError(500, 400), {}, 400, "the prompt has 500 tokens"),
         (EngineError("out of cards"), {}, 500, "out of cards"),
-        (None, {"temperature": -1}, 400, "0 or more, not -1"),
+        (None, {"temperature": -1}, 400, "greater than or equal to 0, not -1"),
     ],
 )
 async def test_what_is_refused_is_recorded_with_its_reason(

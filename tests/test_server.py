@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
-from groundwire.train.policy.engine import Engine  # noqa: E402
+from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.tool_parsers import parse_tool_calls  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402
@@ -30,7 +30,7 @@ IDS = {"return_token_ids": True}
 
 @pytest.fixture(scope="module")
 def engine(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=400)
+    engine = LocalEngine(*tiny_policy, max_model_len=400)
     yield engine
     engine.close()
 
@@ -317,28 +317,28 @@ async def test_another_model_is_not_found_and_the_served_one_is_named(client):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"messages": None}, "messages must be a list"),
-        ({"messages": []}, "messages must be a list with at least one message"),
+        ({"messages": None}, "messages is required"),
+        ({"messages": []}, "messages must not be empty"),
         ({"messages": ["hello"]}, r"messages\[0\] must be an object"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role is 'robot'; it may be system"),
-        ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a string"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\].role must be 'system', .* not 'robot'"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] must have a content: a string"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "'image_url'; this model reads"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "JSON"),
-        ({"temperature": "hot"}, "temperature must be a number that is 0 or more, not 'hot'"),
+        ({"temperature": "hot"}, "temperature must be a valid number, not 'hot'"),
         ({"temperature": -1}, "temperature must be"),
-        ({"top_p": 0}, "top_p must be a number above 0"),
-        ({"max_tokens": 0}, "max_tokens must be a whole number of 1 or more, not 0"),
+        ({"top_p": 0}, "top_p must be greater than 0, not 0"),
+        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, not 0"),
         ({"max_tokens": 1.5}, "max_tokens must be"),
         ({"max_completion_tokens": True}, "max_completion_tokens must be"),
-        ({"n": 1000}, "n is 1000"),
+        ({"n": 1000}, "n must be less than or equal to 128, not 1000"),
         ({"seed": "x"}, "seed must be"),
-        ({"stop": [1]}, "stop must be a string or a list of strings"),
-        ({"stop": ""}, "none empty"),
-        ({"stream": "yes"}, "stream must be true or false"),
-        ({"tools": {}}, "tools must be a list"),
+        ({"stop": [1]}, r"stop\[0\] must be a valid string, not 1"),
+        ({"stop": ""}, r"stop\[0\] must not be empty"),
+        ({"stream": "yes"}, "stream must be a valid boolean"),
+        ({"tools": {}}, "tools must be a valid list"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\] must be"),
-        ({"tool_choice": "required"}, "tool_choice is 'required'; this server knows 'none' and 'auto'"),
-        ({"model": 3}, "model must be a string"),
+        ({"tool_choice": "required"}, "tool_choice must be 'none' or 'auto', not 'required'"),
+        ({"model": 3}, "model must be a valid string"),
     ],
 )  # fmt: skip
 async def test_a_bad_field_is_named_with_its_value(server, change, says):
@@ -359,16 +359,16 @@ async def test_what_is_not_a_json_object_is_refused(server, body):
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_client_that_goes_away_takes_its_request_along(server, engine, streamed):
-    before = engine.stats().generated_tokens
+    before = engine.generated_tokens
     body = {"messages": HELLO, "max_tokens": 300, "temperature": 0, "n": 4, "stream": streamed}
     async with aiohttp.ClientSession() as session:
         asking = asyncio.ensure_future(session.post(f"{server.url}/v1/chat/completions", json=body))
-        await until(lambda: engine.stats().generated_tokens >= before + 8)
+        await until(lambda: engine.generated_tokens >= before + 8)
         if streamed:
             (await asking).close()
         asking.cancel()
-        await until(lambda: not engine._rows and not engine._waiting)
-    assert engine.stats().generated_tokens < before + 4 * 250
+        await until(lambda: not engine._batch.requests and not engine._waiting)
+    assert engine.generated_tokens < before + 4 * 250
 
 
 async def test_health_and_models(server):
@@ -388,12 +388,12 @@ async def test_a_port_in_use_is_an_error_and_nothing_is_left_running(server, eng
 
 
 async def test_a_closed_engine_is_a_503(tiny_policy):
-    engine = Engine(*tiny_policy, max_model_len=400)
+    engine = LocalEngine(*tiny_policy, max_model_len=400)
     server = PolicyServer(engine)
     await server.start()
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         waiting = asyncio.ensure_future(client.chat.completions.create(model="policy", messages=HELLO, max_tokens=300))
-        await until(lambda: engine.stats().generated_tokens)
+        await until(lambda: engine.generated_tokens)
         engine.close()
         with pytest.raises(openai.InternalServerError, match="closed before the request finished"):
             await waiting

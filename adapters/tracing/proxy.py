@@ -83,12 +83,12 @@ class LocalPolicy(Protocol):
     model_name: str
 
     async def chat(
-        self, request: web.Request, body: dict[str, Any], *, session: str, told: OnSampled
+        self, request: web.Request, body: dict[str, Any], *, session: str, on_sampled: OnSampled
     ) -> web.StreamResponse:
         """Answer ``body`` on ``request``.
 
-        ``told`` is called before the agent can know that the reply is complete. A refusal is a response with its
-        status, and nothing is told.
+        ``on_sampled`` is called before the agent can know that the reply is complete. A refused request is answered
+        with its status, without a call.
         """
         ...
 
@@ -245,12 +245,12 @@ class LLMProxy:
     async def _ask(
         self, policy: LocalPolicy, request: web.Request, exchange: HttpExchange, ticket: PendingSpan
     ) -> web.StreamResponse:
-        def told(sampled: Mapping[str, Any]) -> None:
+        def on_sampled(sampled: Mapping[str, Any]) -> None:
             exchange.sampled = sampled
             self._finish(exchange, ticket)
 
         body = {**exchange.request, "model": policy.model_name}
-        response = await policy.chat(request, body, session=_session(exchange), told=told)
+        response = await policy.chat(request, body, session=_session(exchange), on_sampled=on_sampled)
         if not exchange.ended:  # a refusal
             assert isinstance(response, web.Response)
             exchange.status, exchange.body = response.status, (response.text or "").encode()

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.gpu.agents import messages
 from groundwire import domains
-from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.server import PolicyServer
 
@@ -51,7 +51,7 @@ def main(model: str, out: Path) -> None:
 async def _both(model: str, server: subprocess.Popen[bytes]) -> dict[str, Any]:
     policy, tokenizer = load_policy(model)
     policy.to("cuda")
-    engine = Engine(policy, tokenizer, max_model_len=_LENGTH)
+    engine = LocalEngine(policy, tokenizer, max_model_len=_LENGTH)
     embedded = PolicyServer(engine)
     try:
         await embedded.start()

@@ -147,9 +147,9 @@ def _write_answers(
 
 def _engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
     from groundwire.train.policy.checkpoint import load_initial_state
-    from groundwire.train.policy.engine import Engine
+    from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.model import fitting_length
 
     start = load_initial_state(config, run)
     length = fitting_length(start.model, config.max_model_len)
-    return Engine(start.model, start.tokenizer, max_model_len=length, max_batch=128, timer=timer)
+    return LocalEngine(start.model, start.tokenizer, max_model_len=length, max_batch=128, timer=timer)

@@ -40,7 +40,7 @@ from groundwire.train.evaluation.validation import (
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout
 from groundwire.train.policy.checkpoint import load_initial_state
-from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import fitting_length, save_policy
 from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -113,7 +113,7 @@ class LocalTrainer:
         # A run that is resumed gets its earlier wall time back from its last line.
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         backend = make_backend(config)
-        self.engine = Engine(
+        self.engine = LocalEngine(
             self.model,
             self.tokenizer,
             max_model_len=fitting_length(self.model, config.max_model_len),
@@ -160,16 +160,16 @@ class LocalTrainer:
     def _step(self, step: int) -> None:
         config = self.config
         self.timer.split()
-        before = self.engine.stats()
+        before = self.engine.generated_tokens
         self.watcher.phase(f"step {step}", config.tasks_per_step * config.group_size)
         outcomes = self.stack.run(self._jobs(step), deadline_s=config.step_deadline_s, on_end=self.watcher.tick)
-        after = self.engine.stats()
+        generated = self.engine.generated_tokens - before
         rows = [row(step, o) for o in outcomes]
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
         with self.stopping.whole(f"the update of step {step}"):
             self._step_of_model = None
-            self._line = self._update(step, outcomes, after.generated_tokens - before.generated_tokens)
+            self._line = self._update(step, outcomes, generated)
             self._step_of_model = step
         line = self._line | self._validation(step)
         with self.stopping.whole(f"writing step {step}"):

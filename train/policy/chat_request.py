@@ -1,185 +1,180 @@
-"""What a chat completion may ask for, read by hand so that a refusal names the field and the value.
+"""The chat completion requests that the policy server accepts.
 
-Fields that are not listed here are ignored, as servers do: clients send many, and each release adds some.
+Unknown fields are ignored, and null is the same as a missing field, as on other servers.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import re
+import reprlib
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.types import Sampling
 
 __all__ = ["ChatRequest", "parse_request"]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-MOST_CHOICES = 128
+
+class _JsonObject(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, fields: Any) -> Any:
+        return (
+            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
+        )
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """A request whose every field has been checked. ``messages`` are ready for a chat template."""
+def _joined_text(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"has a part of type {kind!r}; this model reads only text parts")
+    return "".join(part["text"] for part in content)
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    samplings: list[Sampling]
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    return_token_ids: bool
+
+def _parsed_arguments(arguments: Any) -> Any:
+    """Chat templates write the arguments as JSON themselves, so they get the object, as with vLLM."""
+    try:
+        return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except ValueError:
+        raise ValueError(f"must be JSON, not {arguments!r}") from None
+
+
+def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError("must be of type 'function' and have a function with a name")
+    return tool
+
+
+class _Function(_JsonObject):
+    name: str
+    arguments: Annotated[Any, BeforeValidator(_parsed_arguments)] = Field(default_factory=dict)
+
+
+class _ToolCall(_JsonObject):
+    id: str | None = None
+    type: Any = "function"
+    function: _Function
+
+
+class _Message(_JsonObject):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_joined_text)] = ""
+    tool_calls: list[_ToolCall] = []
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _require_content(self) -> _Message:
+        if self.role != "assistant" and "content" not in self.model_fields_set:
+            raise ValueError("must have a content: a string or a list of text parts")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it. They know OpenAI's newer role "developer" as "system"."""
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        if self.tool_calls and self.role == "assistant":
+            message["tool_calls"] = [
+                {
+                    **({} if call.id is None else {"id": call.id}),
+                    "type": "function",
+                    "function": {"name": call.function.name, "arguments": call.function.arguments},
+                }
+                for call in self.tool_calls
+            ]
+        optional = {"name": self.name, "tool_call_id": self.tool_call_id}
+        return message | {key: value for key, value in optional.items() if value is not None}
+
+
+class _StreamOptions(_JsonObject):
+    include_usage: bool = False
+
+
+class ChatRequest(_JsonObject):
+    """A checked request."""
+
+    model: str | None = None
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    tools: list[Annotated[dict[str, Any], AfterValidator(_checked_tool)]] = []
+    tool_choice: Literal["none", "auto"] = "auto"
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
+    ] = []
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0)] = 0
+    return_token_ids: bool = False
+    session: str = ""
+    """The rollout that sends the request; from the request's header or address."""
 
     @property
-    def tool_names(self) -> frozenset[str]:
+    def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that a reply may call."""
-        return frozenset(tool["function"]["name"] for tool in self.tools)
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def samplings(self) -> list[Sampling]:
+        """Sampling parameters of each choice; the choices of a seeded request have different seeds."""
+        return [
+            Sampling(
+                temperature=self.temperature,
+                top_p=self.top_p,
+                max_tokens=self.max_completion_tokens or self.max_tokens,
+                stop=tuple(self.stop),
+                seed=None if self.seed is None else self.seed + choice,
+                session=self.session,
+            )
+            for choice in range(self.n)
+        ]
 
 
 def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
-    """Check ``body``, the decoded JSON of a chat completion request of ``session`` for the model ``served``.
+    """Check ``body``, the decoded JSON of a request of ``session`` for the model ``served``.
 
     Raises:
-        ChatRequestError: naming the field, its value, and what it may be.
+        ChatRequestError: naming the field, its value, and the values that it may have.
     """
     if not isinstance(body, dict):
-        raise ChatRequestError(f"the body must be a JSON object, not {_kind(body)}")
-    model = _read(body, "model", str, "a string", None)
-    if model is not None and model != served:
-        message = f"the model {model!r} does not exist; this server has {served!r}"
+        raise ChatRequestError(f"the body must be a JSON object, not {reprlib.repr(body)}")
+    try:
+        request = ChatRequest.model_validate({**body, "session": session})
+    except ValidationError as error:
+        raise _first_error(error) from error
+    if request.model not in (None, served):
+        message = f"the model {request.model!r} does not exist; this server has {served!r}"
         raise ChatRequestError(message, param="model", status=404, code="model_not_found")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ChatRequestError(
-            f"messages must be a list with at least one message, not {_kind(messages)}", param="messages"
-        )
-    options = _read(body, "stream_options", dict, "an object", {})
-    limit = _integer(body, "max_completion_tokens", None, 1) or _integer(body, "max_tokens", None, 1)
-    sampling = Sampling(
-        temperature=_number(body, "temperature", 1.0, lambda x: x >= 0, "a number that is 0 or more"),
-        top_p=_number(body, "top_p", 1.0, lambda x: 0 < x <= 1, "a number above 0 and up to 1"),
-        max_tokens=limit,
-        stop=_stop(body.get("stop")),
-        session=session,
-    )
-    seed = _integer(body, "seed", None, None)
-    count = _integer(body, "n", 1, 1) or 1
-    if count > MOST_CHOICES:
-        raise ChatRequestError(f"n is {count}; it may be up to {MOST_CHOICES}", param="n")
-    _integer(body, "top_logprobs", None, 0)
-    return ChatRequest(
-        messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
-        tools=_tools(body),
-        samplings=[replace(sampling, seed=None if seed is None else seed + i) for i in range(count)],
-        stream=_read(body, "stream", bool, "true or false", False),
-        include_usage=_read(options, "include_usage", bool, "true or false", False),
-        logprobs=_read(body, "logprobs", bool, "true or false", False),
-        return_token_ids=_read(body, "return_token_ids", bool, "true or false", False),
-    )
+    return request
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise ChatRequestError(f"{where} must be an object with role and content, not {_kind(message)}", param=where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise ChatRequestError(f"{where}.role is {role!r}; it may be {', '.join(ROLES)}", param=f"{where}.role")
-    calls = message.get("tool_calls") or []
-    content = _content(message.get("content"), f"{where}.content", optional=role == "assistant")
-    # What was called "system" is "developer" for OpenAI's newer models; templates know the older name.
-    made = {"role": "system" if role == "developer" else role, "content": content}
-    if calls and role == "assistant":
-        if not isinstance(calls, list):
-            raise ChatRequestError(
-                f"{where}.tool_calls must be a list, not {_kind(calls)}", param=f"{where}.tool_calls"
-            )
-        made["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
-    for key in ("name", "tool_call_id"):
-        if isinstance(message.get(key), str):
-            made[key] = message[key]
-    return made
-
-
-def _content(content: Any, where: str, *, optional: bool) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None and optional:
-        return ""
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                kind = part.get("type") if isinstance(part, dict) else _kind(part)
-                raise ChatRequestError(
-                    f"{where}[{i}] is of type {kind!r}; this model reads only text parts", param=where
-                )
-        return "".join(part["text"] for part in content)
-    raise ChatRequestError(f"{where} must be a string or a list of text parts, not {_kind(content)}", param=where)
-
-
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ChatRequestError(f"{where} must have a function with a name", param=where)
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        # Templates write arguments as JSON themselves, so they get the object, as with vLLM.
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            raise ChatRequestError(f"{where}.function.arguments is not JSON: {arguments!r}", param=where) from None
-    made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {"id": call["id"], **made} if isinstance(call.get("id"), str) else made
-
-
-def _tools(body: dict[str, Any]) -> list[dict[str, Any]]:
-    tools = _read(body, "tools", list, "a list", [])
-    for i, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            where = f"tools[{i}]"
-            raise ChatRequestError(f"{where} must be of type 'function' and have a function with a name", param=where)
-    choice = body.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise ChatRequestError(f"tool_choice is {choice!r}; this server knows 'none' and 'auto'", param="tool_choice")
-    return [] if choice == "none" else tools
-
-
-def _stop(stop: Any) -> tuple[str, ...]:
-    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(s, str) and s for s in stops):
-        raise ChatRequestError(f"stop must be a string or a list of strings, none empty, not {stop!r}", param="stop")
-    return tuple(stops)
-
-
-def _read(body: dict[str, Any], name: str, kind: type, words: str, default: Any) -> Any:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind):
-        raise ChatRequestError(f"{name} must be {words}, not {value!r}", param=name)
-    return value
-
-
-def _number(body: dict[str, Any], name: str, default: float, fits: Callable[[float], bool], words: str) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not fits(value):
-        raise ChatRequestError(f"{name} must be {words}, not {value!r}", param=name)
-    return float(value)
-
-
-def _integer(body: dict[str, Any], name: str, default: int | None, least: int | None) -> int | None:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        limit = "" if least is None else f" of {least} or more"
-        raise ChatRequestError(f"{name} must be a whole number{limit}, not {value!r}", param=name)
-    return value
-
-
-def _kind(value: Any) -> str:
-    return {dict: "an object", list: "a list", str: "a string", type(None): "nothing"}.get(type(value), repr(value))
+def _first_error(error: ValidationError) -> ChatRequestError:
+    """pydantic's first error in the words of OpenAI's: ``messages[0].role must be 'user' or …, not 'robot'``."""
+    first = error.errors()[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "missing":
+        problem = "is required"
+    elif first["type"] in ("too_short", "string_too_short"):
+        problem = "must not be empty"
+    elif first["type"] == "value_error":
+        problem = str(first["ctx"]["error"])
+    elif first["type"] in ("model_type", "dict_type"):
+        problem = f"must be an object, not {reprlib.repr(first['input'])}"
+    else:
+        requirement = re.sub(r"^\w+ should", "must", first["msg"])
+        problem = f"{requirement}, not {reprlib.repr(first['input'])}"
+    return ChatRequestError(f"{field} {problem}", param=field)

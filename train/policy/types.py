@@ -1,15 +1,21 @@
-"""Requests to the sampling engine and its replies."""
+"""The interface between the policy server and the engine that samples for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-__all__ = ["Completion", "EngineStats", "Sampling"]
+__all__ = ["Completion", "Engine", "OnToken", "Sampling"]
+
+OnToken = Callable[[int, float], None]
+"""Called with each sampled token id and its log-probability."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a reply is drawn. ``max_tokens`` None means up to the end of the context, which also caps a larger number."""
+    """Sampling parameters. A reply ends at the end of the context, also with a larger ``max_tokens`` or None."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -17,38 +23,45 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     session: str = ""
-    """Whose request it is. Where there are several servers, a session keeps to one and finds its prompt cached."""
+    """The rollout that sends the request. All requests of a session go to one server, for its prefix cache."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished reply.
-
-    ``token_ids`` are the sampled ones, the end token included where it was sampled. ``logprobs`` has one for each:
-    ``log_softmax(logits / temperature)`` before ``top_p`` (at temperature 0: at temperature 1), natural logarithm.
-    ``text`` has no special tokens and ends before the stop string, if one was met. ``cached_tokens`` of the prompt were
-    not read again.
-    """
+    """A finished reply."""
 
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
+    """The sampled ids, including the end token if it was sampled."""
     logprobs: list[float]
+    """One per sampled id: ``log_softmax(logits / temperature)`` before ``top_p``; at 0, at temperature 1."""
     text: str
+    """Without special tokens, and cut before the stop string if one was sampled."""
     finish_reason: str
+    """``stop`` or ``length``."""
     weights_version: int
     cached_tokens: int
+    """Tokens of the prompt that were taken from the prefix cache."""
     first_weights_version: int | None = None
-    """Where the weights changed under the reply: those of its first token. ``weights_version`` wrote the last."""
+    """If weights may change during a reply: those of its first token; ``weights_version`` is that of its last."""
 
 
-@dataclass
-class EngineStats:
-    """Sums since the start. ``busy_s`` is the time in which the engine had something to do, in seconds."""
+class Engine(Protocol):
+    """Samples replies to token ids: :class:`~groundwire.train.policy.engine.LocalEngine`, or verl's servers."""
 
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    decode_steps: int = 0
-    prefill_s: float = 0.0
-    busy_s: float = 0.0
+    tokenizer: Any
+    max_model_len: int
+    weights_version: int
+
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
+    ) -> Future[Completion]:
+        """Start a request. Cancelling the future cancels the request; ``on_token`` may be called from any thread.
+
+        Raises:
+            ContextLengthError: the context has no room for a reply.
+            EngineClosedError: the engine was closed.
+        """
+
+    def close(self) -> None:
+        """Take no more requests, and end those that have not finished."""

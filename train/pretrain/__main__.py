@@ -29,7 +29,7 @@ from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
 from groundwire.train.local.packing import pack, packed_logits
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.engine import Engine
+from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import count_parameters, new_policy, save_policy
 from groundwire.train.policy.types import Sampling
 from groundwire.train.pretrain.corpus import Dialogues, Stage, dialogues, encode, prompt
@@ -144,7 +144,7 @@ def accuracy(
     """Execution match of the write turn alone, over all ``tasks`` and by ``subject_split`` and ``hardness``."""
     was_training = model.training
     model.eval()
-    engine = Engine(model, tokenizer, max_model_len=1024)
+    engine = LocalEngine(model, tokenizer, max_model_len=1024)
     futures = []
     for number, task in enumerate(tasks):
         system = table_info(task["db_path"], example_values=0, show_keys=False).text

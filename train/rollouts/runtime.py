@@ -21,8 +21,8 @@ from groundwire.domains import Domain
 from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy.engine import Engine
 from groundwire.train.policy.server import PolicyServer
+from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.event_loop import EventLoopThread

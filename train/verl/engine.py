@@ -9,13 +9,13 @@ reports the versions of the weights. vLLM's own HTTP port does none of this, so 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
-from groundwire.train.policy.types import Completion, Sampling
+from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 __all__ = ["TokenClient", "VerlEngine"]
 
@@ -42,7 +42,7 @@ class VerlEngine:
         self._closed = False
 
     def submit(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_token: Callable[[int, float], None] | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
     ) -> Future[Completion]:
         """Send a request; call it on the event loop. ``on_token`` gets all tokens and logprobs at the end."""
         if self._closed:
@@ -55,20 +55,13 @@ class VerlEngine:
         future.add_done_callback(self._running.discard)
         return future
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of sampled tokens without special ones."""
-        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return text
-
     def close(self) -> None:
         """Cancel the running requests and accept no more."""
         self._closed = True
         for future in list(self._running):
             future.cancel()
 
-    async def _generate(
-        self, prompt_ids: tuple[int, ...], sampling: Sampling, on_token: Callable[[int, float], None] | None
-    ) -> Completion:
+    async def _generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, on_token: OnToken | None) -> Completion:
         available = self.max_model_len - len(prompt_ids)
         limit = min(available, sampling.max_tokens or available)
         params = {
@@ -92,7 +85,7 @@ class VerlEngine:
         tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")
-        text, stopped = self.detokenize(tokens), False
+        text, stopped = self.tokenizer.decode(tokens, skip_special_tokens=True), False
         for stop in sampling.stop:
             if stop in text:
                 text, stopped = text[: text.index(stop)], True

@@ -1,0 +1,219 @@
+"""The requests that are decoded together, and their key-value cache.
+
+Cache row ``i`` belongs to request ``i``. Rows stay packed: the last row moves into the place of a finished one, so that
+every step works on one block of memory. Equal prompts are read once and copied, and :class:`PrefixCache` keeps the
+common beginning of a rollout's prompts from one turn to the next.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from groundwire.train.policy.decoder import Decoder, sample_tokens
+from groundwire.train.policy.prefix_cache import PrefixCache
+from groundwire.train.policy.types import Completion, OnToken, Sampling
+
+__all__ = ["Batch", "Request"]
+
+PREFILL_TOKENS = 4096
+"""Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
+
+_Prompt = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Request:
+    """One request and what has been sampled for it."""
+
+    prompt: _Prompt
+    sampling: Sampling
+    max_tokens: int
+    random: random.Random
+    on_token: OnToken | None = None
+    arrived: float = field(default_factory=time.perf_counter)
+    future: Future[Completion] = field(default_factory=Future)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    text: str | None = None
+    """The reply's text before the stop string, if one was sampled."""
+    finish_reason: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+
+class Batch:
+    """Requests with their cache; used by the engine's thread only.
+
+    Args:
+        decoder: the model.
+        tokenizer: its ``decode`` looks for stop strings.
+        end_tokens: the ids that end a reply.
+        max_requests: most rows of the cache.
+        max_length: most tokens of a row.
+        prefix_cache_tokens: most tokens of earlier prompts that are kept.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Any,
+        end_tokens: frozenset[int],
+        *,
+        max_requests: int,
+        max_length: int,
+        prefix_cache_tokens: int,
+    ) -> None:
+        self.requests: list[Request] = []
+        self.prefixes = PrefixCache(prefix_cache_tokens)
+        self._decoder, self._tokenizer, self._end_tokens = decoder, tokenizer, end_tokens
+        self._max_requests, self._max_length = max_requests, max_length
+        self._cache = decoder.cache(0, 0)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def refresh_weights(self) -> None:
+        """Copy the model's present weights. The batch must be empty."""
+        self._decoder.refresh()
+        self.prefixes.clear()
+
+    def add(self, arrived: list[Request]) -> None:
+        """Read the prompts into the cache, each different one once, and sample each request's first token.
+
+        If this fails, none of ``arrived`` is in the batch.
+        """
+        by_prompt: dict[_Prompt, list[Request]] = {}
+        for request in arrived:
+            by_prompt.setdefault(request.prompt, []).append(request)
+        known = {prompt: self.prefixes.longest(prompt) for prompt in by_prompt}
+        # Sorted by the tokens to read: a prefill call pads its prompts to one length.
+        prompts = sorted(by_prompt, key=lambda prompt: len(prompt) - known[prompt][0])
+        first, longest = len(self), max(map(len, prompts))
+        self._reserve(first + len(arrived), longest + len(prompts[-1]))
+
+        parts: list[list[_Prompt]] = [[]]
+        for prompt in prompts:
+            unread = len(prompt) - known[prompt][0]
+            if parts[-1] and unread * (len(parts[-1]) + 1) > PREFILL_TOKENS:
+                parts.append([])
+            parts[-1].append(prompt)
+        outputs, row = [], first
+        for part in parts:
+            outputs.append(self._prefill(part, known, row))
+            row += len(part)
+        logits = torch.cat(outputs)
+
+        requests = [by_prompt[prompt][0] for prompt in prompts]
+        for request in requests:
+            request.cached_tokens = known[request.prompt][0]
+        copies = [(place, request) for place, prompt in enumerate(prompts) for request in by_prompt[prompt][1:]]
+        if copies:
+            source = torch.tensor([place for place, _ in copies], device=logits.device)
+            self._cache[:, :, row : row + len(copies), :, :longest] = self._cache[:, :, first + source, :, :longest]
+            logits = torch.cat([logits, logits[source]])
+            for _, request in copies:
+                request.cached_tokens = len(request.prompt)
+                requests.append(request)
+        self._sample(requests, logits)
+        self.requests += requests
+
+    def decode(self) -> None:
+        """Sample one more token for every request."""
+        requests, device = self.requests, self._decoder.device
+        span = max(map(len, requests))
+        self._reserve(len(requests), span)
+        ids = torch.tensor([[request.tokens[-1]] for request in requests], device=device)
+        positions = torch.tensor([len(request) for request in requests], device=device)[:, None] - 1
+        last = torch.zeros(len(requests), dtype=torch.long, device=device)
+        self._sample(requests, self._decoder.logits(ids, positions, last, self._cache, first_row=0, span=span))
+
+    def remove_finished(self) -> list[Request]:
+        """Take finished and cancelled requests out of the batch; returns the finished ones."""
+        requests = self.requests
+        stay = [i for i, each in enumerate(requests) if each.finish_reason is None and not each.future.cancelled()]
+        if len(stay) == len(requests):
+            return []
+        finished = [each for each in requests if each.finish_reason is not None]
+        count, staying = len(stay), set(stay)
+        gaps = [i for i in range(count) if i not in staying]
+        moved = [i for i in stay if i >= count]
+        if gaps:
+            span = max(len(requests[i]) for i in moved)
+            self._cache[:, :, gaps, :, :span] = self._cache[:, :, moved, :, :span]
+            for gap, i in zip(gaps, moved, strict=True):
+                requests[gap] = requests[i]
+        self.requests = requests[:count]
+        return finished
+
+    def _prefill(
+        self, prompts: list[_Prompt], known: dict[_Prompt, tuple[int, torch.Tensor | None]], first_row: int
+    ) -> torch.Tensor:
+        """Read ``prompts`` into the cache from ``first_row`` on; the logits after each, [prompts, vocabulary]."""
+        starts = [known[prompt][0] for prompt in prompts]
+        for row, prompt in enumerate(prompts, first_row):
+            length, prefix = known[prompt]
+            if prefix is not None:
+                self._cache[:, :, row, :, :length] = prefix[:, :, :, :length]
+        unread = [prompt[start:] for prompt, start in zip(prompts, starts, strict=True)]
+        width, device = max(map(len, unread)), self._decoder.device
+        ids = torch.tensor([[*part, *[0] * (width - len(part))] for part in unread], device=device)
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+        # Padding may exceed the context. No query attends to it, so its position does not matter.
+        positions.clamp_(max=self._max_length - 1)
+        last = torch.tensor([len(part) - 1 for part in unread], device=device)
+        span = min(max(starts) + width, self._max_length)
+        logits = self._decoder.logits(ids, positions, last, self._cache, first_row=first_row, span=span)
+        for row, (prompt, start) in enumerate(zip(prompts, starts, strict=True), first_row):
+            if start * 2 < len(prompt):
+                self.prefixes.keep(prompt, self._cache[:, :, row, :, : len(prompt)])
+        return logits
+
+    def _sample(self, requests: list[Request], logits: torch.Tensor) -> None:
+        """Append a token, sampled from ``logits`` [requests, vocabulary], to each request."""
+        device = logits.device
+        top_p = [request.sampling.top_p for request in requests]
+        tokens, logprobs = sample_tokens(
+            logits,
+            torch.tensor([request.sampling.temperature for request in requests], device=device),
+            torch.tensor(top_p, dtype=torch.float64, device=device),
+            torch.tensor([request.random.random() for request in requests], dtype=torch.float64, device=device),
+            any_top_p=min(top_p) < 1,
+        )
+        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+            request.tokens.append(token)
+            request.logprobs.append(logprob)
+            if token in self._end_tokens or self._reached_stop_string(request):
+                request.finish_reason = "stop"
+            elif len(request.tokens) >= request.max_tokens:
+                request.finish_reason = "length"
+            if request.on_token is not None:
+                request.on_token(token, logprob)
+
+    def _reached_stop_string(self, request: Request) -> bool:
+        if not request.sampling.stop:
+            return False
+        text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
+        found = [at for at in map(text.find, request.sampling.stop) if at >= 0]
+        if found:
+            request.text = text[: min(found)]
+        return bool(found)
+
+    def _reserve(self, rows: int, length: int) -> None:
+        """Grow the cache to at least ``rows`` and ``length``. Each at least doubles, so that growing is rare."""
+        length = min(length, self._max_length)
+        old = self._cache
+        old_rows, old_length = old.shape[2], old.shape[4]
+        if rows <= old_rows and length <= old_length:
+            return
+        new_rows = old_rows if rows <= old_rows else min(self._max_requests, max(rows, 2 * old_rows))
+        new_length = old_length if length <= old_length else min(self._max_length, max(length, 2 * old_length, 64))
+        self._cache = self._decoder.cache(new_rows, new_length)
+        self._cache[:, :, :old_rows, :, :old_length] = old

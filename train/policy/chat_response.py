@@ -1,0 +1,160 @@
+"""Chat completion responses, whole or as the events of a stream."""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from groundwire.adapters.tracing.calls import to_json
+from groundwire.train.policy.chat_request import ChatRequest
+from groundwire.train.policy.tool_parsers import ToolFormat
+from groundwire.train.policy.types import Completion
+
+__all__ = ["ChatResponse", "StreamedChoice", "versions"]
+
+HELD_TOKENS = 4
+"""Tokens that a stream holds back: a later token can change the text of the last few."""
+
+
+class ChatResponse:
+    """The response to one request.
+
+    Args:
+        request: the request.
+        prompt_ids: its messages as token ids.
+        model: the name of the served model.
+        tokenizer: decodes sampled ids.
+        tool_format: how the model writes tool calls.
+    """
+
+    def __init__(
+        self, request: ChatRequest, prompt_ids: tuple[int, ...], *, model: str, tokenizer: Any, tool_format: ToolFormat
+    ) -> None:
+        self.request, self.prompt_ids, self.tool_format = request, prompt_ids, tool_format
+        self.tool_names = frozenset(tool["function"]["name"] for tool in request.offered_tools)
+        self._tokenizer = tokenizer
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+    def text(self, token_ids: list[int]) -> str:
+        """The text of sampled ids, without special tokens."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def message(self, reply: Completion) -> tuple[dict[str, Any], str]:
+        """The assistant's message and its finish reason."""
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        if not self.tool_names:
+            return message, reply.finish_reason
+        message["content"], calls = self.tool_format.parse(reply.text, self.tool_names)
+        return ({**message, "tool_calls": calls}, "tool_calls") if calls else (message, reply.finish_reason)
+
+    def sampled(self, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
+        """The fields of the traced LLM call."""
+        return {
+            "prompt_ids": reply.prompt_ids,
+            "response_ids": reply.token_ids,
+            "logprobs": reply.logprobs,
+            "finish_reason": finish_reason,
+            "reply_json": to_json(message),
+            **versions(reply),
+        }
+
+    def body(self, replies: list[Completion], messages: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
+        """The whole response, one choice for each of ``replies``, with its :meth:`message`."""
+        choices = []
+        for index, (reply, (message, finish_reason)) in enumerate(zip(replies, messages, strict=True)):
+            logprobs = self.logprobs(reply.token_ids, reply.logprobs)
+            choice = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
+            if self.request.return_token_ids:
+                choice["token_ids"] = reply.token_ids
+            choices.append(choice)
+        body = {**self._head, "choices": choices, "usage": self.usage(replies), **versions(replies[0])}
+        if self.request.return_token_ids:
+            body["prompt_token_ids"] = self.prompt_ids
+        return body
+
+    def event(self, *choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        """An event of a stream."""
+        return {**self._head, "choices": choices, **fields}
+
+    def logprobs(self, token_ids: list[int], logprobs: list[float]) -> dict[str, Any] | None:
+        """The sampled tokens with their logprobs, if the request asks for them."""
+        if not self.request.logprobs:
+            return None
+        tokens = (_token_entry(self._tokenizer, token) for token in token_ids)
+        return {"content": [{"logprob": lp, **token} for token, lp in zip(tokens, logprobs, strict=True)]}
+
+    def usage(self, replies: list[Completion]) -> dict[str, Any]:
+        """The numbers of tokens."""
+        prompt_tokens, generated = len(self.prompt_ids), sum(len(reply.token_ids) for reply in replies)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+        }
+
+
+class StreamedChoice:
+    """One choice of a stream: sends text as soon as no later token can change it."""
+
+    def __init__(self, index: int, response: ChatResponse) -> None:
+        self._index, self._response, self._request = index, response, response.request
+        self._tokens: list[int] = []
+        self._sent = ""
+        opening = response.tool_format.opening if response.tool_names else " "
+        self._held_chars = max(map(len, (*self._request.stop, opening))) - 1
+
+    def start(self) -> dict[str, Any]:
+        """The choice of its first event."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def add(self, token: int, logprob: float) -> dict[str, Any]:
+        """The choice after one more token. Text that may become part of a stop string or a tool call is held back."""
+        self._tokens.append(token)
+        final = self._response.text(self._tokens[:-HELD_TOKENS])
+        text = self._response.text(self._tokens)
+        differ = (i for i, (a, b) in enumerate(zip(final, text, strict=False)) if a != b)
+        end = min(next(differ, min(len(final), len(text))), len(text) - self._held_chars)
+        if self._response.tool_names and (at := text.find(self._response.tool_format.opening)) >= 0:
+            end = min(end, at)
+        delta = text[len(self._sent) : max(end, len(self._sent))]
+        self._sent += delta
+        logprobs = self._response.logprobs([token], [logprob])
+        return self._chunk({"content": delta} if delta else {}, token_ids=[token], logprobs=logprobs)
+
+    def end(self, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
+        """The choice of its last event, which completes ``message``."""
+        rest = (message["content"] or "")[len(self._sent) :]
+        delta: dict[str, Any] = {"content": rest} if rest else {}
+        if calls := message.get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        return self._chunk(delta, finish_reason=finish_reason, token_ids=[])
+
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        *,
+        finish_reason: str | None = None,
+        token_ids: list[int] | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        chunk = {"index": self._index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+        if self._request.return_token_ids and token_ids is not None:
+            chunk["token_ids"] = token_ids
+        return chunk
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _token_entry(tokenizer: Any, token: int) -> dict[str, Any]:
+    text = tokenizer.decode([token])
+    return {"token": text, "bytes": list(text.encode()), "top_logprobs": []}
+
+
+def versions(reply: Completion) -> dict[str, int]:
+    """The fields that name the weights of a reply."""
+    first = reply.first_weights_version
+    return {"weights_version": reply.weights_version, **({} if first is None else {"first_weights_version": first})}
