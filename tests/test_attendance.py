@@ -73,8 +73,8 @@ async def test_after_some_ended_a_new_silence_is_told_of_again(caplog: pytest.Lo
 def test_what_a_trainer_waits_for_is_not_silenced() -> None:
     code = """
 import logging
-from groundwire.train.cli.log_setup import quiet
-quiet()
+from groundwire.tools.log_setup import setup_logging
+setup_logging()
 logging.getLogger("groundwire.train.store.client").warning("the store does not answer")
 logging.getLogger("agentlightning").error("noise")
 """

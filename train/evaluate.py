@@ -127,7 +127,7 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 
 def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
     with spinner("starting"), fast_import():
-        from groundwire.train.cli.log_setup import quiet
+        from groundwire.tools.log_setup import setup_logging
         from groundwire.train.cli.progress import Display
         from groundwire.train.evaluation.evaluator import evaluate
         from groundwire.train.evaluation.probe_endpoint import find_upstream
@@ -145,7 +145,7 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
             f"no model in {settings.model}: it has no config.json. Give 'starter', a folder saved by transformers, or "
             "--base-url with the name of a model there"
         )
-    quiet()
+    setup_logging()
     signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     upstream = None
     if base_url is not None:

@@ -22,7 +22,7 @@ from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import check_trackers, parse_track
-from groundwire.train.cli.log_setup import quiet
+from groundwire.tools.log_setup import setup_logging
 from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path, save_step_count
 from groundwire.train.cli.trainer_choice import default_trainer, resolved
 from groundwire.train.config.overrides import by_name, parse_overrides
@@ -211,7 +211,7 @@ def _run(
     if print_config:
         shown.print(resolved(settings, data, str(run.path) if run else "RUN_DIR"), markup=False)
         return
-    quiet(debug)
+    setup_logging(debug)
     signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     if dev:
         _dev(settings, data, domain, shown)

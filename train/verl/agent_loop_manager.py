@@ -9,11 +9,11 @@ unchanged.
 from __future__ import annotations
 
 import json
-import logging
 from collections import Counter
 from typing import Any, ClassVar
 
 from groundwire import domains
+from groundwire.tools.log_setup import silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -26,7 +26,6 @@ from groundwire.train.verl.transfer_queue import TransferQueueRows
 __all__ = ["RolloutManager", "VerlStepTimer", "prompts_from_batch"]
 
 _SPAN_BYTES = 4 << 30  # spans are read when their rollout ends; none may be dropped before that
-_LOGGERS = ("agentlightning", "agentops", "LiteLLM", "httpx", "openai")
 
 
 class RolloutManager:
@@ -85,8 +84,7 @@ class RolloutManager:
         """
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
-        for name in _LOGGERS:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+        silence_libraries()
         if config.algorithm.adv_estimator == "groundwire_discount":
             from verl.trainer.ppo.core_algos import register_adv_est
 
