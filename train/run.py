@@ -18,11 +18,11 @@ from groundwire.rewards.judge.settings import parse_settings
 from groundwire.tools.errors import CommandError
 from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.fast_import import fast_import
+from groundwire.tools.log_setup import setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import check_trackers, parse_track
-from groundwire.tools.log_setup import setup_logging
 from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path, save_step_count
 from groundwire.train.cli.trainer_choice import default_trainer, resolved
 from groundwire.train.config.overrides import by_name, parse_overrides

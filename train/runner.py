@@ -1,14 +1,13 @@
-"""``python -m train.runner``: runs agents for a trainer somewhere else.
+"""``python -m train.runner``: runs agents for the trainers of a Lightning store.
 
-It knows the backend and the store; the store knows the rest. Where the proxy is comes with the resources of each
-rollout, and how its agent is made with its metadata, so a runner serves any run of its backend, before, during and
-after the life of any trainer. Stopped politely it gives its rollouts back; killed, it loses them to another runner.
+A runner knows only its backend, agent and domain, and the store. The proxy's address comes with the resources of each
+rollout, the agent's settings with its metadata, so one runner serves any number of trainers. A runner that is stopped
+by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to another runner.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 import signal
@@ -23,6 +22,7 @@ from groundwire import adapters, domains
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.exit import exit_now, exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.fast_import import fast_import
+from groundwire.tools.log_setup import setup_logging
 from groundwire.tools.terminal import Version
 from groundwire.train.store.health import check_store
 
@@ -33,15 +33,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    external_store_address: Annotated[str, typer.Option(help="Where the store is", metavar="http://HOST:PORT")],
+    external_store_address: Annotated[str, typer.Option(help="The address of the store", metavar="http://HOST:PORT")],
     backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
     agent: Annotated[
         str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
     ] = None,
-    domain: Annotated[str, typer.Option(help="What is asked")] = "spider",
+    domain: Annotated[str, typer.Option(help="The domain")] = "spider",
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", min=1)] = 16,
     until_eof: Annotated[
-        bool, typer.Option("--until-eof", help="Stop when standard input ends, so with whoever started this")
+        bool, typer.Option("--until-eof", help="Stop when standard input ends, as it does when the parent process ends")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
     version: Version = False,
@@ -51,7 +51,7 @@ def main(
         adapters.check(backend)
         domains.get(domain)
         check_store(external_store_address)
-        with suppress(KeyboardInterrupt):  # politely
+        with suppress(KeyboardInterrupt):  # the usual end
             _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
     exit_now(0)
 
@@ -67,14 +67,10 @@ def _run(
         from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
         from groundwire.train.store.client import StoreClient
 
-    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(message)s", force=True)
-    if not debug:
-        logging.getLogger("agentlightning").setLevel(logging.CRITICAL)
-        logging.getLogger("train").setLevel(logging.WARNING)
-    with fast_import():  # the agent's framework
-        told = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
+        setup_logging(debug)
+        rollout_agent = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
     store = StoreClient(address)
-    runners = RunnerPool(store=store, agent=told, n_runners=n_runners, poll_interval=POLL_S)
+    runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_interval=POLL_S)
 
     async def start() -> None:
         await store.start()
@@ -82,10 +78,10 @@ def _run(
 
     async def stop() -> None:
         await runners.stop()
-        await told.stop()
+        await rollout_agent.stop()
         await store.stop()
 
-    # The model is served elsewhere, so an agent that blocks goes on some time; meanwhile others get its rollouts.
+    # No limit: the policy runs in another process, and other runners take over the rollouts of a blocked one.
     loop = EventLoopThread(asyncio.new_event_loop(), patience_s=math.inf)
     loop.start()
     try:
