@@ -368,4 +368,4 @@ def test_a_model_with_fewer_positions_is_used_within_them(tiny_policy, capsys):
     assert fitting_length(tiny_policy[0], own - 1) == own - 1
     assert capsys.readouterr().err == ""
     LocalEngine(*tiny_policy, max_model_len=fitting_length(tiny_policy[0], 2 * own)).close()
-    assert f"its positions end at {own}, so max_model_len is {own}, not {2 * own}" in capsys.readouterr().err
+    assert f"it has {own} positions, so max_model_len is {own}, not {2 * own}" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a run begins with: the model it was given, or its own newest checkpoint."""
+"""The state that a run starts from: its newest checkpoint, or the model of its settings."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.device import check_device
 from groundwire.train.policy.errors import ModelUnreadableError
-from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.model import check_device, load_policy
 
 __all__ = ["InitialState", "load_initial_state"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InitialState:
-    """``state`` is the trainer's, None before the first checkpoint; ``note`` is what a user should be told."""
+    """A model with its tokenizer, and the trainer's state if they come from a checkpoint."""
 
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
     state: dict[str, Any] | None = None
     note: str = ""
+    """For the user: the damaged checkpoints that were renamed."""
 
 
 def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
-    """The model on ``config.device``. A checkpoint that cannot be read is set aside, and the one before is taken.
+    """Load the model to ``config.device``. Damaged checkpoints are renamed, and the newest readable one is taken.
 
-    Raises :class:`groundwire.train.config.errors.ConfigError` for a device or a model that cannot be used, and
-    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` where there are checkpoints and none of them can be
-    read.
+    Raises:
+        ConfigError: the device or the model cannot be used.
+        RunDamagedError: none of the run's checkpoints can be read.
     """
     check_device(config.device)
     unreadable: list[tuple[Path, RunDamagedError]] = []
     for checkpoint in reversed(run.checkpoints.paths()):
         try:
-            model, tokenizer, state = _checkpoint(checkpoint, config.device)
+            model, tokenizer, state = _load_checkpoint(checkpoint, config.device)
         except RunDamagedError as error:
             unreadable.append((checkpoint, error))
             continue
@@ -55,7 +55,7 @@ def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
     return InitialState(model=model.to(config.device), tokenizer=tokenizer)
 
 
-def _checkpoint(folder: Path, device: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
+def _load_checkpoint(folder: Path, device: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
     try:
         model, tokenizer = load_policy(folder)
     except (FileNotFoundError, ModelUnreadableError) as error:
@@ -65,6 +65,6 @@ def _checkpoint(folder: Path, device: str) -> tuple[LlamaForCausalLM, PreTrained
         return model, tokenizer, torch.load(file, map_location=device, weights_only=True)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # torch, zipfile and pickle each have errors of their own for a file that is not whole
-        why = str(error).partition(". ")[0].strip() or type(error).__name__
-        raise RunDamagedError(f"{file} cannot be loaded: {why}") from error
+    except Exception as error:  # torch, zipfile and pickle raise many types for a damaged file
+        reason = str(error).partition(". ")[0].strip() or type(error).__name__
+        raise RunDamagedError(f"{file} cannot be loaded: {reason}") from error

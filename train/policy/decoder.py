@@ -1,11 +1,11 @@
-"""A decoder's forward pass for sampling, as one TorchScript call over a cache that rows share.
+"""A decoder's forward pass for sampling: one TorchScript call over a cache that all rows share.
 
-A decode step of a tiny model is about a hundred small operations, and eager torch takes the interpreter lock back after
-each of them. In a process whose event loop runs agents, each of those can wait for a whole switch interval: 5 ms by
-default, so that a step of 16 ms takes more than a second. A scripted function gives the lock up once, for all of it.
+A decode step of a tiny model is about a hundred small operations, and eager torch acquires the interpreter lock after
+each of them. If an event loop runs agents in the same process, each acquisition can take a switch interval, 5 ms by
+default, and a step of 16 ms takes more than a second. A scripted function releases the lock once, for the whole step.
 
-Prefill and decoding are the same function: what a query may see follows from its position alone, so a row may begin
-anywhere (after a cached prefix, or at its next token), and what padding wrote is overwritten before it can be seen.
+Prefill and decoding are the same function: a query attends to all positions up to its own, so a row may start anywhere
+(after a cached prefix, or at its next token), and keys of padding are overwritten before any query attends to them.
 """
 
 # No ``from __future__ import annotations`` here: TorchScript reads the signatures.
@@ -48,7 +48,7 @@ def _logits(
     width = x.shape[-1]
     c, s = cos[positions].unsqueeze(2), sin[positions].unsqueeze(2)
     rows = torch.arange(first_row, first_row + batch, device=ids.device).unsqueeze(1)
-    # A float mask: the CPU kernel would turn a boolean one into this in every layer.
+    # A float mask: the CPU kernel would convert a boolean one in every layer.
     seen = torch.arange(span, device=ids.device) <= positions.unsqueeze(-1)
     mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, -float("inf")).unsqueeze(1)
     if groups > 1:
@@ -67,7 +67,7 @@ def _logits(
         k_cache, v_cache = keys[i].transpose(1, 2), values[i].transpose(1, 2)
         k_cache.index_put_((rows, positions), qk[:, :, heads:])
         v_cache.index_put_((rows, positions), v)
-        # Query heads that share a key head stand beside each other as more queries: nothing is repeated in memory.
+        # Query heads that share a key head become further queries, so keys and values are not repeated in memory.
         q = qk[:, :, :heads].view(batch, steps, kv_heads, groups, head).permute(0, 2, 3, 1, 4)
         q = q.reshape(batch, kv_heads, groups * steps, head)
         k = keys[i, first_row : first_row + batch, :, :span]
@@ -89,12 +89,12 @@ def _choose(
     logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature).unsqueeze(1), -1)
     weight = logprobs.exp()
     if any_top_p:
-        # The smallest set of the likeliest tokens whose mass reaches top_p; the likeliest always stays.
+        # The smallest set of the likeliest tokens with a mass of at least top_p; the likeliest one always stays.
         ordered, order = weight.sort(-1, descending=True)
         ordered = ordered.masked_fill(ordered.cumsum(-1, dtype=torch.float64) - ordered >= top_p.unsqueeze(1), 0.0)
         weight = torch.zeros_like(weight).scatter_(1, order, ordered)
-    # One uniform number a row, and the inverse of the distribution: a row's draw depends on nothing but itself.
-    # In float64, because over a large vocabulary the sum would swallow the smallest weights.
+    # Inverse transform sampling with one uniform number per row: a row's token does not depend on the other rows.
+    # In float64, because a float32 sum over a large vocabulary would lose the smallest weights.
     mass = weight.cumsum(-1, dtype=torch.float64)
     drawn = torch.searchsorted(mass, (uniform * mass[:, -1]).unsqueeze(1), right=True).squeeze(1)
     token = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[1] - 1))
@@ -102,7 +102,7 @@ def _choose(
 
 
 with warnings.catch_warnings():
-    # TorchScript is frozen, not gone, and nothing else runs a whole step outside the lock without a compiler.
+    # TorchScript is deprecated, but nothing else runs a whole step without the lock and without a C++ compiler.
     warnings.simplefilter("ignore")
     _scripted_logits = torch.jit.script(_logits)
     _scripted_choose = torch.jit.script(_choose)
@@ -111,14 +111,14 @@ with warnings.catch_warnings():
 def sample_tokens(
     logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor, *, any_top_p: bool
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token a row.
+    """Sample one token per row.
 
     Args:
         logits: ``[rows, vocabulary]``.
-        temperature: float32 ``[rows]``; 0 takes the likeliest token.
+        temperature: float32 ``[rows]``; 0 selects the likeliest token.
         top_p: float64 ``[rows]``, above 0 and up to 1.
-        uniform: float64 ``[rows]`` in ``[0, 1)``; a row's draw is a function of its logits and this number.
-        any_top_p: whether any row's ``top_p`` is below 1; sorting the vocabulary is not free.
+        uniform: float64 ``[rows]`` in ``[0, 1)``; a row's token is a function of its logits and this number.
+        any_top_p: whether any row's ``top_p`` is below 1; otherwise the vocabulary is not sorted.
 
     Returns:
         The tokens, int64 ``[rows]``, and their log-probabilities, float32 ``[rows]``:
@@ -130,10 +130,10 @@ def sample_tokens(
 class Decoder:
     """A copy of a Hugging Face decoder's weights, fused for sampling, and its forward pass over a shared cache.
 
-    It is a copy so that an optimizer may change the model while sampling goes on; :meth:`refresh` takes what is new.
+    With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights.
 
     Raises:
-        UnsupportedModelError: the architecture is none of :data:`SUPPORTED`, or uses a part that they leave out.
+        UnsupportedModelError: the architecture is not one of :data:`SUPPORTED`, or has an unsupported option.
     """
 
     def __init__(self, model: Any, *, max_positions: int) -> None:
@@ -186,28 +186,28 @@ class Decoder:
                     *norms,
                 ]
             )
-        # The model's own rotary module, so that every scaling it knows is the one used here.
+        # The model's own rotary module knows the scaling of its positions.
         positions = torch.arange(self.max_positions, device=self.device)[None]
         cos, sin = body.rotary_emb(self.embedding[:1], positions)
         self._cos, self._sin = cos[0].to(self.dtype).contiguous(), sin[0].to(self.dtype).contiguous()
 
     def cache(self, rows: int, length: int) -> Tensor:
-        """Room for ``rows`` sequences: zeros, ``[2 (keys, values), layers, rows, key heads, length, head width]``."""
+        """A cache for ``rows`` sequences: zeros [2 (keys, values), layers, rows, key heads, length, head width]."""
         shape = (2, self.layers, rows, self.kv_heads, length, self.head)
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
 
     def logits(
         self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor, *, first_row: int, span: int
     ) -> Tensor:
-        """Write the tokens into the cache and predict what follows.
+        """Write the tokens' keys and values into the cache, and predict the next token of each row.
 
         Args:
             ids: int64 ``[rows, steps]``, right-padded with any token.
-            positions: int64 ``[rows, steps]``, each below ``span``; the cache holds what stands before them.
-            last: int64 ``[rows]``, which step of each row to predict from.
-            cache: what :meth:`cache` gave; ids' first row is the cache's row ``first_row``.
-            first_row: see ``cache``.
-            span: how many positions of the cache to look at.
+            positions: int64 ``[rows, steps]``, each below ``span``; the cache already holds the earlier ones.
+            last: int64 ``[rows]``, the step of each row to predict from.
+            cache: from :meth:`cache`.
+            first_row: the cache row of the first row of ``ids``.
+            span: the number of positions to attend to, from the first.
 
         Returns:
             ``[rows, vocabulary]``, in the model's dtype.

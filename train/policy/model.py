@@ -1,10 +1,10 @@
-"""The policy: a small Llama-shaped decoder that transformers and vLLM load as it stands.
+"""Makes, loads and saves policies; transformers and vLLM load the same folders.
 
-``model_type`` is ``llama`` on purpose: beside ``qwen2`` or ``qwen3``, ``AutoTokenizer`` builds that family's own
-tokenizer from our vocabulary and silently drops our normalizer and decoder, and every prompt then has other ids.
+The starter's ``model_type`` is ``llama``. With ``qwen2`` or ``qwen3``, ``AutoTokenizer`` would build that family's
+tokenizer from our vocabulary and silently drop our normalizer and decoder, so that every prompt had other ids.
 
-On Linux, freed tensors are kept in the heap (``mallopt``): with matrices this small, page faults on every allocation
-cost more than the arithmetic. Importing this module is enough.
+On Linux, importing this module makes the heap keep freed memory (``mallopt``): with matrices this small, page faults on
+every allocation cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.errors import ModelUnreadableError
 
-__all__ = ["count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
+__all__ = ["check_device", "count_parameters", "fitting_length", "load_policy", "new_policy", "save_policy"]
 
 
 def _keep_freed_memory() -> None:
-    """Never mmap single blocks, never trim, grow the heap by 256 MB at a time (glibc only)."""
+    """Disable mmap and trimming, and grow the heap by 256 MB at a time (glibc only)."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (AttributeError, OSError):
@@ -35,7 +36,7 @@ def _keep_freed_memory() -> None:
 
 
 _keep_freed_memory()
-logging.disable_progress_bar()  # a bar for one shard of four megabytes
+logging.disable_progress_bar()  # it would show one for every load of a file
 
 
 def new_policy(
@@ -49,7 +50,7 @@ def new_policy(
     context: int = 2048,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A decoder with random weights for the ids of ``tokenizer``; the defaults make about 1.1 M parameters, float32.
+    """A float32 decoder with random weights and the vocabulary of ``tokenizer``; by default 1.1 M parameters.
 
     Fewer ``kv_heads`` than ``heads`` share keys and values (grouped-query attention, arXiv 2305.13245).
     """
@@ -71,44 +72,45 @@ def new_policy(
     )
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config)
-    for layer in model.model.layers:  # the residual stream keeps its scale over depth (GPT-2, section 2.3)
+    for layer in model.model.layers:  # keeps the scale of the residual stream over depth (GPT-2, section 2.3)
         for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
             weight.data.mul_(1 / math.sqrt(2 * layers))
     return model.eval()
 
 
 def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """The model (float32, evaluation mode, on the CPU) and the tokenizer of a checkpoint folder.
+    """The model (float32, evaluation mode, on the CPU) and the tokenizer of a folder; nothing is downloaded.
 
-    Raises :class:`FileNotFoundError` where ``path`` is not a checkpoint folder: nothing is ever fetched from a hub; and
-    :class:`ModelUnreadableError` where what is in it cannot be loaded.
+    Raises:
+        FileNotFoundError: the folder has no ``config.json``.
+        ModelUnreadableError: the model or the tokenizer cannot be loaded.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"no checkpoint in {folder}: config.json is missing; give a folder saved by transformers"
         )
-    what = "model"
+    part = "model"
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-        what = "tokenizer"
+        part = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (MemoryError, ImportError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # each library below has errors of its own for a file that is missing or damaged
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if what == "tokenizer" and not (folder / "tokenizer.json").is_file():
-            why = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
-        raise ModelUnreadableError(f"the {what} in {folder} cannot be loaded: {why}") from error
+    except Exception as error:  # the libraries raise many types for missing and damaged files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if part == "tokenizer" and not (folder / "tokenizer.json").is_file():
+            reason = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
+        raise ModelUnreadableError(f"the {part} in {folder} cannot be loaded: {reason}") from error
     return model.eval(), tokenizer
 
 
 def save_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, path: str | Path) -> None:
-    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, made if it is not there."""
+    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, which is created if needed."""
     model.save_pretrained(path)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(path)
-    # The class that transformers 4 and 5 both know; 5 would write one that 4 cannot load.
+    # transformers 5 would write a class that transformers 4 cannot load; both know this one.
     config = Path(path) / "tokenizer_config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -116,13 +118,26 @@ def save_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pat
 
 
 def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
-    """``max_model_len``, or the model's own positions where those are fewer, which is said on stderr."""
-    own = getattr(model.config, "max_position_embeddings", None) or max_model_len
-    if own < max_model_len:
-        print(f"model: its positions end at {own}, so max_model_len is {own}, not {max_model_len}", file=sys.stderr)
-    return int(min(own, max_model_len))
+    """The smaller of ``max_model_len`` and the model's number of positions; a smaller one is reported on stderr."""
+    positions = getattr(model.config, "max_position_embeddings", None) or max_model_len
+    if positions < max_model_len:
+        message = f"model: it has {positions} positions, so max_model_len is {positions}, not {max_model_len}"
+        print(message, file=sys.stderr)
+    return int(min(positions, max_model_len))
+
+
+def check_device(device: str) -> None:
+    """Raise :class:`ConfigError` if torch cannot use ``device`` on this machine."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device}, but torch {torch.__version__} sees no GPU; use cpu")
+    try:
+        torch.zeros(1, device=device).item()  # the usable names depend on torch's build
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device is {device!r}, which torch {torch.__version__} cannot use here; use cpu or cuda"
+        ) from error
 
 
 def count_parameters(model: torch.nn.Module) -> int:
-    """Trainable numbers in ``model``; tied weights count once."""
+    """The number of parameters; tied weights count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,8 +1,7 @@
-"""Prompts that begin alike are read once.
+"""Keys and values of recent prompts, for prompts that begin in the same way.
 
-The system message and the schema stand before every turn of a rollout, in every rollout of a group. A prompt is kept
-only where less than half of it was known already: the turns of a rollout then share one copy, instead of filling the
-cache with beginnings that are all the same.
+The system message and the schema begin the prompt of every turn and of every rollout of a group. The batch keeps a
+prompt only if less than half of it was cached already, so that the turns of a rollout share one copy.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import torch
 __all__ = ["PrefixCache"]
 
 BLOCK = 16
-"""Tokens between two places at which a kept prompt can be resumed."""
+"""A prompt can be reused up to each multiple of so many tokens."""
 
 
 class PrefixCache:
-    """Keys and values of recent prompts, found again by how a later prompt begins; the least recently used go first."""
+    """An LRU cache of prompts that is searched by the longest common prefix."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self._tokens = max_tokens, 0
         self._kept: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
-        self._begins: dict[int, tuple[int, ...]] = {}
+        self._begins: dict[int, tuple[int, ...]] = {}  # by the hash of a beginning
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Remove everything, because the weights have changed."""
         self._kept.clear()
         self._begins.clear()
         self._tokens = 0
@@ -35,7 +34,7 @@ class PrefixCache:
     def _marks(prompt: tuple[int, ...]) -> list[tuple[int, int]]:
         """(length, hash of so many tokens) at each block's end and before the last token, the longest first.
 
-        The last token is always read again, because its logits are what is asked for.
+        The last token is always read again, because its logits are needed.
         """
         marks, value = [], 0
         end = len(prompt) - 1
@@ -46,7 +45,7 @@ class PrefixCache:
         return marks[::-1]
 
     def longest(self, prompt: tuple[int, ...]) -> tuple[int, torch.Tensor | None]:
-        """How many tokens of ``prompt`` are known, and ``[2, layers, key heads, at least so many, head width]``."""
+        """The number of cached tokens of ``prompt``, and ``[2, layers, key heads, at least so many, head width]``."""
         for length, value in self._marks(prompt):
             owner = self._begins.get(value)
             if owner is not None and owner[:length] == prompt[:length]:
@@ -55,7 +54,7 @@ class PrefixCache:
         return 0, None
 
     def keep(self, prompt: tuple[int, ...], cache: torch.Tensor) -> None:
-        """Remember ``prompt`` with its ``[2, layers, key heads, len(prompt), head width]`` of the cache, as a copy."""
+        """Copy the keys and values of ``prompt``, ``[2, layers, key heads, len(prompt), head width]``."""
         if len(prompt) > self._max_tokens or prompt in self._kept:
             return
         while self._tokens + len(prompt) > self._max_tokens:

@@ -1,10 +1,10 @@
-"""How models write tool calls, and how the calls come out of a reply's text.
+"""Tool calls in a reply's text, in the formats of several model families.
 
 ``hermes``: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Qwen, and the starter). ``llama3_json``: the
-reply is ``{"name": ..., "parameters": {...}}``, or several of them with semicolons between (Llama 3.1 and 3.2).
+reply is ``{"name": ..., "parameters": {...}}``, or several of them separated by semicolons (Llama 3.1 and 3.2).
 
-A policy that is learning writes broken calls. One that does not parse stays in the content, where the agent and the
-trainer can see it; it is never an error of the server.
+A policy in training writes malformed calls. They stay in the content, where the agent and the trainer can see them, and
+are never an error of the server.
 """
 
 from __future__ import annotations
@@ -26,36 +26,39 @@ Parsed = tuple[str | None, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """``opening`` is what a call begins with; ``parse(text, names)`` takes the calls of the tools ``names`` out."""
+    """``opening`` begins a call; ``parse(text, names)`` splits a text into its content and its calls of ``names``."""
 
     opening: str
     parse: Callable[[str, Collection[str]], Parsed]
 
 
 def parse_tool_calls(text: str, names: Collection[str]) -> Parsed:
-    """Take the Hermes calls of the tools ``names`` out of ``text``.
+    """Split ``text`` into its content and its Hermes calls of the tools ``names``.
 
-    Returns the remaining content (None where only calls were written) and the calls as the OpenAI API has them.
-    A call without its closing tag counts if its JSON is whole. One with broken JSON, an unknown name, or arguments that
-    are not an object stays in the content.
+    Returns the content, None if ``text`` has only calls, and the calls in the OpenAI API's form. A call with complete
+    JSON needs no closing tag. A call with malformed JSON, an unknown name, or arguments that are not an object stays in
+    the content.
     """
     calls: list[dict[str, Any]] = []
-    kept: list[str] = []
-    at = 0
+    content: list[str] = []
+    end = 0
     for match in _CALL.finditer(text):
-        call = _read(match.group(1), names)
+        try:
+            call = _openai_call(json.loads(match.group(1)), names)
+        except (ValueError, RecursionError):
+            continue
         if call is not None:
             calls.append(call)
-            kept.append(text[at : match.start()])
-            at = match.end()
+            content.append(text[end : match.start()])
+            end = match.end()
     if not calls:
         return text, []
-    kept.append(text[at:])
-    return "".join(kept).rstrip() or None, calls
+    content.append(text[end:])
+    return "".join(content).rstrip() or None, calls
 
 
 def _parse_llama(text: str, names: Collection[str]) -> Parsed:
-    """A reply is calls and nothing else, or it is content."""
+    """The whole reply is calls, or it is content."""
     decoder, calls = json.JSONDecoder(), []
     rest = text.strip().removeprefix(_LLAMA_TAG).lstrip()
     while rest:
@@ -63,7 +66,7 @@ def _parse_llama(text: str, names: Collection[str]) -> Parsed:
             value, end = decoder.raw_decode(rest)
         except (ValueError, RecursionError):
             return text, []
-        call = _call(value, names)
+        call = _openai_call(value, names)
         if call is None:
             return text, []
         calls.append(call)
@@ -71,14 +74,7 @@ def _parse_llama(text: str, names: Collection[str]) -> Parsed:
     return (None, calls) if calls else (text, [])
 
 
-def _read(body: str, names: Collection[str]) -> dict[str, Any] | None:
-    try:
-        return _call(json.loads(body), names)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
+def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or value["name"] not in names:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
@@ -89,4 +85,4 @@ def _call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
 
 
 FORMATS = {"hermes": ToolFormat("<tool_call>", parse_tool_calls), "llama3_json": ToolFormat("{", _parse_llama)}
-"""By the names that vLLM and verl know them by."""
+"""By the names that vLLM and verl use."""
