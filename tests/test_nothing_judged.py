@@ -21,7 +21,7 @@ from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build
-from groundwire.train.report.curve import draw_curve
+from groundwire.train.report.plots import draw_curve
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 

@@ -23,9 +23,9 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import Chart, Series, charts
+from groundwire.train.report.plots import svg
 from groundwire.train.report.rollout_browser import Limits, choose
-from groundwire.train.report.svg import draw, ticks
-from groundwire.train.report.token_text import vocabulary_of
+from groundwire.train.report.token_text import token_decoder
 from groundwire.train.report.watch import make_server
 from groundwire.train.why import app as why_app
 
@@ -209,7 +209,7 @@ def test_a_tokenizer_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> No
     run = new_run(tmp_path)
     with run.checkpoints.write(1) as folder:
         (folder / "tokenizer.json").write_text('{"version": ')
-    assert vocabulary_of(run)  # the starter's
+    assert token_decoder(run)  # the starter's
 
 
 def test_a_run_whose_tokenizer_is_gone_shows_ids(tmp_path: Path) -> None:
@@ -279,21 +279,33 @@ def test_long_texts_and_prompts_are_cut_in_the_middle_and_it_is_said(tmp_path: P
 # -- charts
 
 
-def test_ticks_are_round_and_cover_the_range() -> None:
-    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert ticks(0, 28, 6) == [0, 5, 10, 15, 20, 25]
-    assert ticks(3, 3) == [3]
-
-
 @pytest.mark.parametrize("points", [[(0, 0.0)], [(5, 1e9), (6, -1.0)], [(n, n % 3) for n in range(500)]])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_chart_stays_within_its_frame(points: list[tuple[float, float]], stacked: bool) -> None:
-    svg = draw(Chart(key="k", title="t", unit="u", stacked=stacked, series=[Series(name="s", points=points)]))
-    for x in re.findall(r'(?:cx|x1|x2)="([-\d.]+)"', svg):
-        assert 0 <= float(x) <= 480
-    for y in re.findall(r'(?:cy|y1|y2)="([-\d.]+)"', svg):
-        assert 0 <= float(y) <= 260
-    assert "nan" not in svg
+    drawing = svg(Chart(key="k", title="t", unit="u", stacked=stacked, series=[Series(name="s", points=points)]))
+    [width, height] = re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawing)[0]
+    for x, y in re.findall(r'(?:use|text)[^>]* x="([-\d.]+)" y="([-\d.]+)"', drawing):
+        assert 0 <= float(x) <= float(width)
+        assert 0 <= float(y) <= float(height)
+    assert "nan" not in drawing
+
+
+def test_each_point_has_a_tooltip_whose_text_is_escaped() -> None:
+    series = [Series(name=EVIL, points=[(1, 0.5), (2, 0.75)])]
+    for stacked in (False, True):
+        drawing = svg(Chart(key="k", title=EVIL, unit="u", stacked=stacked, series=series))
+        assert "<img" not in drawing
+        assert [text[:13] for text in re.findall(r"<title>(.*?)</title>", drawing)] == [
+            "step 1: 0.5, ",
+            "step 2: 0.75,",
+        ]
+
+
+def test_a_drawing_takes_its_colours_from_the_page_and_embeds_no_font() -> None:
+    drawing = svg(Chart(key="k", title="t", unit="u", series=[Series(name="s", points=[(1, 0.5), (2, 1.0)])]))
+    assert "var(--c0)" in drawing
+    assert "font" not in drawing
+    assert not re.search("#(?!m[0-9a-f]{10})", drawing)
 
 
 def test_a_line_without_validation_or_failures_draws_no_empty_chart() -> None:

@@ -304,7 +304,7 @@ def _train_verl(
 
 def _conclude(settings: RunConfig, data: domains.TaskData, run: RunDir) -> dict[str, Any]:
     """Whatever ended the run, what it has so far is put into the files that people read; its summary."""
-    from groundwire.train.report.curve import draw_curve
+    from groundwire.train.report.plots import draw_curve
 
     if settings.trainer == "verl":
         from groundwire.train.verl import launch

@@ -1,7 +1,6 @@
 """``python -m train.why``: why a rollout, or a whole run of them, taught the policy nothing.
 
-The rules are in :mod:`groundwire.train.evaluation.diagnosis` and :mod:`groundwire.train.report.prefix_drift`; here they
-are put to a run's files, and told.
+The rules are in :mod:`groundwire.train.evaluation.diagnosis` and :mod:`groundwire.train.report.prefix_mismatch`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import typer
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
-from groundwire.train.report.prefix_drift import CAUSES, drifts
-from groundwire.train.report.token_text import TokenDecoder, vocabulary_of
+from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
+from groundwire.train.report.token_text import TokenDecoder, token_decoder
 
 __all__ = ["app", "explain", "overview"]
 
@@ -48,7 +47,7 @@ def main(
         run = RunDir.open(run_dir)
         damaged: list[str] = []
         batches = run.rollout_batches(_COLUMNS, damaged)
-        config, words = run.config(), vocabulary_of(run)
+        config, words = run.config(), token_decoder(run)
         with spinner("reading the run"):
             found = (
                 overview(batches, config, words) if rollout_id is None else explain(batches, rollout_id, config, words)
@@ -64,7 +63,7 @@ def main(
 
 
 def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words: TokenDecoder) -> Iterator[str]:
-    """How many rollouts of each kind, each with an example; then the drifts.
+    """How many rollouts of each kind, each with an example; then the prefix mismatches.
 
     ``batches`` are whole steps and validations, and only one of them is held at a time.
     """
@@ -77,26 +76,26 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], words:
             counted[reason.kind] += 1
             examples.setdefault(reason.kind, f"{row['rollout_id']}: {reason.text}")
             later += max(0, len(row["calls"] or ()) - 1)
-            for drift in drifts(row["calls"] or (), words):
-                causes[drift.cause] += 1
-                examples.setdefault(drift.cause, f"{row['rollout_id']}: {drift.difference(words)}")
-    total, drifted = counted.total(), causes.total()
+            for mismatch in find_mismatches(row["calls"] or (), words):
+                causes[mismatch.cause] += 1
+                examples.setdefault(mismatch.cause, f"{row['rollout_id']}: {mismatch.difference(words)}")
+    total, mismatched = counted.total(), causes.total()
     if not total:
         yield "no rollout has been written yet"
         return
     yield f"{total} rollouts, {training} of them for training"
     yield from _counted(counted, total, KINDS, examples)
-    if not drifted:
+    if not mismatched:
         yield f"each of the {later} later prompts begins with what was sampled before" if later else "no later prompts"
         return
-    yield f"{drifted} of {later} later prompts do not begin with what was sampled ({config.get('backend')}):"
+    yield f"{mismatched} of {later} later prompts do not begin with what was sampled ({config.get('backend')}):"
     yield from _counted(causes, later, CAUSES, examples)
 
 
 def explain(
     batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], words: TokenDecoder
 ) -> Iterator[str]:
-    """One rollout: its reason, then its drifts. Raises :class:`UnknownRolloutError`."""
+    """One rollout: its reason, then its prefix mismatches. Raises :class:`UnknownRolloutError`."""
     found: list[tuple[Row, str]] = []
     for rows in batches:
         fitting = [place for place, row in enumerate(rows) if row["rollout_id"].startswith(rollout_id)]
@@ -108,8 +107,8 @@ def explain(
         raise UnknownRolloutError(f"{what} {rollout_id!r}; report.html and rollouts.parquet have the ids")
     [(row, text)] = exact or found
     yield f"{row['rollout_id']} (step {row['step']}, task {row['task_id']}): {text}"
-    for drift in drifts(row["calls"] or (), words):
-        yield drift.sentence(str(config.get("backend")), words)
+    for mismatch in find_mismatches(row["calls"] or (), words):
+        yield mismatch.explanation(str(config.get("backend")), words)
 
 
 def _reasons(rows: Sequence[Row], config: Mapping[str, Any]) -> list[Reason]:

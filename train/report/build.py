@@ -1,49 +1,101 @@
-"""From a run's folder to its report."""
+"""Builds a run's report: one HTML page that loads nothing, which a content security policy enforces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.evaluation.validation import shown
 from groundwire.train.report.charts import Chart, charts
-from groundwire.train.report.page import page
+from groundwire.train.report.plots import css_class, svg
 from groundwire.train.report.rollout_browser import Limits, choose, counted_reasons, read, rollout_data
-from groundwire.train.report.token_text import vocabulary_of
+from groundwire.train.report.token_text import token_decoder
 
 __all__ = ["Report", "build"]
+
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A page, and the charts that are on it."""
+    """The page and its charts."""
 
     html: str
     charts: Sequence[Chart]
 
 
 def build(run: RunDir, *, limits: Limits | None = None, live: str = "") -> Report:
-    """The report of a run as it is now: going on, stopped, killed or finished.
+    """The report of an active, stopped, killed or finished run.
 
-    ``live`` is a script that loads the page again. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` for a
-    damaged ``config.json``.
+    ``live`` is a script that reloads the page. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` for a
+    damaged ``config.json`` or ``metrics.jsonl``.
     """
     limits = limits or Limits()
     config, metrics = run.config(), run.metrics()
     agent_match = config.get("agent_match")
     notes = read(run, agent_match=agent_match, trainer=str(config.get("trainer", "local")))
-    chosen = choose(notes.rollouts, limits)
-    data = rollout_data(run, chosen, vocabulary_of(run), agent_match=agent_match, limits=limits)
+    data = rollout_data(run, choose(notes.rollouts, limits), token_decoder(run), agent_match=agent_match, limits=limits)
     drawn = charts(metrics, notes.lengths, notes.reward_components)
-    html = page(
-        name=run.path.name,
-        config=config,
-        metrics=metrics,
-        charts=drawn,
-        reasons=counted_reasons(notes),
-        data=data,
-        total=len(notes.rollouts),
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined
+    )
+    html = environment.get_template("page.html").render(
+        title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
+        state=_state(config, metrics),
         warnings=notes.damaged,
+        tiles=list(_tiles(metrics, len(notes.rollouts))),
+        charts=[(chart, svg(chart)) for chart in drawn],
+        css_class=css_class,
+        reasons=counted_reasons(notes),
+        total=len(notes.rollouts),
+        shown=len(data["rollouts"]),
+        settings=json.dumps(config, indent=1, ensure_ascii=False, default=str),
+        data=_pack(data),
+        style=(_FOLDER / "page.css").read_text(),
+        script=(_FOLDER / "page.js").read_text(),
         live=live,
     )
     return Report(html=html, charts=drawn)
+
+
+def _pack(data: Mapping[str, Any]) -> str:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
+
+
+def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> str:
+    step, steps = metrics[-1]["step"] if metrics else 0, config.get("steps")
+    if steps and step < steps:
+        progress = f"step {step} of {steps}: active or stopped"
+    else:
+        progress = f"{step} steps, all of them" if steps else f"step {step}"
+    return f"model {config.get('model', '?')} · seed {config.get('seed', 0)} · {progress}"
+
+
+def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[str, str]]:
+    """The page's headline figures: value and label."""
+    for key, way in (("validation", "greedy"), ("validation_sampled", "sampled")):
+        if results := [line[key] for line in metrics if key in line]:
+            first, last = results[0], results[-1]
+            low, high = last["ci95"]
+            values = [shown(result["accuracy"]) for result in ([first, last] if len(results) > 1 else [last])]
+            name = last.get("metric_name", "accuracy")
+            yield " → ".join(values), f"{way} {name}, of {last['n']} [{low:.2f}, {high:.2f}]"
+    yield f"{total:,}", "rollouts"
+    yield f"{sum(sum(line.get('failures', {}).values()) for line in metrics):,}", "failed in training"
+    if metrics and "wall_time_s" in metrics[-1]:
+        yield _format_duration(metrics[-1]["wall_time_s"]), "wall time"
+
+
+def _format_duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""Which figures a run's report draws, as data: the page's SVG and the PNG files are drawn from the same."""
+"""The charts of a run as data; :mod:`groundwire.train.report.plots` draws them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.tools.step_timer import PHASES
-from groundwire.train.evaluation.metrics import level_order
 
-__all__ = ["Chart", "Series", "charts"]
+__all__ = ["Chart", "Series", "accuracy_chart", "charts"]
+
+Metrics = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points (step, value), and for lines the interval [low, high] of each where there is one."""
+    """Points (step, value); ``bands`` has the interval [low, high] of each, or is empty."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -24,7 +25,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Several series over the steps: as lines, or ``stacked`` as bars. ``top`` is the axis's end, where it is fixed."""
+    """Several series over the steps: lines, or ``stacked`` bars. ``top`` is a fixed upper end of the value axis."""
 
     key: str
     title: str
@@ -34,97 +35,91 @@ class Chart:
     top: float | None = None
 
 
-def charts(
-    metrics: Sequence[Mapping[str, Any]], lengths: Mapping[int, Any], components: Mapping[int, Any]
-) -> list[Chart]:
-    """The charts that have something to show.
+def charts(metrics: Metrics, lengths: Mapping[int, Any], components: Mapping[int, Any]) -> list[Chart]:
+    """The charts that have data.
 
     ``metrics`` are the lines of ``metrics.jsonl``. ``lengths`` has for each training step the mean tokens of a reply
     and of a prompt (``{"reply": …, "prompt": …}``), ``components`` the mean of each component of the reward.
     """
     steps = [line for line in metrics if line.get("step", 0) > 0]
-    reward = [(line["step"], line["reward"]) for line in steps if line.get("reward") is not None]
-    drawn = [
+    made = [
+        accuracy_chart(metrics),
+        *_breakdown_charts(metrics),
+        Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
         Chart(
-            key="accuracy",
-            title="Reward and accuracy",
-            unit="share of questions",
-            top=1.0 if all(0 <= value <= 1 for _, value in reward) else None,
-            series=[
-                Series(name="training reward (sampled)", points=reward, faint=True),
-                _validation(metrics, "validation", "validation, greedy"),
-                _validation(metrics, "validation_sampled", "validation, sampled"),
-            ],
+            key="length", title="Length of replies and prompts", unit="tokens a call, training", series=_lines(lengths)
         ),
-        Chart(
-            key="hardness",
-            title="Accuracy by hardness",
-            unit="share of questions (greedy)",
-            top=1.0,
-            series=_by_hardness(metrics),
-        ),
-        Chart(key="reward_components", title="Reward components", unit="mean", series=_named(components)),
-        Chart(
-            key="length", title="Length of replies and prompts", unit="tokens a call, training", series=_named(lengths)
-        ),
-        Chart(
-            key="failures",
-            title="Failures by type",
-            unit="rollouts",
-            stacked=True,
-            series=_stack(steps, "failures", ()),
-        ),
-        Chart(
-            key="time", title="Time of a step", unit="seconds", stacked=True, series=_stack(steps, "seconds", PHASES)
-        ),
+        Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
+        Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
     ]
-    kept = []
-    for chart in drawn:
-        series = [each for each in chart.series if each.points]
-        if series:
-            kept.append(
-                Chart(
-                    key=chart.key,
-                    title=chart.title,
-                    unit=chart.unit,
-                    series=series,
-                    stacked=chart.stacked,
-                    top=chart.top,
-                )
-            )
-    return kept
+    return [chart for chart in made if chart.series]
 
 
-def _validation(metrics: Sequence[Mapping[str, Any]], key: str, name: str) -> Series:
-    found = [(line["step"], line[key]) for line in metrics if line.get(key, {}).get("accuracy") is not None]
-    return Series(
-        name=name,
-        points=[(step, result["accuracy"]) for step, result in found],
-        bands=[(result["ci95"][0], result["ci95"][1]) for _, result in found],
+def accuracy_chart(metrics: Metrics) -> Chart:
+    """Training reward, and validation accuracy with its confidence interval; without series if there is no data."""
+    rewards = [(line["step"], line["reward"]) for line in metrics if line.get("reward") is not None]
+    series = [
+        Series(name="training reward (sampled)", points=rewards, faint=True),
+        _validation(metrics, "validation", "validation, greedy"),
+        _validation(metrics, "validation_sampled", "validation, sampled"),
+    ]
+    values = [value for each in series for _, value in each.points]
+    graded = any(
+        line.get(key, {}).get("metric_name") == "mean reward"
+        for line in metrics
+        for key in ("validation", "validation_sampled")
+    )
+    return Chart(
+        key="accuracy",
+        title="Reward and accuracy",
+        unit="mean reward" if graded else "share of questions",
+        top=None if graded or any(not 0 <= value <= 1 for value in values) else 1.0,
+        series=[each for each in series if each.points],
     )
 
 
-def _by_hardness(metrics: Sequence[Mapping[str, Any]]) -> list[Series]:
-    found: dict[str, list[tuple[float, float]]] = {}
+def _validation(metrics: Metrics, key: str, name: str) -> Series:
+    measured = [(line["step"], line[key]) for line in metrics if line.get(key, {}).get("accuracy") is not None]
+    return Series(
+        name=name,
+        points=[(step, result["accuracy"]) for step, result in measured],
+        bands=[(result["ci95"][0], result["ci95"][1]) for _, result in measured],
+    )
+
+
+def _breakdown_charts(metrics: Metrics) -> list[Chart]:
+    """A chart for each ``by_<column>`` of the greedy validation."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for line in metrics:
-        for level, value in line.get("validation", {}).get("by_hardness", {}).items():
-            found.setdefault(level, []).append((line["step"], value))
-    return [Series(name=level, points=found[level]) for level in sorted(found, key=level_order)]
+        for key, parts in line.get("validation", {}).items():
+            if key.startswith("by_"):
+                for name, value in parts.items():
+                    found.setdefault(key, {}).setdefault(name, []).append((line["step"], value))
+    return [
+        Chart(
+            key=key.removeprefix("by_"),
+            title=f"Accuracy {key.replace('_', ' ')}",
+            unit="share of questions (greedy)",
+            top=1.0,
+            series=[Series(name=name, points=points) for name, points in parts.items()],
+        )
+        for key, parts in found.items()
+    ]
 
 
-def _named(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
-    """One line for each name among the steps' values."""
-    names = list(dict.fromkeys(name for each in values.values() for name in each))
+def _lines(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
+    names = dict.fromkeys(name for each in values.values() for name in each)
     return [
         Series(name=name, points=[(step, each[name]) for step, each in sorted(values.items()) if name in each])
         for name in names
     ]
 
 
-def _stack(steps: Sequence[Mapping[str, Any]], key: str, order: Sequence[str]) -> list[Series]:
-    """One bar part for each name; every step has all of them, so that they stand on each other."""
-    names = list(dict.fromkeys([*order, *(name for line in steps for name in line.get(key, {}))]))
-    names = [name for name in names if any(line.get(key, {}).get(name) for line in steps)]
+def _bars(steps: Metrics, key: str, order: Sequence[str] = ()) -> list[Series]:
+    """A series for each name that is not always 0, with a value for each step."""
+    names = dict.fromkeys([*order, *(name for line in steps for name in line.get(key, {}))])
     return [
-        Series(name=name, points=[(line["step"], line.get(key, {}).get(name, 0)) for line in steps]) for name in names
+        Series(name=name, points=[(line["step"], line.get(key, {}).get(name, 0)) for line in steps])
+        for name in names
+        if any(line.get(key, {}).get(name) for line in steps)
     ]

@@ -214,7 +214,7 @@ def _tokens(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> 
 def _in_table(runs: list[list[Any]], words: TokenDecoder, table: dict[tuple[int, str], int]) -> list[list[Any]]:
     """``runs`` with each token as its place in ``table``, which grows."""
     ids = [token for sampled, part in runs if sampled >= 0 for token in part]
-    places = iter([table.setdefault(pair, len(table)) for pair in zip(ids, words.words(ids), strict=True)])
+    places = iter([table.setdefault(pair, len(table)) for pair in zip(ids, words.pieces(ids), strict=True)])
     return [[sampled, part if sampled < 0 else [next(places) for _ in part]] for sampled, part in runs]
 
 

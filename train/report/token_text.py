@@ -1,8 +1,7 @@
-"""The words behind a run's token ids, wherever the run keeps its tokenizer.
+"""Decodes a run's token ids with the run's own tokenizer.
 
-Reading a run must not depend on the model hub, on a GPU or on seconds of imports: the one file ``tokenizer.json`` is
-read, of the newest checkpoint (with verl the run's ``model``), else of the model that the run started from. A run whose
-tokenizer is nowhere on this machine is still read, in ids.
+Only ``tokenizer.json`` is read: no model hub, GPU or slow import is needed. It comes from the newest checkpoint (with
+verl from the run's ``model``), else from the model that the run started from. Without one, ids are shown.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Any
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.policy import STARTER
 
-__all__ = ["TokenDecoder", "vocabulary_of"]
+__all__ = ["TokenDecoder", "token_decoder"]
 
 
 class TokenDecoder:
-    """Ids to text. ``file`` is a ``tokenizer.json``; None stands for a tokenizer that is not here."""
+    """Token ids to text. ``file`` is a ``tokenizer.json``; without one the decoder is false, and shows ids."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -33,51 +32,51 @@ class TokenDecoder:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids of tokens that no text is made of: a role's marker, the end of a turn."""
+        """Ids of special tokens, such as the start and end of a turn."""
         if self._file is None:
             return frozenset()
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token, what in added.items() if what.special)
+        return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``, markers included; empty where the tokenizer is not here."""
+        """The text of ``ids`` with special tokens; empty without a tokenizer."""
         if self._file is None or not ids:
             return ""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def token(self, token_id: int) -> str:
-        """One token as a reader wants to see it: its text, or its id where there is none."""
+        """The text of one token, or ``#id`` if it has none."""
         return self.text([token_id]) or f"#{token_id}"
 
-    def words(self, ids: Sequence[int]) -> list[str]:
-        """Each token's part of the text: what it adds to the token before it, which may change how it is written."""
-        return [self._after(before, token) for before, token in zip([None, *ids], ids, strict=False)]
-
-    def _word(self, before: int | None, token: int) -> str:
-        alone = self.token(token)
-        if before is None:
-            return alone
-        first, both = self.text([before]), self.text([before, token])
-        return both[len(first) :] if both.startswith(first) and self else alone
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each token adds to the token before it, which can change its spelling."""
+        return [self._piece(before, token_id) for before, token_id in zip([None, *ids], ids, strict=False)]
 
     @cached_property
-    def _after(self) -> Callable[[int | None, int], str]:
-        return lru_cache(maxsize=1 << 17)(self._word)
+    def _piece(self) -> Callable[[int | None, int], str]:
+        return lru_cache(maxsize=1 << 17)(self._decode_piece)
+
+    def _decode_piece(self, before: int | None, token_id: int) -> str:
+        if before is None:
+            return self.token(token_id)
+        first, both = self.text([before]), self.text([before, token_id])
+        return both[len(first) :] if both.startswith(first) and self else self.token(token_id)
 
     def __bool__(self) -> bool:
         return self._file is not None
 
 
-def vocabulary_of(run: RunDir) -> TokenDecoder:
-    """The vocabulary of ``run``."""
+def token_decoder(run: RunDir) -> TokenDecoder:
+    """The decoder for the token ids of ``run``."""
     model = str(run.config().get("model", ""))
     folders = [*reversed(run.checkpoints.paths()), run.path / "model", STARTER if model == "starter" else Path(model)]
-    return TokenDecoder(next((folder / "tokenizer.json" for folder in folders if _has(folder)), None))
+    files = (folder / "tokenizer.json" for folder in folders)
+    return TokenDecoder(next((file for file in files if _is_json(file)), None))
 
 
-def _has(folder: Path) -> bool:
+def _is_json(file: Path) -> bool:
     try:
-        json.loads((folder / "tokenizer.json").read_bytes())
-    except (OSError, ValueError):  # none, or one that a crash cut short
+        json.loads(file.read_bytes())
+    except (OSError, ValueError):  # missing, or incomplete after a crash
         return False
     return True

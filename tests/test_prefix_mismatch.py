@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from groundwire.train.policy import STARTER
-from groundwire.train.report.prefix_drift import CAUSES, Drift, drifts
+from groundwire.train.report.prefix_mismatch import CAUSES, PrefixMismatch, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder
 
 FILE = STARTER / "tokenizer.json"
@@ -32,34 +32,34 @@ def call(prompt: str, reply: str = "<|im_end|>") -> dict[str, Any]:
     return {"agent": "sql_agent", "prompt_ids": ids(prompt), "response_ids": ids(reply)}
 
 
-def after(said: str, kept: str, *, words: TokenDecoder = WORDS) -> list[Drift]:
-    """The drifts of two calls: ``said`` was sampled, and ``kept`` stands in the next prompt."""
+def after(said: str, kept: str, *, words: TokenDecoder = WORDS) -> list[PrefixMismatch]:
+    """The mismatches of two calls: ``said`` was sampled, and ``kept`` stands in the next prompt."""
     first = call(SYSTEM + ASKED + HEADER, said + "<|im_end|>")
-    return drifts([first, call(SYSTEM + ASKED + HEADER + kept + "<|im_end|>\n" + NEXT + HEADER)], words)
+    return find_mismatches([first, call(SYSTEM + ASKED + HEADER + kept + "<|im_end|>\n" + NEXT + HEADER)], words)
 
 
 def cause(said: str, kept: str) -> str:
-    [drift] = after(said, kept)
-    assert drift.sampled
-    return drift.cause
+    [mismatch] = after(said, kept)
+    assert mismatch.sampled
+    return mismatch.cause
 
 
-def test_a_conversation_that_goes_on_has_no_drift() -> None:
+def test_a_conversation_that_goes_on_has_no_mismatch() -> None:
     assert after("SELECT 1", "SELECT 1") == []
 
 
 def test_real_rollouts_of_an_agent_that_goes_on_have_none_and_one_tokenized_again_has_one() -> None:
-    assert drifts(REAL["openai-agents"]["calls"], WORDS) == []
-    drift, *_ = found = drifts(REAL["openai-agents, tokenized again"]["calls"], WORDS)
-    assert {each.cause for each in found} == {"tokens"}
-    assert "tokenized again" in drift.sentence("openai-agents", WORDS)
-    assert "openai-agents" in drift.sentence("openai-agents", WORDS)
+    assert find_mismatches(REAL["openai-agents"]["calls"], WORDS) == []
+    mismatch, *_ = found = find_mismatches(REAL["openai-agents, tokenized again"]["calls"], WORDS)
+    assert {each.cause for each in found} == {"retokenized"}
+    assert "tokenized again" in mismatch.explanation("openai-agents", WORDS)
+    assert "openai-agents" in mismatch.explanation("openai-agents", WORDS)
 
 
 def test_a_graph_whose_nodes_ask_anew_begins_conversations_of_its_own() -> None:
-    found = drifts(REAL["langgraph"]["calls"], WORDS)
-    assert [drift.cause for drift in found] == ["new", "new"]
-    assert not any(drift.sampled for drift in found)
+    found = find_mismatches(REAL["langgraph"]["calls"], WORDS)
+    assert [mismatch.cause for mismatch in found] == ["new_conversation", "new_conversation"]
+    assert not any(mismatch.sampled for mismatch in found)
 
 
 def test_thinking_that_the_template_strips_is_named() -> None:
@@ -69,8 +69,8 @@ def test_thinking_that_the_template_strips_is_named() -> None:
 def test_thinking_that_the_template_opens_is_named() -> None:
     first = call(SYSTEM + ASKED + HEADER + "<think>\n", "Two tables.\n</think>\nSELECT 1<|im_end|>")
     then = call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)
-    [drift] = drifts([first, then], WORDS)
-    assert drift.cause == "thinking"
+    [mismatch] = find_mismatches([first, then], WORDS)
+    assert mismatch.cause == "thinking"
 
 
 def test_a_tool_call_that_was_written_again_is_named() -> None:
@@ -78,13 +78,13 @@ def test_a_tool_call_that_was_written_again_is_named() -> None:
 
 
 def test_blanks_that_were_stripped_are_named() -> None:
-    assert cause("SELECT 1\n\n", "SELECT 1") == "blanks"
+    assert cause("SELECT 1\n\n", "SELECT 1") == "whitespace"
 
 
 def test_another_end_token_is_named() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_start|>")
-    [drift] = drifts([first, call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
-    assert drift.cause == "end"
+    [mismatch] = find_mismatches([first, call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
+    assert mismatch.cause == "end_token"
 
 
 def test_a_reply_that_was_cut_is_truncated_and_one_that_was_changed_is_edited() -> None:
@@ -94,43 +94,45 @@ def test_a_reply_that_was_cut_is_truncated_and_one_that_was_changed_is_edited() 
 
 def test_messages_that_were_left_out_are_truncated() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
-    [drift] = drifts([first, call(ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
-    assert drift.cause == "truncated"
-    assert not drift.sampled
+    [mismatch] = find_mismatches([first, call(ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
+    assert mismatch.cause == "truncated"
+    assert not mismatch.sampled
 
 
 def test_a_system_message_that_changes_is_an_edited_history() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
     changed = SYSTEM.replace("singers and", "musicians,") + ASKED.replace("many singers", "many of those")
-    [drift] = drifts([first, call(changed + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
-    assert drift.cause == "edited"
+    [mismatch] = find_mismatches([first, call(changed + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
+    assert mismatch.cause == "edited"
 
 
 def test_the_first_token_that_differs_is_named_with_its_place() -> None:
-    [drift] = after("SELECT name FROM singer", "SELECT age FROM singer")
+    [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer")
     start = len(ids(SYSTEM + ASKED + HEADER))
-    assert drift.position == start + 1
-    assert "'age'" in drift.difference(WORDS).replace(" age", "age")
-    assert "was sampled" in drift.difference(WORDS)
-    assert f"token {drift.position}" in drift.difference(WORDS)
+    assert mismatch.position == start + 1
+    assert "'age'" in mismatch.difference(WORDS).replace(" age", "age")
+    assert "was sampled" in mismatch.difference(WORDS)
+    assert f"token {mismatch.position}" in mismatch.difference(WORDS)
 
 
 def test_a_call_is_compared_with_the_earlier_call_that_it_agrees_with_longest() -> None:
     other = call("<|im_start|>system\nYou check queries.<|im_end|>\n" + HEADER, "fine<|im_end|>")
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
-    [new, drift] = drifts([first, other, call(SYSTEM + ASKED + HEADER + "SELECT 2<|im_end|>\n" + NEXT + HEADER)], WORDS)
-    assert (new.cause, new.call) == ("new", 1)
-    assert (drift.call, drift.earlier) == (2, 0)
+    [new, mismatch] = find_mismatches(
+        [first, other, call(SYSTEM + ASKED + HEADER + "SELECT 2<|im_end|>\n" + NEXT + HEADER)], WORDS
+    )
+    assert (new.cause, new.call) == ("new_conversation", 1)
+    assert (mismatch.call, mismatch.earlier) == (2, 0)
 
 
 def test_without_a_tokenizer_ids_are_told() -> None:
-    [drift] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
-    assert f"'#{drift.expected}' was sampled" in drift.difference(NOWHERE)
-    assert drift.cause in CAUSES
+    [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
+    assert f"'#{mismatch.expected}' was sampled" in mismatch.difference(NOWHERE)
+    assert mismatch.cause in CAUSES
 
 
 @pytest.mark.parametrize("name", list(REAL))
 def test_tokens_in_their_places_are_the_text(name: str) -> None:
     for each in REAL[name]["calls"]:
         tokens = each["prompt_ids"] + each["response_ids"]
-        assert "".join(WORDS.words(tokens)) == WORDS.text(tokens)
+        assert "".join(WORDS.pieces(tokens)) == WORDS.text(tokens)
