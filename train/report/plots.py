@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from groundwire.train.report.charts import Chart, accuracy_chart
@@ -84,7 +84,7 @@ def _save_png(chart: Chart, path: Path) -> None:
         figure.savefig(path, dpi=130)
 
 
-def _draw(chart: Chart, *, size: tuple[float, float], layout: str | None = None) -> Any:
+def _draw(chart: Chart, *, size: tuple[float, float], layout: Literal["constrained"] | None = None) -> Any:
     from matplotlib.figure import Figure  # not pyplot, whose state the threads of a server would share
     from matplotlib.ticker import MaxNLocator
 
