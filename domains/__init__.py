@@ -1,4 +1,4 @@
-"""Domains: what is asked, over which database, and how an answer is judged."""
+"""Domains: questions, their databases, and the reward that judges the answers."""
 
 from __future__ import annotations
 

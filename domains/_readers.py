@@ -1,4 +1,4 @@
-"""Finding and reading a domain's files, with one sentence for whatever is wrong with them."""
+"""Find and read a domain's files. Every error is a :class:`DataError` that names the file and the remedy."""
 
 from __future__ import annotations
 
@@ -6,38 +6,34 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from groundwire.domains._types import DataError
 
-__all__ = ["choose_folder", "is_sqlite", "read_json", "read_rows", "some"]
-
-_SQLITE_MAGIC = b"SQLite format 3\0"
+__all__ = ["check_unique_ids", "choose_folder", "first_names", "read_json", "read_tasks"]
 
 
 def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: str = "") -> tuple[Path, str]:
-    """The folder to read, absolute, and how it was chosen: ``data_dir``, else the variable ``env``, else ``bundled``.
-
-    Raises :class:`DataError` where it is no folder.
-    """
+    """The folder with the data, absolute, and its origin: ``data_dir``, else the variable ``env``, else ``bundled``."""
     if data_dir:
-        folder, chosen = Path(data_dir), f"--data-dir {data_dir}"
+        folder, origin = Path(data_dir), f"--data-dir {data_dir}"
     elif env and (from_env := os.environ.get(env)):
-        folder, chosen = Path(from_env), f"{env} {from_env}"
+        folder, origin = Path(from_env), f"{env} {from_env}"
     else:
-        folder, chosen = bundled, f"bundled data ({bundled_is})"
+        folder, origin = bundled, f"bundled data ({bundled_is})"
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
+        problem = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(
-            f"{chosen}: {folder.resolve()} {what}; name a folder with data, or leave it out for the bundled data."
+            f"{origin}: {folder.resolve()} {problem}; name a folder with data, or leave it out for the bundled data."
         )
-    return folder.resolve(), chosen
+    return folder.resolve(), origin
 
 
 def read_json(file: Path) -> Any:
-    """What a JSON file holds. Raises :class:`DataError`."""
+    """The content of a JSON file."""
     try:
         return json.loads(file.read_bytes())
     except json.JSONDecodeError as error:
@@ -46,24 +42,50 @@ def read_json(file: Path) -> Any:
         raise DataError(f"{file} cannot be read ({error}); download it again.") from error
 
 
-def read_rows(file: Path) -> list[Any]:
-    """The rows of a parquet, CSV (with a header), JSON-lines or JSON file. Raises :class:`DataError`."""
+def read_tasks(file: Path, *, text_columns: Iterable[str]) -> list[dict[str, Any]]:
+    """The rows of a parquet, CSV (with a header), JSON-lines or JSON file, by its suffix.
+
+    Each has text in every one of ``text_columns`` and an ``id``, which is made of the file's name if it is missing.
+    """
+    tasks = []
+    for number, row in enumerate(_read_rows(file)):
+        if not isinstance(row, dict):
+            raise DataError(f"{file}, row {number}: a {type(row).__name__}, not a task; remove or repair it.")
+        for key in text_columns:
+            if not isinstance(row.get(key), str) or not row[key].strip():
+                raise DataError(f"{file}, row {number}: {key} is {row.get(key)!r}, not text; remove or repair the row.")
+        name = str(row["id"]) if row.get("id") not in (None, "") else f"{file.stem}-{number}"
+        tasks.append({**row, "id": name})
+    return tasks
+
+
+def _read_rows(file: Path) -> list[Any]:
     if file.suffix == ".parquet":
-        return _parquet(file)
+        return _read_parquet(file)
     if file.suffix == ".json":
         rows = read_json(file)
         if not isinstance(rows, list):
             raise DataError(f"{file} holds a {type(rows).__name__}, not a list of tasks; is it the right file?")
         return rows
     try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets begin a file with the mark
+        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}); save it as UTF-8 text.") from error
-    if file.suffix == ".csv":
-        try:
-            return list(csv.DictReader(io.StringIO(text, newline="")))
-        except csv.Error as error:
-            raise DataError(f"{file} is not valid CSV ({error}); repair it.") from error
+    return _parse_csv(file, text) if file.suffix == ".csv" else _parse_json_lines(file, text)
+
+
+def _parse_csv(file: Path, text: str) -> list[Any]:
+    try:
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise DataError(f"{file} is not valid CSV ({error}); repair it.") from error
+    for number, row in enumerate(rows):
+        if None in row:  # the key of surplus values
+            raise DataError(f"{file}, row {number}: it does not fit the columns; remove or repair it.")
+    return rows
+
+
+def _parse_json_lines(file: Path, text: str) -> list[Any]:
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
@@ -74,28 +96,28 @@ def read_rows(file: Path) -> list[Any]:
     return rows
 
 
-def _parquet(file: Path) -> list[Any]:
+def _read_parquet(file: Path) -> list[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file) as open_file:  # read_table() imports pandas, a quarter of a second
+        with pq.ParquetFile(file) as open_file:  # read_table() imports pandas, which takes a quarter of a second
             return list(open_file.read(use_threads=False).to_pylist())
     except (pa.ArrowException, OSError) as error:
         cause = str(error).splitlines()[0]
         raise DataError(f"{file} is not a readable parquet file ({cause}); prepare or download it again.") from error
 
 
-def is_sqlite(path: str | Path) -> bool:
-    """Whether a file begins as SQLite files do. Raises :class:`DataError` where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); make it readable.") from error
+def check_unique_ids(tasks: Iterable[Mapping[str, Any]], source: Path) -> None:
+    """Raise :class:`DataError` if two tasks of ``source`` have the same id."""
+    repeated = [name for name, count in Counter(task["id"] for task in tasks).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"{source}: {len(repeated)} ids stand for more than one task, {repeated[0]!r} among them; make them unique."
+        )
 
 
-def some(names: Iterable[str]) -> str:
-    """The first three of ``names``."""
+def first_names(names: Iterable[str]) -> str:
+    """The first three of ``names``, for an error message."""
     names = sorted(names)
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

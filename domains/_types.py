@@ -1,4 +1,4 @@
-"""What a domain is: its tasks, the database of each, and the reward they are judged by."""
+"""The contract of a domain: tasks, the database of each, and the reward that judges them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,34 @@ from groundwire.tools.types import AnswerForm
 __all__ = ["DataError", "Domain", "Task", "TaskData", "answer_form"]
 
 Task = Mapping[str, Any]
-"""A row of the domain's data, gold included: at least ``id`` and ``question``.
+"""A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
 
-Only the trainer and the reward see it whole. What a backend is given is built from ``id``, ``question`` and
-:meth:`Domain.database`, never from the row.
+Only the trainer and the reward see the whole row. A backend gets ``id``, ``question`` and :meth:`Domain.database`.
 """
 
 
 class DataError(UserError):
-    """The domain's data is missing or broken; the message names the path, what was wrong and what to do."""
+    """The domain's data is missing or broken; the message names the path, the problem and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """The tasks of a domain, and one line that says where they came from."""
+    """The tasks of a domain. ``source`` is one line about their origin."""
 
     train: list[Task]
     validation: list[Task]
     source: str
     left_out: dict[str, int] = field(default_factory=dict)
-    """Reason to number of tasks left out, e.g. ``{"gold returns no rows": 254}``."""
+    """Number of training tasks left out, by reason, e.g. ``{"gold returns no rows": 254}``."""
     folder: str | None = None
-    """The ``data_dir`` that a later process needs to read the same; None where that is the one which was given."""
+    """The ``data_dir`` with which another process reads the same data; None if it is the given one."""
 
 
 class Domain(Protocol):
-    """A set of tasks with one way to judge them."""
+    """A set of tasks with one reward. The optional attribute ``form`` is the form of answers: :func:`answer_form`."""
 
     name: str
     default_reward: str
-    # And ``form: AnswerForm = "prose"`` where answers are sentences: see answer_form.
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the tasks of ``data_dir``, or of the domain's own default. Raises :class:`DataError`."""
@@ -53,6 +51,6 @@ class Domain(Protocol):
 
 
 def answer_form(domain: Domain) -> AnswerForm:
-    """What answers the domain's questions: its attribute ``form``, ``sql`` where it has none."""
+    """The domain's attribute ``form``; ``sql`` if it has none."""
     form: AnswerForm = getattr(domain, "form", "sql")
     return form

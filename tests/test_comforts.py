@@ -60,6 +60,7 @@ def test_a_shell_completes_commands_and_their_options() -> None:
     assert _complete("groundwire evaluate --comp") == ["--compare"]
     assert "--judge-model" in _complete("groundwire run --ju")
     assert "--host" in _complete("groundwire store --")
+    assert "--max-rows" in _complete("groundwire mcp-sql --ma")
 
 
 def test_completion_can_be_installed(tmp_path: Path) -> None:

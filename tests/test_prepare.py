@@ -18,7 +18,8 @@ from spider_folder import DEV, make_database, make_spider
 from typer.testing import CliRunner
 
 from groundwire.domains import DataError
-from groundwire.domains.spider.loader import FAILS, NO_ROWS, SLOW, domain
+from groundwire.domains.spider.golds import FAILS, NO_ROWS, SLOW
+from groundwire.domains.spider.loader import domain
 from groundwire.domains.spider.prepare import app, prepare
 
 

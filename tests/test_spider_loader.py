@@ -12,7 +12,7 @@ from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, 
 from groundwire import domains
 from groundwire.domains import DataError
 from groundwire.domains.spider import loader
-from groundwire.domains.spider.loader import FAILS, NO_ROWS, SLOW, check_golds
+from groundwire.domains.spider.golds import FAILS, NO_ROWS, SLOW, check_golds
 from groundwire.domains.spider.prepare import prepare
 
 spider = domains.get("spider")
@@ -211,7 +211,7 @@ def test_a_database_name_that_leaves_the_folder(tmp_path: Path, db_id: str) -> N
 def test_a_database_that_is_none(tmp_path: Path) -> None:
     make_spider(tmp_path)
     (tmp_path / "database/cars/cars.sqlite").write_text("version https://git-lfs.github.com/spec/v1")
-    assert "no SQLite files" in refusal(tmp_path)
+    assert "no readable SQLite files" in refusal(tmp_path)
 
 
 def test_a_damaged_database(tmp_path: Path) -> None:

@@ -37,9 +37,13 @@ __all__ = [
     "QueryResult",
     "QueryTimeoutError",
     "SqlError",
+    "is_sqlite",
     "render",
     "run_query",
 ]
+
+
+_MAGIC = b"SQLite format 3\0"
 
 
 class QueryError(Exception):
@@ -71,6 +75,15 @@ class QueryResult:
     truncated: bool
     """True when there were more rows than ``max_rows`` or ``max_bytes`` let in."""
     elapsed_s: float
+
+
+def is_sqlite(path: str | Path) -> bool:
+    """Whether ``path`` is a readable file that begins like a SQLite database."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def run_query(

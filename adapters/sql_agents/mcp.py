@@ -39,8 +39,8 @@ _START_S, _STOP_S, _GRACE_S = 60.0, 5.0, 30.0
 _PROGRAM = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-from groundwire.tools.mcp_sql.__main__ import main
-main()
+from groundwire.tools.mcp_sql.__main__ import app
+app()
 """
 
 

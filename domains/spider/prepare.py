@@ -1,8 +1,8 @@
-"""``python -m domains.spider.prepare``: a Spider folder or zip, checked once and written as parquet.
+"""``python -m domains.spider.prepare``: check a Spider folder or zip once and write it as parquet.
 
-Everything is written into a folder beside ``--out`` and put in its place by renaming, so a broken source or a full disk
-leaves ``--out`` as it was. Databases are copied, because a prepared folder should outlive its source; only a folder
-that ``prepare`` wrote itself is ever replaced.
+The output is written to a temporary folder beside ``--out`` and renamed at the end, so a broken source or a full disk
+leaves ``--out`` unchanged. Databases are copied, so the source may be deleted. Only a folder that ``prepare`` wrote is
+ever replaced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.domains._types import DataError, Task
-from groundwire.domains.spider import loader
+from groundwire.domains.spider import golds, loader
 from groundwire.tools.terminal import Version, progress
 
 __all__ = ["app", "prepare"]
@@ -46,8 +46,8 @@ def main(
         _fail(str(error))
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else str(error)
-        file = error.filename2 or error.filename or out  # filename2: of a copy, what was being written
-        _fail(f"preparing {out} failed: {cause} ({file}); what was there before is unchanged.")
+        file = error.filename2 or error.filename or out  # filename2: the target of a copy
+        _fail(f"preparing {out} failed: {cause} ({file}); it is unchanged.")
     typer.echo(_summary(report, out))
 
 
@@ -64,12 +64,12 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
         staging = Path(name)
-        folder = _root(source if source.is_dir() else _extract(source, staging / "source"))
+        folder = _find_root(source if source.is_dir() else _extract(source, staging / "source"))
         train_files, validation_files = loader.find_files(folder)
         train, validation = loader.read_tasks(train_files, folder), loader.read_tasks(validation_files, folder)
         every = [*train, *validation]
         _check_space(out.parent, {Path(task["db_path"]) for task in every})
-        problems = loader.check_golds(every, timeout_s=timeout_s)
+        problems = golds.check_golds(every, timeout_s=timeout_s)
         report = _write(staging / "new", source.name, train=train, validation=validation, problems=problems)
         _swap(staging / "new", out, staging / "previous")
     return report
@@ -81,15 +81,15 @@ def _write(
     *,
     train: list[Task],
     validation: list[Task],
-    problems: dict[loader.Gold, loader.GoldProblem],
+    problems: dict[golds.Gold, golds.GoldProblem],
 ) -> dict[str, Any]:
     databases = {task["db_id"]: task["db_path"] for task in [*train, *validation]}
-    with progress("Copying databases", len(databases)) as on_end:
+    with progress("Copying databases", len(databases)) as advance:
         for db_id, path in databases.items():
             (target / "database" / db_id).mkdir(parents=True)
             shutil.copyfile(path, target / _database_path(db_id))
-            on_end()
-    kept, judged, left_out = loader.split(train, validation, problems)
+            advance()
+    kept, judged, left_out = golds.leave_out(train, validation, problems)
     sample = _sample(judged)
     _write_parquet(kept, target / "train_spider.parquet")
     _write_parquet(judged, target / "test_dev.parquet")
@@ -98,14 +98,14 @@ def _write(
         "written_by": WRITTEN_BY,
         "source": source,
         "tasks": {"train_spider": len(kept), "test_dev": len(judged), "test_dev_500": len(sample)},
-        "hardness": {"train_spider": _levels(kept), "test_dev": _levels(judged)},
+        "hardness": {"train_spider": _count_levels(kept), "test_dev": _count_levels(judged)},
         "databases": len(databases),
         "left_out_of_training": left_out,
         "golds": [
-            {"id": task["id"], "split": part, "db_id": task["db_id"], **problems[loader.gold_of(task)]._asdict()}
+            {"id": task["id"], "split": part, "db_id": task["db_id"], **problems[golds.gold_of(task)]._asdict()}
             for part, tasks in (("train", train), ("validation", validation))
             for task in tasks
-            if loader.gold_of(task) in problems
+            if golds.gold_of(task) in problems
         ],
     }
     (target / loader.REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -128,18 +128,18 @@ def _database_path(db_id: str) -> str:
 
 
 def _sample(tasks: list[Task]) -> list[Task]:
-    """``SAMPLE`` tasks, the same ones whatever the order and the Python version: those whose ids hash lowest."""
+    """The ``SAMPLE`` tasks with the lowest hashes of their ids, which depend on neither order nor Python version."""
     by_hash = sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
     chosen = {task["id"] for task in by_hash[:SAMPLE]}
     return [task for task in tasks if task["id"] in chosen]
 
 
-def _levels(tasks: list[Task]) -> dict[str, int]:
+def _count_levels(tasks: list[Task]) -> dict[str, int]:
     return dict(Counter(task["hardness"] for task in tasks))
 
 
-def _root(folder: Path) -> Path:
-    """``folder``, or the one folder inside that holds the data, as the published zip has it."""
+def _find_root(folder: Path) -> Path:
+    """``folder``, or the first folder inside it that holds the data, as in the published zip."""
     candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     for candidate in candidates:
         try:
@@ -151,7 +151,7 @@ def _root(folder: Path) -> Path:
 
 
 def _extract(archive: Path, target: Path) -> Path:
-    """Unpack what is read from ``archive``, and nothing outside ``target``."""
+    """Unpack the files that are read later, and nothing outside ``target``."""
     try:
         with zipfile.ZipFile(archive) as file:
             members = [member for member in file.infolist() if _is_wanted(archive, PurePosixPath(member.filename))]
@@ -160,10 +160,10 @@ def _extract(archive: Path, target: Path) -> Path:
                 raise DataError(
                     f"{archive} unpacks to {size / 1e6:.0f} MB and {target.parent.parent} has less; free some."
                 )
-            with progress("Unpacking", len(members)) as on_end:
+            with progress("Unpacking", len(members)) as advance:
                 for member in members:
                     file.extract(member, target)
-                    on_end()
+                    advance()
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
         raise DataError(f"{archive} is not a readable zip ({error}); download it again.") from error
     target.mkdir(exist_ok=True)
@@ -199,12 +199,12 @@ def _check_space(folder: Path, databases: Iterable[Path]) -> None:
 
 
 def _swap(new: Path, out: Path, previous: Path) -> None:
-    """Put ``new`` in the place of ``out``, moving what is there to ``previous``."""
+    """Move ``out`` to ``previous`` and ``new`` to ``out``."""
     try:
         if out.exists():
             out.rename(previous)
         new.rename(out)
-    except BaseException:  # Ctrl-C may come between the two
+    except BaseException:  # Ctrl-C between the two renames
         if previous.exists() and not out.exists():
             previous.rename(out)
         raise

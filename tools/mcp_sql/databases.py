@@ -13,17 +13,16 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from groundwire.tools.sql import DatabaseError, QueryError
+from groundwire.tools.sql import DatabaseError, QueryError, is_sqlite
 
 __all__ = ["Databases", "UnknownDatabaseError", "database_names"]
 
-_MAGIC = b"SQLite format 3\0"
 _NAMES_IN_ERROR = 20
 
 
 def database_names(folder: str | Path) -> dict[str, Path]:
     """Every SQLite file under ``folder`` by its name, sorted. Hidden files and folders are left out."""
-    inside = {path: path.relative_to(folder) for path in _files(Path(folder)) if _is_sqlite(path)}
+    inside = {path: path.relative_to(folder) for path in _files(Path(folder)) if is_sqlite(path)}
     taken = Counter(name for path in inside.values() for name in {_short(path), path.as_posix()})
     names = {path: _short(place) if taken[_short(place)] == 1 else place.as_posix() for path, place in inside.items()}
     return dict(sorted((name, path) for path, name in names.items()))
@@ -43,14 +42,6 @@ def _short(inside: Path) -> str:
     return (name.parent if name.parent.name == name.name else name).as_posix()
 
 
-def _is_sqlite(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
 class UnknownDatabaseError(QueryError):
     """There is no database of that name; the agent can choose another."""
 
@@ -66,7 +57,7 @@ class Databases:
                 raise DatabaseError(f"no SQLite database in {path} or its folders")
         elif not self.root.exists():
             raise DatabaseError(f"no database at {path}")
-        elif not _is_sqlite(self.root):
+        elif not is_sqlite(self.root):
             raise DatabaseError(f"{path} is no SQLite database")
         self._known: dict[str, Path] = {} if self.is_folder else {self.root.stem: self.root}
 

@@ -7,7 +7,6 @@ before: to list them takes no longer than to import this file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -46,21 +45,8 @@ class _Commands(TyperGroup):
         return name, found and _load(str(name)), rest
 
 
-class _Program(TyperCommand):
-    """What reads its arguments itself, ``--help`` included."""
-
-    def __init__(self, name: str, program: Callable[[list[str]], None]) -> None:
-        whole = {"ignore_unknown_options": True, "allow_extra_args": True}
-        super().__init__(name=name, context_settings=whole, add_help_option=False)
-        self._program = program
-
-    def invoke(self, ctx: Any) -> None:
-        self._program(ctx.args)
-
-
 def _load(name: str) -> Any:
-    module = import_module(COMMANDS[name][0])
-    return typer.main.get_command(module.app) if hasattr(module, "app") else _Program(name, module.main)
+    return typer.main.get_command(import_module(COMMANDS[name][0]).app)
 
 
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, rich_markup_mode="rich", no_args_is_help=True)

@@ -1,0 +1,73 @@
+"""Run the gold queries and leave out the tasks whose gold cannot judge an answer.
+
+A gold that fails or is slow can judge nothing: its tasks are left out of training and validation. A gold that returns
+no rows is left out of training only, where it would reward any empty answer; published accuracy counts it, and so does
+validation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from groundwire.domains._types import DataError, Task
+from groundwire.tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
+
+__all__ = ["FAILS", "NO_ROWS", "SLOW", "Gold", "GoldProblem", "check_golds", "gold_of", "leave_out"]
+
+FAILS, SLOW, NO_ROWS = "gold fails", "gold is slow", "gold returns no rows"
+
+Gold = tuple[str, str]
+"""A database's absolute path, and a query."""
+
+
+class GoldProblem(NamedTuple):
+    """Why a gold cannot judge: ``FAILS``, ``SLOW`` or ``NO_ROWS``, and the database's error message."""
+
+    reason: str
+    detail: str = ""
+
+
+def gold_of(task: Task) -> Gold:
+    """The key of a gold's problem. Several questions may share a gold."""
+    return task["db_path"], task["query"]
+
+
+def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[Gold, GoldProblem]:
+    """Run every gold once, with a progress bar on a terminal, and return the problems.
+
+    A gold is slow after ``timeout_s`` seconds. Raises :class:`DataError` for a database that cannot be read.
+    """
+    from groundwire.tools.terminal import progress
+
+    golds = sorted({gold_of(task) for task in tasks})  # by database, so that one open connection serves all its golds
+    problems = {}
+    with progress("Running the golds", len(golds)) as advance:
+        for gold in golds:
+            if problem := _check_gold(*gold, timeout_s):
+                problems[gold] = problem
+            advance()
+    return problems
+
+
+def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | None:
+    try:
+        result = run_query(database, query, timeout_s=timeout_s, max_rows=1)
+    except QueryTimeoutError as error:
+        return GoldProblem(SLOW, str(error))
+    except DatabaseError as error:
+        raise DataError(f"{error}; copy or download it again.") from error
+    except QueryError as error:
+        return GoldProblem(FAILS, str(error))
+    return None if result.rows else GoldProblem(NO_ROWS)
+
+
+def leave_out(
+    train: list[Task], validation: list[Task], problems: Mapping[Gold, GoldProblem]
+) -> tuple[list[Task], list[Task], dict[str, int]]:
+    """The tasks for training, those for validation, and the number left out of training by reason."""
+    counts = Counter(problems[gold_of(task)].reason for task in train if gold_of(task) in problems)
+    kept = [task for task in train if gold_of(task) not in problems]
+    judged = [task for task in validation if problems.get(gold_of(task), GoldProblem(NO_ROWS)).reason == NO_ROWS]
+    return kept, judged, dict(counts)
