@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train.doctor import Line, Options, app, examine
+from groundwire.train.doctor import Finding, app, examine
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
 
 
-def _found(text: str, **options: object) -> Line:
-    return next(line for line in examine(Options(**options)) if text in line.text)  # type: ignore[arg-type]
+def _found(text: str, **options: object) -> Finding:
+    return next(line for line in examine(**options) if text in line.text)  # type: ignore[arg-type]
 
 
 @no_verl
@@ -35,7 +35,7 @@ def test_asked_for_verl_it_fails_with_what_to_install() -> None:
     assert result.exit_code == 1
     assert "uv pip install -e '.[verl]'" in result.output
     assert "trainer: verl cannot run here" in result.output
-    assert all(line.what_to_do for line in examine(Options(trainer="verl")) if line.level == "failure")
+    assert all(line.remedy for line in examine(trainer="verl") if line.level == "failure")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_port_in_use_is_a_failure() -> None:
         taken.listen()
         line = _found("port", port=taken.getsockname()[1])
     assert line.level == "failure"
-    assert "--proxy-port" in line.what_to_do
+    assert "--proxy-port" in line.remedy
 
 
 def test_a_store_that_is_not_there_is_a_failure() -> None:

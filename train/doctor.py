@@ -1,7 +1,7 @@
-"""``python -m train.doctor``: is this machine ready, and if not, what to do.
+"""``python -m train.doctor``: check this machine, and say what to do about each problem.
 
-Each line is ``ok``, ``warning`` or ``failure``; the exit status is 1 where there is a failure. Nothing is changed and
-nothing is fetched. Without any GPU package it says that the local trainer is what will be used, and why.
+Each finding is ``ok``, ``warning`` or ``failure``; the exit code is 1 if there is a failure. Nothing is changed or
+downloaded.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import platform
 import shutil
 import socket
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from groundwire.tools.errors import CommandError
+from groundwire.tools.exit import exit_on_user_error
 from groundwire.tools.terminal import Version, console
 from groundwire.train.policy.tool_parsers import FORMATS
 from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
 
-__all__ = ["KNOWN_GOOD", "Line", "app", "examine"]
+__all__ = ["KNOWN_GOOD", "Finding", "app", "examine"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -41,54 +41,48 @@ KNOWN_GOOD = {
     "tensordict": "0.10.0",
     "transformers": "5.10.4",
 }
-"""The GPU packages that were seen to work together; docs/verl.md says how to install them."""
+"""Versions of the GPU packages that work together; docs/verl.md says how to install them."""
 
-_CORE = {"agentlightning": "0.3.0"}
+_AGENTLIGHTNING = "0.3.0"
 _OTEL_LIMIT = (1, 45)
 _DISK_GB = {"verl": 50, "local": 1}
 _TIMEOUT_S = 10.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Ray keeps objects on Linux)
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 @dataclass(frozen=True)
-class Line:
-    """One finding: ``level`` is ok, warning or failure."""
+class Finding:
+    """``level`` is ok, warning or failure; ``remedy`` says what to do."""
 
     level: str
     text: str
-    what_to_do: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What is asked about."""
-
-    trainer: str | None = None
-    model: str | None = None
-    tool_format: str = "hermes"
-    store: str | None = None
-    endpoint: str | None = None
-    port: int = 0
-    output_dir: str = "runs"
+    remedy: str = ""
 
 
 @app.command()
 def main(
-    trainer: Annotated[str | None, typer.Option(help="local or verl: fail where that one cannot run")] = None,
-    model: Annotated[str | None, typer.Option(help="A model's folder: does its chat template fit?")] = None,
-    tool_format: Annotated[str, typer.Option(help="How its tool calls are read: hermes or llama3_json")] = "hermes",
-    external_store_address: Annotated[str | None, typer.Option(help="A store: is it reachable?")] = None,
-    endpoint: Annotated[str | None, typer.Option(help="An OpenAI base URL (…/v1): does it send token ids?")] = None,
-    proxy_port: Annotated[int, typer.Option(help="A port: is it free?")] = 0,
-    output_dir: Annotated[str, typer.Option(help="Where runs are to go: is there room?")] = "runs",
+    trainer: Annotated[str | None, typer.Option(help="local or verl: fail if this trainer cannot run")] = None,
+    model: Annotated[str | None, typer.Option(help="A model's folder: check its chat template")] = None,
+    tool_format: Annotated[str, typer.Option(help="How the model writes tool calls: hermes or llama3_json")] = "hermes",
+    external_store_address: Annotated[str | None, typer.Option(help="A store: check that it answers")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="An OpenAI base URL (…/v1): check that it sends token ids")
+    ] = None,
+    proxy_port: Annotated[int, typer.Option(help="A port: check that it is free")] = 0,
+    output_dir: Annotated[str, typer.Option(help="The folder for runs: check its disk")] = "runs",
     version: Version = False,
 ) -> None:
     """Check this machine, line by line."""
-    for name, said, known in (("trainer", trainer, sorted(_DISK_GB)), ("tool-format", tool_format, sorted(FORMATS))):
-        if said is not None and said not in known:
-            typer.echo(f"error: --{name} is {said!r}; it is one of {', '.join(known)}", err=True)
-            raise typer.Exit(2)
-    options = Options(
+    with exit_on_user_error():
+        for name, value, known in (
+            ("trainer", trainer, sorted(_DISK_GB)),
+            ("tool-format", tool_format, sorted(FORMATS)),
+        ):
+            if value is not None and value not in known:
+                raise CommandError(f"--{name} is {value!r}; it is one of {', '.join(known)}")
+    failed, out = False, console()
+    for finding in examine(
         trainer=trainer,
         model=model,
         tool_format=tool_format,
@@ -96,40 +90,46 @@ def main(
         endpoint=endpoint,
         port=proxy_port,
         output_dir=output_dir,
-    )
-    colours = {"ok": "green", "warning": "yellow", "failure": "red"}
-    failed, shown = 0, console()
-    for line in examine(options):
-        shown.print(f"{line.level:8}", style=colours[line.level], end=" ")
-        shown.print(line.text, markup=False)
-        if line.what_to_do:
-            shown.print(f"         → {line.what_to_do}", markup=False)
-        failed += line.level == "failure"
-    raise typer.Exit(1 if failed else 0)
+    ):
+        out.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
+        out.print(finding.text, markup=False)
+        if finding.remedy:
+            out.print(f"         → {finding.remedy}", markup=False)
+        failed |= finding.level == "failure"
+    raise typer.Exit(failed)
 
 
-def examine(options: Options) -> Iterator[Line]:
-    """Every finding, in order. A check that breaks is a failure of its own."""
-    wants_verl = options.trainer == "verl"
-    checks: list[Callable[[], Iterator[Line]]] = [
-        _python,
-        _core,
-        lambda: _gpu(wants_verl),
-        lambda: _ports(options.port),
-        lambda: _disk(options.output_dir, "verl" if wants_verl else "local"),
-        _logins,
+def examine(
+    *,
+    trainer: str | None = None,
+    model: str | None = None,
+    tool_format: str = "hermes",
+    store: str | None = None,
+    endpoint: str | None = None,
+    port: int = 0,
+    output_dir: str = "runs",
+) -> Iterator[Finding]:
+    """The findings, in order. A check that raises is a failure of its own."""
+    verl = trainer == "verl"
+    checks: list[Callable[[], Iterator[Finding]]] = [
+        _check_python,
+        _check_packages,
+        lambda: _check_trainer(verl),
+        lambda: _check_port(port),
+        lambda: _check_disk(output_dir, _DISK_GB["verl" if verl else "local"]),
+        _check_logins,
     ]
-    if options.model is not None:
-        checks.append(lambda: _tool_calls(options.model or "", options.tool_format))
-    if options.store is not None:
-        checks.append(lambda: _store(options.store or ""))
-    if options.endpoint is not None:
-        checks.append(lambda: _endpoint(options.endpoint or ""))
+    if model is not None:
+        checks.append(lambda: _check_chat_template(model, tool_format))
+    if store is not None:
+        checks.append(lambda: _check_store(store))
+    if endpoint is not None:
+        checks.append(lambda: _check_endpoint(endpoint))
     for check in checks:
         try:
             yield from check()
-        except Exception as error:  # a doctor who falls ill says so, and goes on
-            yield Line("failure", f"a check broke: {type(error).__name__}: {error}", "report this")
+        except Exception as error:
+            yield Finding("failure", f"a check raised {type(error).__name__}: {error}", "report this")
 
 
 def _version(package: str) -> str | None:
@@ -139,59 +139,63 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _python() -> Iterator[Line]:
+def _check_python() -> Iterator[Finding]:
     version = platform.python_version()
-    fits = (3, 10) <= sys.version_info[:2] < (3, 14)
-    yield Line("ok" if fits else "failure", f"Python {version}", "" if fits else "use Python 3.10 to 3.13")
+    if (3, 10) <= sys.version_info[:2] < (3, 14):
+        yield Finding("ok", f"Python {version}")
+    else:
+        yield Finding("failure", f"Python {version}", "use Python 3.10 to 3.13")
 
 
-def _core() -> Iterator[Line]:
-    for package, good in _CORE.items():
-        found = _version(package)
-        if found is None:
-            yield Line("failure", f"{package} is not installed", "pip install -e . in a clone")
-        else:
-            yield Line("ok" if found == good else "warning", f"{package} {found} (known good: {good})")
+def _check_packages() -> Iterator[Finding]:
+    found = _version("agentlightning")
+    if found is None:
+        yield Finding("failure", "agentlightning is not installed", "pip install -e . in a clone")
+    else:
+        level = "ok" if found == _AGENTLIGHTNING else "warning"
+        yield Finding(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
     found = _version("opentelemetry-sdk")
     if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
-        yield Line("failure", f"opentelemetry-sdk {found}: spans get lost", "pip install 'opentelemetry-sdk<1.45'")
+        yield Finding("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
 
 
-def _gpu(wanted: bool) -> Iterator[Line]:
-    """The stack of ``--trainer verl``, and which trainer it comes to."""
+def _check_trainer(wanted: bool) -> Iterator[Finding]:
+    """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
     bad = "failure" if wanted else "warning"
     missing = [package for package in KNOWN_GOOD if _version(package) is None]
     for package, good in KNOWN_GOOD.items():
         found = _version(package)
         if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
-            fits = found.split("+")[0] == good  # 2.11.0+cu130
-            yield Line("ok" if fits else "warning", f"{package} {found} (known good: {good})", "" if fits else INSTALL)
-    cuda, why = _cuda()
+            same = found.split("+")[0] == good  # 2.11.0+cu130
+            yield Finding(
+                "ok" if same else "warning", f"{package} {found} (known good: {good})", "" if same else INSTALL
+            )
+    cuda, devices = _cuda_devices()
     if "verl" in missing and not wanted:
-        yield Line("ok", f"trainer: local, because verl is not installed; {why}")
+        yield Finding("ok", f"trainer: local, because verl is not installed; {devices}")
         return
     if missing:
-        yield Line(bad, f"not installed: {', '.join(missing)}", INSTALL)
-    yield Line("ok" if cuda else bad, why, "" if cuda else "install a driver and a torch built for it")
+        yield Finding(bad, f"not installed: {', '.join(missing)}", INSTALL)
+    yield Finding("ok", devices) if cuda else Finding(bad, devices, "install a driver and a torch built for it")
     if "verl" not in missing and (problem := peft_problem()):
-        yield Line("warning", f"LoRA: {problem[0]}", problem[1])
+        yield Finding("warning", f"LoRA: {problem[0]}", problem[1])
     if importlib.util.find_spec("flash_attn") is None:
-        yield Line("ok", "flash-attn is not installed: torch's own attention (sdpa) is used")
-    if _SHARED_MEMORY.exists() and (shared := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:
-        hint = "docker run --shm-size=16g, where this is a container"
-        yield Line("warning", f"{_SHARED_MEMORY} has {shared:.1f} GB, and Ray keeps objects there", hint)
+        yield Finding("ok", "flash-attn is not installed: torch's own attention (sdpa) is used")
+    if _SHARED_MEMORY.exists() and (size := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:
+        remedy = "in a container: docker run --shm-size=16g"
+        yield Finding("warning", f"{_SHARED_MEMORY} has {size:.1f} GB, and Ray keeps its objects there", remedy)
     if cuda and not missing:
-        yield Line("ok", "trainer: verl")
+        yield Finding("ok", "trainer: verl")
     elif cuda and "verl" not in missing and not wanted:
-        hint = "mend the warnings above, or say --trainer local"
-        yield Line("warning", "trainer: verl, which a run takes by itself here, and which cannot run", hint)
+        remedy = "fix the warnings above, or use --trainer local"
+        yield Finding("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
     elif wanted:
-        yield Line("failure", "trainer: verl cannot run here", "mend the failures above, or train with --trainer local")
+        yield Finding("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
     else:
-        yield Line("ok", "trainer: local")
+        yield Finding("ok", "trainer: local")
 
 
-def _cuda() -> tuple[bool, str]:
+def _cuda_devices() -> tuple[bool, str]:
     if importlib.util.find_spec("torch") is None:
         return False, "torch is not installed"
     import torch
@@ -202,133 +206,109 @@ def _cuda() -> tuple[bool, str]:
     return True, f"torch {torch.__version__} sees {len(names)} GPU(s): {', '.join(sorted(set(names)))}"
 
 
-def _ports(port: int) -> Iterator[Line]:
-    what = f"port {port}" if port else "a free port"
+def _check_port(port: int) -> Iterator[Finding]:
+    name = f"port {port}" if port else "a free port"
     try:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
-        yield Line("ok", f"{what} on 127.0.0.1")
+        yield Finding("ok", f"{name} on 127.0.0.1")
     except OverflowError:
-        yield Line("failure", f"{port} is no port", "give a --proxy-port of 0 (any) to 65535")
+        yield Finding("failure", f"{port} is not a port", "give a --proxy-port of 0 (any) to 65535")
     except OSError as error:
-        yield Line("failure", f"{what} on 127.0.0.1: {error.strerror}", "give another --proxy-port, or 0 for any")
+        yield Finding("failure", f"{name} on 127.0.0.1: {error.strerror}", "give another --proxy-port, or 0 for any")
 
 
-def _disk(output_dir: str, trainer: str) -> Iterator[Line]:
+def _check_disk(output_dir: str, wanted_gb: int) -> Iterator[Finding]:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        yield Line("failure", f"{folder} is a file: {output_dir} cannot be made", "give another --output-dir")
+        yield Finding("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
         return
-    free = shutil.disk_usage(folder).free / 1e9
-    wanted = _DISK_GB[trainer]
-    hint = f"{wanted} GB are a fair start for checkpoints; --output-dir takes another disk"
-    yield Line("ok" if free >= wanted else "warning", f"{free:.0f} GB free in {folder}", "" if free >= wanted else hint)
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb >= wanted_gb:
+        yield Finding("ok", f"{free_gb:.0f} GB free in {folder}")
+    else:
+        remedy = f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
+        yield Finding("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
     if not os.access(folder, os.W_OK):
-        yield Line("failure", f"{folder} cannot be written to", "give another --output-dir")
+        yield Finding("failure", f"{folder} cannot be written to", "give another --output-dir")
 
 
-def _logins() -> Iterator[Line]:
+def _check_logins() -> Iterator[Finding]:
     cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     if os.environ.get("HF_TOKEN") or (cache / "token").exists():
-        yield Line("ok", "Hugging Face: logged in")
+        yield Finding("ok", "Hugging Face: logged in")
     else:
-        yield Line("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
+        yield Finding("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
     if _version("wandb") is not None:
         netrc = Path.home() / ".netrc"
-        inside = netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="replace")
-        known = bool(os.environ.get("WANDB_API_KEY")) or inside
-        hint = "wandb login, before --track wandb"
-        yield Line("ok", "Weights & Biases: logged in") if known else Line("ok", f"Weights & Biases: no login ({hint})")
+        in_netrc = netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="replace")
+        logged_in = os.environ.get("WANDB_API_KEY") or in_netrc
+        state = "logged in" if logged_in else "not logged in (--track wandb needs it: wandb login)"
+        yield Finding("ok", f"Weights & Biases: {state}")
 
 
-def _tool_calls(model: str, tool_format: str) -> Iterator[Line]:
-    """How the model was taught to write tool calls, by its chat template."""
+def _check_chat_template(model: str, tool_format: str) -> Iterator[Finding]:
+    """Whether the model's chat template writes tool calls in the format that the server parses."""
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        yield Line("warning", f"{model} is no folder here: its chat template is not looked at")
+        yield Finding("warning", f"{model} is no folder here, so its chat template was not checked")
         return
     template = ""
     if (folder / "chat_template.jinja").is_file():
         template = (folder / "chat_template.jinja").read_text()
-    elif (folder / "tokenizer_config.json").is_file():
+    elif (settings := folder / "tokenizer_config.json").is_file():
         try:
-            template = str(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template") or "")
+            template = str(json.loads(settings.read_text()).get("chat_template") or "")
         except (ValueError, AttributeError) as error:
-            yield Line("failure", f"{folder / 'tokenizer_config.json'} is damaged: {error}", "copy the model once more")
+            yield Finding("failure", f"{settings} is damaged: {error}", "copy the model again")
             return
     if not template:
-        yield Line("failure", f"{model} has no chat template", "take an instruct model, or set its chat_template")
+        yield Finding("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return
     found = _tool_format(template)
     if found is None:
-        hint = "use the langgraph backend, which calls no tools"
-        yield Line("warning", f"{model}: its chat template knows no tool calls", hint)
+        remedy = "use the langgraph backend, which calls no tools"
+        yield Finding("warning", f"the chat template of {model} has no tool calls", remedy)
     elif found != tool_format:
-        hint = f"actor_rollout_ref.rollout.multi_turn.format={found}"
-        yield Line("failure", f"{model} writes {found} tool calls, and {tool_format} is what is read", hint)
+        remedy = f"actor_rollout_ref.rollout.multi_turn.format={found}"
+        yield Finding("failure", f"{model} writes tool calls as {found}, but they are parsed as {tool_format}", remedy)
     else:
-        yield Line("ok", f"{model}: chat template with {found} tool calls")
+        yield Finding("ok", f"{model}: chat template with {found} tool calls")
 
 
 def _tool_format(template: str) -> str | None:
-    if "<tool_call>" in template and "<function=" not in template:  # Qwen3-Coder has XML in it instead of JSON
+    if "<tool_call>" in template and "<function=" not in template:  # Qwen3-Coder has XML inside the tag, not JSON
         return "hermes"
     return "llama3_json" if '"parameters"' in template else None
 
 
-def _store(address: str) -> Iterator[Line]:
+def _check_store(address: str) -> Iterator[Finding]:
     from groundwire.train.store.errors import StoreAddressError
     from groundwire.train.store.health import check_store
 
     try:
         check_store(address, starting=False)
-        yield Line("ok", f"store at {address}")
+        yield Finding("ok", f"store at {address}")
     except StoreAddressError as error:
-        yield Line("failure", str(error), "python -m train.store --path store.db")
+        yield Finding("failure", str(error), "python -m train.store --path store.db")
 
 
-def _endpoint(url: str) -> Iterator[Line]:
-    """What training needs of a server: token ids of prompt and reply, and a logprob for each."""
-    base = url.rstrip("/")
+def _check_endpoint(url: str) -> Iterator[Finding]:
+    """Training needs the token ids of prompt and reply, and a logprob for each token of the reply."""
+    from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
+
     try:
-        models = json.loads(_get(f"{base}/models"))
-        body = {
-            "model": models["data"][0]["id"],
-            "messages": [{"role": "user", "content": "Say hello."}],
-            "max_tokens": 4,
-            "logprobs": True,
-            "return_token_ids": True,
-        }
-        reply = json.loads(_get(f"{base}/chat/completions", body))
-        choice: dict[str, Any] = reply["choices"][0]
-    except urllib.error.HTTPError as error:
-        said = error.read(300).decode(errors="replace")
-        hint = "its base URL ends in /v1" if error.code == 404 else f"it said: {said}"
-        yield Line("failure", f"{base} answered HTTP {error.code} {error.reason}", hint)
+        probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_TIMEOUT_S)
+    except EndpointUnusableError as error:
+        yield Finding("failure", str(error), "start the server there; its base URL ends in /v1")
         return
-    except OSError as error:
-        yield Line("failure", f"{base} does not answer: {getattr(error, 'reason', error)}", "start the server there")
-        return
-    except (ValueError, LookupError, TypeError) as error:
-        yield Line("failure", f"{base} does not answer as an OpenAI endpoint: {error!r}", "its base URL ends in /v1")
-        return
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("content")
-    if not reply.get("prompt_token_ids") or not ids or not logprobs or len(ids) != len(logprobs):
-        yield Line("failure", f"{base} sends no token ids with logprobs", "serve the model with vLLM 0.10.2 or newer")
+    if probe.sends_ids:
+        yield Finding("ok", f"{url}: token ids and logprobs")
     else:
-        yield Line("ok", f"{base}: token ids and logprobs")
-
-
-def _get(url: str, body: dict[str, Any] | None = None) -> bytes:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})  # noqa: S310
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=_TIMEOUT_S) as reply:
-        answer: bytes = reply.read()
-        return answer
+        yield Finding("failure", f"{url} sends no token ids with logprobs", "serve the model with vLLM 0.10.2 or newer")
 
 
 if __name__ == "__main__":

@@ -130,8 +130,9 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
         from groundwire.tools.log_setup import setup_logging
         from groundwire.train.cli.progress import Display
         from groundwire.train.evaluation.evaluator import evaluate
-        from groundwire.train.evaluation.probe_endpoint import find_upstream
+        from groundwire.train.evaluation.probe_endpoint import probe_endpoint
         from groundwire.train.evaluation.run_reader import entry
+        from groundwire.train.rollouts.runtime import Upstream
 
     adapters.check(settings.backend)
     domain = domains.get(settings.domain)
@@ -150,9 +151,9 @@ def _evaluate(settings: RunConfig, *, base_url: str | None, api_key_env: str, sa
     upstream = None
     if base_url is not None:
         sampling = {"temperature": settings.val_temperature, "max_tokens": settings.max_tokens, "seed": settings.seed}
-        upstream, _ = find_upstream(
-            base_url=base_url, model=settings.model, api_key=os.environ.get(api_key_env), sampling=sampling
-        )
+        api_key = os.environ.get(api_key_env)
+        probe = probe_endpoint(base_url, model=settings.model, api_key=api_key, sampling=sampling)
+        upstream = Upstream(base_url=base_url.rstrip("/"), model=settings.model, api_key=api_key, ids=probe.accepts_ids)
     stored = settings.to_dict() | {"steps": 0, "evaluation": {"samples": samples, "base_url": base_url}}
     run = RunDir.create(settings.output_dir, backend=settings.backend, domain=settings.domain, config=stored)
     shown = console(stderr=True)

@@ -1,73 +1,77 @@
-"""An endpoint of somebody else's, asked one thing before it is asked a thousand: does it answer, and with token ids?
+"""Test an OpenAI-compatible endpoint with one short request before it gets a thousand.
 
-Some servers send ids, some ignore the wish, some refuse a request that has it. A wrong address, model or key is said
-here, in one sentence, rather than as so many failed rollouts.
+A wrong address, model or key then ends the command with one message, not with as many failed rollouts. Some servers
+return token ids, some ignore ``return_token_ids``, and some refuse a request that has it.
 """
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
+
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.rollouts.runtime import Upstream
 
-__all__ = ["EndpointUnusableError", "find_upstream"]
+__all__ = ["EndpointProbe", "EndpointUnusableError", "probe_endpoint"]
 
-_REFUSALS = (400, 422)
-_TIMEOUT_S = 60.0
+_REFUSED = (400, 422)
 
 
 class EndpointUnusableError(ConfigError):
-    """The endpoint does not answer a chat completion; the message has its own words."""
+    """The endpoint does not answer a chat completion; the message quotes its error."""
 
 
-def find_upstream(
-    *, base_url: str, model: str, api_key: str | None, sampling: Mapping[str, Any]
-) -> tuple[Upstream, bool]:
-    """The endpoint as a policy, and whether it sends token ids. Raises :class:`EndpointUnusableError`.
+@dataclass(frozen=True, kw_only=True)
+class EndpointProbe:
+    """``accepts_ids``: the request for token ids is not refused. ``sends_ids``: they come, with their logprobs."""
 
-    One short request is made, with the sampling that the evaluation uses.
+    accepts_ids: bool
+    sends_ids: bool
+
+
+def probe_endpoint(
+    base_url: str,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    sampling: Mapping[str, Any],
+    timeout_s: float = 60.0,
+) -> EndpointProbe:
+    """Request one chat completion of ``model`` (default: the endpoint's first) with ``sampling``.
+
+    Raises :class:`EndpointUnusableError`.
     """
     base = base_url.rstrip("/")
-    asked = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], **sampling}
-    for ids in (True, False):
-        body = {**asked, **({"return_token_ids": True, "logprobs": True} if ids else {})}
-        try:
-            reply = _post(f"{base}/chat/completions", body, api_key)
-            sent = bool(reply.get("prompt_token_ids") and reply["choices"][0].get("token_ids"))
-        except urllib.error.HTTPError as error:
-            if ids and error.code in _REFUSALS:
-                continue
-            raise EndpointUnusableError(f"{base} answered {error.code}: {_words(error)}") from error
-        except urllib.error.URLError as error:
-            raise EndpointUnusableError(f"{base} does not answer as an OpenAI endpoint: {error.reason}") from error
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise EndpointUnusableError(
-                f"{base} does not answer as an OpenAI endpoint: {error}; its base URL usually ends in /v1"
-            ) from error
-        return Upstream(base_url=base, model=model, api_key=api_key, ids=ids), sent
-    raise AssertionError("the second request either answers or raises")
-
-
-def _post(url: str, body: Mapping[str, Any], api_key: str | None) -> dict[str, Any]:
-    headers = {"Content-Type": "application/json"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
-    request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)  # noqa: S310
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=_TIMEOUT_S) as reply:
-        answer: dict[str, Any] = json.loads(reply.read())
-        return answer
-
-
-def _words(error: urllib.error.HTTPError) -> str:
-    text = error.read(2000).decode("utf-8", "replace")
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
-        said = json.loads(text)["error"]
-        return str(said["message"] if isinstance(said, dict) else said)
+        with httpx.Client(base_url=base, headers=headers, timeout=timeout_s, trust_env=False) as client:
+            name = model or _checked(client.get("/models"), base)["data"][0]["id"]
+            body = {"model": name, "messages": [{"role": "user", "content": "Say hello."}], **sampling}
+            response = client.post("/chat/completions", json={**body, "return_token_ids": True, "logprobs": True})
+            accepts_ids = response.status_code not in _REFUSED
+            if not accepts_ids:
+                response = client.post("/chat/completions", json=body)
+            reply = _checked(response, base)
+            choice = reply["choices"][0]
+            ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("content")
+            sends_ids = bool(reply.get("prompt_token_ids") and ids and logprobs and len(ids) == len(logprobs))
+            return EndpointProbe(accepts_ids=accepts_ids, sends_ids=sends_ids)
+    except (httpx.RequestError, httpx.InvalidURL) as error:
+        raise EndpointUnusableError(f"{base} does not answer as an OpenAI endpoint: {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise EndpointUnusableError(
+            f"{base} does not answer as an OpenAI endpoint: {error!r}; its base URL usually ends in /v1"
+        ) from error
+
+
+def _checked(response: httpx.Response, base: str) -> Any:
+    if response.is_success:
+        return response.json()
+    try:
+        error = response.json()["error"]
+        message = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
-        return text.strip() or str(error.reason)
+        message = response.text[:2000].strip() or response.reason_phrase
+    raise EndpointUnusableError(f"{base} answered {response.status_code}: {message}")
