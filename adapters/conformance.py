@@ -35,6 +35,7 @@ from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, Prompt
 from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
+from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
@@ -83,7 +84,7 @@ async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Re
 
     async with (
         ScriptedPolicyServer(replies=policy.reply) as server,
-        LLMProxy(upstreams=[server.base_url], store=spans) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=spans) as proxy,
     ):
         answers = await asyncio.gather(*(one(n, proxy.base_url(f"r{n}", "a")) for n in range(rollouts)))
         await proxy.flush()
@@ -279,22 +280,21 @@ def _reward(database: str, sql: str) -> float:
 
 @dataclass
 class _Spans:
-    """The part of a store that tracing needs."""
+    """A span sink in memory."""
 
-    of: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    of: dict[str, list[SpanRecord]] = field(default_factory=lambda: defaultdict(list))
     last: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
 
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         numbers = []
-        for pair in rollout_attempt_ids:
+        for pair in attempts:
             self.last[pair] += 1
             numbers.append(self.last[pair])
         return numbers
 
-    async def add_many_spans(self, spans: Sequence[Any]) -> Sequence[Any]:
+    async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         for span in spans:
             self.of[span.rollout_id].append(span)
-        return spans
 
 
 @dataclass

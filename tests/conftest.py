@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
+import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
 
 # Importing torch, transformers and the agent frameworks makes a million objects that stay: looking through all of them
 # for garbage, again and again, is a fifth of the time that collecting the tests takes.

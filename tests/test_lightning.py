@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from programs import run
 
-from groundwire.adapters import _lazy_agentlightning
+from groundwire.train.store import _lazy_agentlightning
 
 
 @pytest.fixture

@@ -1,22 +1,17 @@
 """From an agent's LLM calls to training data: proxy → spans → calls → triplets → trajectories.
 
-The proxy is in :mod:`groundwire.adapters.tracing.proxy`: it needs aiohttp, which reading spans does not.
+    calls = calls_from_spans(spans)
+    trajectories(triplets(calls_of_agents(calls, agent_match), reward_from_spans(spans)))
+
+The proxy (:mod:`groundwire.adapters.tracing.proxy`) is not imported here: it needs aiohttp, and reading spans does not.
 """
 
 from __future__ import annotations
 
-import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
-from groundwire.adapters.tracing.calls import LLMCall, from_span, to_span
-from groundwire.adapters.tracing.trajectories import (
-    Trajectory,
-    Triplet,
-    all_calls_from_spans,
-    calls_from_spans,
-    calls_of_agents,
-    reward_from_spans,
-    trajectories,
-    triplets,
-)
+from groundwire.adapters.tracing.calls import LLMCall, all_calls_from_spans, calls_from_spans, from_span, to_span
+from groundwire.adapters.tracing.reward_spans import reward_from_spans
+from groundwire.adapters.tracing.trajectories import Trajectory, trajectories
+from groundwire.adapters.tracing.triplets import Triplet, calls_of_agents, triplets
 
 __all__ = [
     "LLMCall",

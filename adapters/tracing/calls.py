@@ -1,8 +1,8 @@
-"""A call is one request to the policy and what it sampled; in the store it is one span.
+"""An LLM call: one request to the policy and its reply. In the store it is one span.
 
-Token ids are packed (base64 of uint32): as JSON they would be a fifth larger and thirty times slower to read, and they
-are most of a span. Messages stay JSON text until somebody asks: training never reads them, so it never pays for them.
-Logprobs are float32, which is what the servers compute them in.
+Token ids are most of a span. They are packed as base64 of uint32; as JSON they would be a fifth larger and thirty times
+slower to read. Logprobs are packed as float32, which is how servers compute them. Messages stay JSON text until they are
+read, because training does not need them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from groundwire.adapters.tracing import semconv as names
+from groundwire.adapters.tracing import semconv
+from groundwire.adapters.tracing.reward_spans import call_rewards
+from groundwire.adapters.tracing.spans import SpanRecord
 
-if TYPE_CHECKING:
-    from agentlightning.types import Span
-
-__all__ = ["LLMCall", "check_ids", "from_span", "is_call_span", "to_json", "to_span"]
+__all__ = ["LLMCall", "all_calls_from_spans", "calls_from_spans", "check_ids", "from_span", "to_json", "to_span"]
 
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
@@ -29,39 +28,37 @@ _OK = range(200, 300)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMCall:
-    """One request to the policy, as the proxy saw it.
-
-    ``prompt_ids`` and ``response_ids`` are what the server read and sampled; ``logprobs`` has one value for each
-    response id (natural log, under the sampling weights). A failed call has a ``status`` outside 2xx or an ``error``.
-    """
+    """One request to the policy, as the proxy saw it. It failed where ``status`` is not 2xx or ``error`` is not empty."""
 
     rollout_id: str
     attempt_id: str
     sequence: int
-    """The store's number of the request's arrival: it orders the calls of a rollout."""
+    """Its place among the spans of the attempt, by the arrival of the request."""
     agent: str = ""
     model: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     response_ids: list[int] = field(default_factory=list)
+    """The tokens that the server sampled."""
     logprobs: list[float] = field(default_factory=list)
+    """Natural logarithm, under the weights that sampled; one for each of ``response_ids``."""
     finish_reason: str = ""
     weights_version: int | None = None
-    """Which weights answered, where the server says so; where they changed under the reply, those of its last token."""
+    """The version of the weights at the reply's last token; None where the server does not give it."""
     first_weights_version: int | None = None
-    """Those of its first token, where the server tells them apart."""
+    """The version at the first token; None where it is the same."""
     started: float = 0.0
-    """Seconds since the epoch: the request's arrival."""
+    """Arrival of the request, in seconds since the epoch."""
     ended: float = 0.0
-    """Seconds since the epoch: the reply's last byte."""
+    """End of the reply, in seconds since the epoch."""
     status: int = 200
-    """HTTP status that the agent got."""
+    """The HTTP status that the agent got."""
     error: str = ""
     reward: float | None = None
-    """What the agent emitted after this call and before the next; no part of the call's own span."""
+    """The reward that the agent emitted between this call and the next. Not part of the call's own span."""
     prompt_tokens: int = 0
-    """Where the server sent no ids: its own count, if it gave one."""
+    """The server's count, where it sends no ids."""
     response_tokens: int = 0
-    """The same of the reply."""
+    """The server's count, where it sends no ids."""
     messages_json: str = "[]"
     tools_json: str = ""
     reply_json: str = ""
@@ -73,17 +70,17 @@ class LLMCall:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The request's tool definitions; empty where there are none."""
+        """The request's tool definitions."""
         return json.loads(self.tools_json) if self.tools_json else []
 
     @property
     def reply(self) -> dict[str, Any]:
-        """The assistant's message; empty where the call failed."""
+        """The assistant's message; empty if the call failed."""
         return json.loads(self.reply_json) if self.reply_json else {}
 
     @property
     def untrainable_reason(self) -> str:
-        """Why this call cannot be trained on, in words; empty where it can."""
+        """Why this call cannot be trained on; empty if it can."""
         if self.error or self.status not in _OK:
             return f"failed with status {self.status}: {self.error}"
         if not self.prompt_ids or not self.response_ids:
@@ -96,12 +93,12 @@ class LLMCall:
 
 
 def check_ids(values: Iterable[int]) -> list[int]:
-    """``values`` as a list. Raises ``TypeError`` or ``OverflowError`` where one is no unsigned 32-bit integer."""
+    """``values`` as a list. Raises ``TypeError`` or ``OverflowError`` unless all are unsigned 32-bit integers."""
     return array(_UINT32, values).tolist()
 
 
 def to_json(value: Any) -> str:
-    """``value`` as JSON that any store accepts: readable, but escaped where it holds half a surrogate pair."""
+    """``value`` as compact JSON. Non-ASCII characters are escaped only if ``value`` contains a lone surrogate."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         text.encode()
@@ -110,77 +107,82 @@ def to_json(value: Any) -> str:
     return text
 
 
-def to_span(call: LLMCall) -> Span:
-    """The one span of a call. Every attribute is a str, an int or a list of str: what a store takes, always."""
-    from agentlightning.types import Span, TraceStatus
-
-    values: dict[str, Any] = {
-        names.OPERATION: "chat",
-        names.REQUEST_MODEL: _text(call.model),
-        names.AGENT: _text(call.agent),
-        names.INPUT_MESSAGES: call.messages_json,
-        names.FINISH_REASONS: [_text(call.finish_reason)],
-        names.INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
-        names.OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
-        names.STATUS: call.status,
-        names.PROMPT_IDS: _pack(_UINT32, call.prompt_ids),
-        names.RESPONSE_IDS: _pack(_UINT32, call.response_ids),
-        names.LOGPROBS: _pack("f", call.logprobs),
+def to_span(call: LLMCall) -> SpanRecord:
+    """The span of a call. Attributes are str, int or lists of str, which every store accepts."""
+    attributes: dict[str, Any] = {
+        semconv.OPERATION: "chat",
+        semconv.REQUEST_MODEL: _valid_unicode(call.model),
+        semconv.AGENT: _valid_unicode(call.agent),
+        semconv.INPUT_MESSAGES: call.messages_json,
+        semconv.FINISH_REASONS: [_valid_unicode(call.finish_reason)],
+        semconv.INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
+        semconv.OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
+        semconv.STATUS: call.status,
+        semconv.PROMPT_IDS: _pack(_UINT32, call.prompt_ids),
+        semconv.RESPONSE_IDS: _pack(_UINT32, call.response_ids),
+        semconv.LOGPROBS: _pack("f", call.logprobs),
     }
-    optional = {
-        names.TOOLS: call.tools_json,
-        names.OUTPUT_MESSAGES: call.reply_json,
-        names.ERROR: _text(call.error),
+    error = _valid_unicode(call.error)
+    texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: error}
+    attributes.update({name: text for name, text in texts.items() if text})
+    versions = {
+        semconv.WEIGHTS_VERSION: call.weights_version,
+        semconv.FIRST_WEIGHTS_VERSION: call.first_weights_version,
     }
-    values.update({name: value for name, value in optional.items() if value})
-    if call.weights_version is not None:
-        values[names.WEIGHTS_VERSION] = call.weights_version
-    if call.first_weights_version is not None:
-        values[names.FIRST_WEIGHTS_VERSION] = call.first_weights_version
-    failed = bool(call.error) or call.status not in _OK
-    return Span.from_attributes(
-        attributes=values,
+    attributes.update({name: version for name, version in versions.items() if version is not None})
+    return SpanRecord(
+        name=semconv.SPAN_NAME,
         rollout_id=call.rollout_id,
         attempt_id=call.attempt_id,
         sequence_id=call.sequence,
-        name=names.SPAN_NAME,
+        attributes=attributes,
         start_time=call.started,
         end_time=call.ended,
-        status=TraceStatus(status_code="ERROR", description=_text(call.error)) if failed else None,
+        error=error if error or call.status not in _OK else None,
     )
 
 
-def is_call_span(span: Any) -> bool:
-    """Whether a span of the store is a call's: others are rewards, or a framework's own."""
-    return names.PROMPT_IDS in (span.attributes or {})
-
-
 def from_span(span: Any) -> LLMCall:
-    """The call that :func:`to_span` wrote. ``span`` is Agent Lightning's Span, or anything with its fields."""
+    """The call that :func:`to_span` wrote."""
     get = span.attributes.get
-    ids = _unpack(_UINT32, get(names.PROMPT_IDS)), _unpack(_UINT32, get(names.RESPONSE_IDS, ""))
+    prompt_ids = _unpack(_UINT32, get(semconv.PROMPT_IDS))
+    response_ids = _unpack(_UINT32, get(semconv.RESPONSE_IDS, ""))
     return LLMCall(
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence=span.sequence_id,
-        agent=get(names.AGENT, ""),
-        model=get(names.REQUEST_MODEL, ""),
-        prompt_ids=ids[0],
-        response_ids=ids[1],
-        prompt_tokens=0 if ids[0] else get(names.INPUT_TOKENS, 0),
-        response_tokens=0 if ids[1] else get(names.OUTPUT_TOKENS, 0),
-        logprobs=_unpack("f", get(names.LOGPROBS, "")),
-        finish_reason="".join(get(names.FINISH_REASONS, ())),
-        weights_version=get(names.WEIGHTS_VERSION),
-        first_weights_version=get(names.FIRST_WEIGHTS_VERSION),
+        agent=get(semconv.AGENT, ""),
+        model=get(semconv.REQUEST_MODEL, ""),
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        prompt_tokens=0 if prompt_ids else get(semconv.INPUT_TOKENS, 0),
+        response_tokens=0 if response_ids else get(semconv.OUTPUT_TOKENS, 0),
+        logprobs=_unpack("f", get(semconv.LOGPROBS, "")),
+        finish_reason="".join(get(semconv.FINISH_REASONS, ())),
+        weights_version=get(semconv.WEIGHTS_VERSION),
+        first_weights_version=get(semconv.FIRST_WEIGHTS_VERSION),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,
-        status=get(names.STATUS, 200),
-        error=get(names.ERROR, ""),
-        messages_json=get(names.INPUT_MESSAGES, "[]"),
-        tools_json=get(names.TOOLS, ""),
-        reply_json=get(names.OUTPUT_MESSAGES, ""),
+        status=get(semconv.STATUS, 200),
+        error=get(semconv.ERROR, ""),
+        messages_json=get(semconv.INPUT_MESSAGES, "[]"),
+        tools_json=get(semconv.TOOLS, ""),
+        reply_json=get(semconv.OUTPUT_MESSAGES, ""),
     )
+
+
+def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
+    """Every call among ``spans``, in order, with its emitted reward. Other spans are ignored."""
+    spans = list(spans)
+    calls = [from_span(span) for span in spans if semconv.PROMPT_IDS in (span.attributes or {})]
+    calls.sort(key=lambda call: (call.sequence, call.started))
+    rewards = call_rewards([call.sequence for call in calls], spans)
+    return [replace(call, reward=rewards[index]) if index in rewards else call for index, call in enumerate(calls)]
+
+
+def calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
+    """The calls that can be trained on, in order: those without an :attr:`LLMCall.untrainable_reason`."""
+    return [call for call in all_calls_from_spans(spans) if not call.untrainable_reason]
 
 
 def _pack(typecode: str, values: Sequence[float]) -> str:
@@ -198,5 +200,5 @@ def _unpack(typecode: str, text: str) -> list[Any]:
     return packed.tolist()
 
 
-def _text(value: str) -> str:
+def _valid_unicode(value: str) -> str:
     return value.encode("utf-8", "replace").decode()

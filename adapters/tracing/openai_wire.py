@@ -1,8 +1,8 @@
-"""What goes over the wire: OpenAI chat completions, with the token ids that vLLM adds when asked to.
+"""OpenAI chat completions on the wire, with the token ids that vLLM adds on request.
 
-Whole replies have ``prompt_token_ids`` at the top and ``token_ids`` in the choice. Streams have ``prompt_token_ids`` in
-the first chunk and each chunk's ``token_ids`` beside its ``delta``. This is read after the agent has its reply, so
-nothing here costs the agent time, and nothing here may raise: a reply that cannot be read is a failed call.
+A whole reply has ``prompt_token_ids`` at the top level and ``token_ids`` in its choice. A stream has
+``prompt_token_ids`` in its first chunk and ``token_ids`` beside each ``delta``. Replies are read after the agent has
+them, and reading never raises: a reply that cannot be read is a failed call.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ __all__ = [
 CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
 SESSION_HEADER = "x-session-id"
-"""The header that tells a server, or a router before several, which rollout a request belongs to."""
+"""The header with the rollout of a request, for a server or for a router in front of several."""
 OnSampled = Callable[[Mapping[str, Any]], None]
-"""Gets the fields of the :class:`LLMCall` that a policy in this process has sampled, or its ``error`` alone."""
+"""Takes the fields of the :class:`LLMCall` that a policy in this process has sampled, or only its ``error``."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
-_MOST_TOKENS = 1 << 31  # a count above is none, and no store takes any number
+_MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _DONE = b"\ndata: [DONE]"
 
 
 class RefusedError(Exception):
-    """A request that is answered here, with ``status``, and not by the policy."""
+    """A request that the proxy answers itself, with ``status``."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's API words it."""
+        """The error as OpenAI's API formats it."""
         kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
         return error_body(str(self), kind=kind, status=self.status)
 
 
 @dataclass(slots=True, kw_only=True)
 class HttpExchange:
-    """One request and its reply, as raw as the proxy handled them."""
+    """One request and its reply, not yet parsed."""
 
     rollout_id: str
     attempt_id: str
@@ -70,12 +70,12 @@ class HttpExchange:
     body: bytes = b""
     streamed: bool = False
     sampled: Mapping[str, Any] | None = None
-    """What a policy in this process told (:data:`OnSampled`)."""
+    """What a policy in this process gave to :data:`OnSampled`, in place of ``body``."""
     error: str = ""
 
 
 def read_request(body: bytes) -> dict[str, Any]:
-    """The request in ``body``. Raises :class:`RefusedError`."""
+    """Parse a request. Raises :class:`RefusedError`."""
     try:
         payload = json.loads(body)
     except ValueError as error:
@@ -86,15 +86,15 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 
 def check_one_sample(request: Mapping[str, Any]) -> None:
-    """Raises :class:`RefusedError` where more than one choice is asked for: an agent can only go on from one."""
+    """Raise :class:`RefusedError` if the request asks for more than one choice."""
     if request.get("n") not in (None, 1):
         raise RefusedError(400, f"n is {request['n']!r}, but one call is one sample here: send n=1, several times")
 
 
 def calling_agent(headers: Mapping[str, str]) -> str:
-    """The calling agent or node: our header, else the ``agent`` entry of W3C baggage, else empty.
+    """The name of the calling agent: our header, else the ``agent`` entry of W3C baggage, else empty.
 
-    ``headers`` ignore case.
+    ``headers`` must ignore case.
     """
     if AGENT_HEADER in headers:
         return headers[AGENT_HEADER]
@@ -106,27 +106,27 @@ def calling_agent(headers: Mapping[str, str]) -> str:
 
 
 def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
-    """Whether a stream's ``[DONE]`` came with ``chunk``, the last part of what was ``received``."""
+    """Whether ``chunk``, the last part of ``received``, brought the stream's ``[DONE]``."""
     return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
 
 
 def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
-    """The request that is sent on: as the agent made it, and (with ``ids``) asking for token ids and their logprobs."""
+    """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true."""
     sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
     if model is not None:
         sent["model"] = model
-    if sent.get("top_logprobs", 0) is None:  # vLLM streams no logprobs at all where this is null
+    if sent.get("top_logprobs", 0) is None:  # with null, vLLM streams no logprobs at all
         del sent["top_logprobs"]
     return sent
 
 
 def error_body(message: str, *, kind: str, status: int) -> dict[str, Any]:
-    """An error as OpenAI's API words it, so that every client raises it as its own error type."""
+    """An error as OpenAI's API formats it, so that every client raises its own error type."""
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
 def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
-    """The call that took place. Never raises: what cannot be read becomes the call's error."""
+    """The call of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
     request = exchange.request
     reply: dict[str, Any] = {}
     error = exchange.error
@@ -140,8 +140,8 @@ def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
                 reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
-    said = {name: reply.pop(name, None) for name in _VERSIONS}
-    versions: dict[str, Any] = {name: version for name, version in said.items() if isinstance(version, int)}
+    versions: dict[str, Any] = {name: reply.pop(name, None) for name in _VERSIONS}
+    versions = {name: version for name, version in versions.items() if isinstance(version, int)}
     return LLMCall(
         rollout_id=exchange.rollout_id,
         attempt_id=exchange.attempt_id,
@@ -159,15 +159,14 @@ def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
     )
 
 
-def _read_sampled(told: Mapping[str, Any]) -> dict[str, Any]:
-    if "error" in told:
-        return {"error": str(told["error"])}
-    logprobs = [float(logprob) for logprob in told["logprobs"]]
+def _read_sampled(sampled: Mapping[str, Any]) -> dict[str, Any]:
+    if "error" in sampled:
+        return {"error": str(sampled["error"])}
     return {
-        **told,
-        "prompt_ids": _ids(told["prompt_ids"]),
-        "response_ids": _ids(told["response_ids"]),
-        "logprobs": logprobs,
+        **sampled,
+        "prompt_ids": _ids(sampled["prompt_ids"]),
+        "response_ids": _ids(sampled["response_ids"]),
+        "logprobs": [float(logprob) for logprob in sampled["logprobs"]],
     }
 
 
@@ -176,7 +175,7 @@ def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "prompt_ids": _ids(reply.get("prompt_token_ids")),
         "response_ids": _ids(choice.get("token_ids")),
-        **_counted(reply),
+        **_token_counts(reply),
         "logprobs": _logprobs(choice),
         "finish_reason": str(choice.get("finish_reason") or ""),
         "reply_json": to_json(choice["message"]),
@@ -195,7 +194,7 @@ def _read_stream(body: bytes) -> dict[str, Any]:
             return {"error": _error_message(json.dumps(event).encode())}
         prompt_ids = prompt_ids or _ids(event.get("prompt_token_ids"))
         versions |= _versions(event)
-        counted |= _counted(event)
+        counted |= _token_counts(event)
         for choice in event.get("choices") or ():  # a usage chunk has none
             response_ids += _ids(choice.get("token_ids"))
             logprobs += _logprobs(choice)
@@ -246,13 +245,13 @@ def _versions(reply: Mapping[str, Any]) -> dict[str, Any]:
     return {name: reply[name] for name in _VERSIONS if name in reply}
 
 
-def _counted(reply: Mapping[str, Any]) -> dict[str, int]:
-    """The server's own count of tokens, which matters where it sends no ids."""
+def _token_counts(reply: Mapping[str, Any]) -> dict[str, int]:
+    """The server's token counts, if it sends no ids."""
     usage = reply.get("usage")
     if reply.get("prompt_token_ids") or not isinstance(usage, Mapping):
         return {}
     counts = {"prompt_tokens": usage.get("prompt_tokens"), "response_tokens": usage.get("completion_tokens")}
-    return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MOST_TOKENS}
+    return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MAX_TOKENS}
 
 
 def _ids(value: Any) -> list[int]:
@@ -265,7 +264,7 @@ def _logprobs(choice: Mapping[str, Any]) -> list[float]:
 
 
 def _error_message(body: bytes) -> str:
-    """The message in an error body: OpenAI's shape, an older server's flat one, or the text as it is."""
+    """The message in an error body: in OpenAI's format, in the flat one of older servers, or the body itself."""
     try:
         parsed = json.loads(body)
         error = parsed.get("error", parsed)

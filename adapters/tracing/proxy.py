@@ -1,12 +1,12 @@
-"""The LLM proxy: between any agent and the policy, it records every call and changes none.
+"""The LLM proxy: it stands between any agent and the policy, records every call and changes none.
 
-The rollout and attempt are in the URL, so an agent in any language is traced by giving it a base URL. Replies are
-passed on byte for byte, streams chunk by chunk, errors with their status; reading a reply and storing it happen
-afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one more local hop and nothing
-else; where the policy is in this process, not even that.
+The URL says which rollout and attempt a call belongs to, so an agent in any language is traced by giving it a base URL.
+Replies are passed on byte for byte, streams chunk by chunk, errors with their status. Replies are parsed and stored
+afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop and no more; with a
+policy in this process not even that.
 
-One process, one event loop: start it where the store lives. A request for more than one choice (``n``) is refused,
-because a conversation can only go on from one of them and the others would be samples that nobody judged.
+One process, one event loop: start the proxy where the store is. A request for more than one choice (``n``) is refused,
+because a conversation can go on from only one of them, and the others would be samples without a reward.
 
     UserError
     ├── ProxyError              the proxy cannot start
@@ -24,13 +24,13 @@ import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
 
+from groundwire.adapters.tracing.calls import to_span
 from groundwire.adapters.tracing.openai_wire import (
     CLIENT_GONE,
     SESSION_HEADER,
@@ -41,22 +41,24 @@ from groundwire.adapters.tracing.openai_wire import (
     check_one_sample,
     error_body,
     has_ended,
+    read_exchange,
     read_request,
     traced_request,
 )
-from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanStore, SpanWriter
+from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
+from groundwire.adapters.tracing.spans import SpanSink
 from groundwire.tools.errors import UserError
+from groundwire.tools.http_server import HttpServer
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 64 << 20
-_BACKLOG = 1024
 _CONNECT_S = 10.0
-# Servers close idle connections after 5 s (uvicorn's default, and so vLLM's): let go of them first.
+# Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
 _KEEPALIVE_S = 3.0
-_PASSED_ON = ("Authorization",)
-_PASSED_BACK = ("Content-Type", "Retry-After", "X-Request-Id")
+_FORWARDED_HEADERS = ("Authorization",)
+_RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
 
 
 class ProxyError(UserError):
@@ -72,12 +74,12 @@ class HostUnusableError(ProxyError):
 
 
 class PortInUseError(ProxyError):
-    """Something else listens on the port."""
+    """Another program listens on the port."""
 
 
 class LocalPolicy(Protocol):
-    """A policy in this process. It answers on the agent's own connection: a second one, with every id and logprob as
-    JSON, was a third of the work of a rollout.
+    """A policy in this process. It answers on the agent's own connection: a second connection, with every id and logprob
+    as JSON, was a third of the work of a rollout.
     """
 
     model_name: str
@@ -87,8 +89,8 @@ class LocalPolicy(Protocol):
     ) -> web.StreamResponse:
         """Answer ``body`` on ``request``.
 
-        ``on_sampled`` is called before the agent can know that the reply is complete. A refused request is answered
-        with its status, without a call.
+        ``on_sampled`` is called before the agent can know that the reply is complete. If the request is refused, it is
+        not called, and the response has the status.
         """
         ...
 
@@ -97,71 +99,66 @@ class LocalPolicy(Protocol):
         ...
 
 
-class LLMProxy:
-    """Trace every chat completion of every rollout into a Lightning store.
+class LLMProxy(HttpServer):
+    """Traces every chat completion of every rollout into ``sink``.
 
-    ``upstreams`` are OpenAI base URLs ending in ``/v1``; the list may be replaced while calls are running. A rollout
-    keeps to one of them, so its growing prompt stays in that server's prefix cache. ``model``, where given, replaces
-    the name that the agent asks for. ``timeout_s`` is how long a server may stay silent. For a server that is somebody
-    else's: ``api_key``, where given, replaces the agent's, so that no agent has to know it; without ``ids`` it is not
-    asked for token ids, which some refuse. In the place of all these, ``policy`` is one in this process.
+    Args:
+        sink: where spans are written.
+        policy: a policy in this process; the alternative to ``upstreams`` and the options below.
+        upstreams: OpenAI base URLs that end in ``/v1``. The list may be replaced while calls are running. All calls of a
+            rollout go to one of them, whose prefix cache then holds the growing prompt.
+        model: replaces the model's name in requests.
+        api_key: replaces the agent's API key, so that agents need not know it.
+        ids: whether to ask for token ids, which some servers refuse.
+        host: the address to listen on.
+        port: the port to listen on; 0 takes any free one.
+        timeout_s: how long a server may be silent, in seconds.
+        drain_timeout_s: how long :meth:`stop` waits for calls and for the store, in seconds.
     """
 
     def __init__(
         self,
         *,
-        upstreams: Sequence[str] = (),
+        sink: SpanSink,
         policy: LocalPolicy | None = None,
-        store: SpanStore,
+        upstreams: Sequence[str] = (),
         model: str | None = None,
+        api_key: str | None = None,
+        ids: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = 600.0,
         drain_timeout_s: float = 30.0,
-        api_key: str | None = None,
-        ids: bool = True,
     ) -> None:
+        super().__init__(host=host, port=port, drain_timeout_s=drain_timeout_s)
         if policy is not None and upstreams:
             raise TypeError("give either the upstreams or a policy in this process, not both")
         if isinstance(upstreams, str):
             raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
         self.upstreams: Sequence[str] = list(upstreams)
         self.model = model
-        self.host, self.port = host, port
-        self._policy, self._store, self._ids = policy, store, ids
+        self._policy, self._sink, self._ids, self._timeout_s = policy, sink, ids, timeout_s
         self._authorization = None if api_key is None else f"Bearer {api_key}"
-        self._timeout_s, self._drain_timeout_s = timeout_s, drain_timeout_s
-        self._runner: web.AppRunner | None = None
         self._session: aiohttp.ClientSession
         self._writer: SpanWriter
 
-    async def __aenter__(self) -> LLMProxy:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Listen. Raises :class:`ProxyError`; ``port`` is the real one afterwards."""
-        if self._runner is not None:
-            raise ProxyError(f"the proxy is already running on port {self.port}")
-        import agentlightning.types  # noqa: F401  (seconds of import: now, not in the first call)
-
+    def application(self) -> web.Application:
+        """The routes of the proxy."""
         app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
         for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):  # Agent Lightning's own resources leave out the /v1
             app.router.add_post(f"{prefix}/chat/completions", self._chat)
             app.router.add_get(f"{prefix}/models", self._models)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_route("*", "/{path:.*}", _untraced)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=self._drain_timeout_s)
-        await runner.setup()
+        app.router.add_route("*", "/{path:.*}", _not_found)
+        return app
+
+    async def start(self) -> None:
+        """Listen; ``port`` is the real one afterwards. Raises :class:`ProxyError`."""
+        if self._runner is not None:
+            raise ProxyError(f"the proxy is already running on port {self.port}")
         try:
-            await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()
+            await super().start()
         except OSError as error:
-            await runner.cleanup()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise HostUnusableError(
                     f"cannot listen on {self.host}, which is no address of this machine: give one of its own with "
@@ -178,14 +175,12 @@ class LLMProxy:
                 f"port {self.port} on {self.host} is in use: stop what listens there, give another one with "
                 "--proxy-port, or leave it out for any that is free"
             ) from error
-        self.port = runner.addresses[0][1]
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._timeout_s),
             headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
         )
-        self._writer = SpanWriter(self._store)
-        self._runner = runner
+        self._writer = SpanWriter(self._sink)
 
     async def stop(self) -> None:
         """Take no more calls, wait for those that are running, write every one, and close.
@@ -195,22 +190,21 @@ class LLMProxy:
         """
         if self._runner is None:
             return
-        runner, self._runner = self._runner, None
         try:
-            await runner.cleanup()
-            await self._writer.close(timeout_s=self._drain_timeout_s)
+            await super().stop()
+            await self._writer.close(timeout_s=self.drain_timeout_s)
         finally:
             await self._session.close()
 
     def base_url(self, rollout_id: str, attempt_id: str) -> str:
-        """The base URL that an attempt's agent is given; any OpenAI client takes it."""
+        """The base URL for the agent of an attempt; any OpenAI client takes it."""
         rollout, attempt = quote(rollout_id, safe=""), quote(attempt_id, safe="")
         return f"http://{self.host}:{self.port}/rollout/{rollout}/attempt/{attempt}/v1"
 
     async def flush(self, rollout_id: str | None = None) -> None:
-        """Wait until every call that was answered so far (of one rollout) is in the store.
+        """Wait until every call answered so far (of one rollout) is in the store.
 
-        Raises :class:`SpansNotStoredError` where the store refused one for good.
+        Raises :class:`SpansNotStoredError` where the store refused one.
         """
         await self._writer.flush(rollout_id)
 
@@ -221,16 +215,16 @@ class LLMProxy:
             agent=calling_agent(request.headers),
             started=time.time(),
         )
-        ticket = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
+        pending = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
         try:
             exchange.request = read_request(await request.read())
             check_one_sample(exchange.request)
             if self._policy is not None:
-                return await self._ask(self._policy, request, exchange, ticket)
-            return await self._forward(request, exchange, ticket)
+                return await self._ask_policy(self._policy, request, exchange, pending)
+            return await self._forward(request, exchange, pending)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
-            return _response(refused)
+            return _refusal(refused)
         except BaseException as error:  # a cancelled handler, or a fault of ours: the call is recorded all the same
             if not exchange.ended:
                 gone = isinstance(error, (asyncio.CancelledError, ConnectionResetError))
@@ -240,37 +234,37 @@ class LLMProxy:
                 )
             raise
         finally:
-            self._finish(exchange, ticket)
+            self._finish(exchange, pending)
 
-    async def _ask(
-        self, policy: LocalPolicy, request: web.Request, exchange: HttpExchange, ticket: PendingSpan
+    async def _ask_policy(
+        self, policy: LocalPolicy, request: web.Request, exchange: HttpExchange, pending: PendingSpan
     ) -> web.StreamResponse:
         def on_sampled(sampled: Mapping[str, Any]) -> None:
             exchange.sampled = sampled
-            self._finish(exchange, ticket)
+            self._finish(exchange, pending)
 
         body = {**exchange.request, "model": policy.model_name}
-        response = await policy.chat(request, body, session=_session(exchange), on_sampled=on_sampled)
+        response = await policy.chat(request, body, session=_session_id(exchange), on_sampled=on_sampled)
         if not exchange.ended:  # a refusal
             assert isinstance(response, web.Response)
             exchange.status, exchange.body = response.status, (response.text or "").encode()
         return response
 
-    async def _forward(self, request: web.Request, exchange: HttpExchange, ticket: PendingSpan) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, exchange: HttpExchange, pending: PendingSpan) -> web.StreamResponse:
         url = self._upstream(exchange.rollout_id)
         sent = json.dumps(traced_request(exchange.request, model=self.model, ids=self._ids)).encode()
+        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
+        if self._authorization is not None:
+            headers["Authorization"] = self._authorization
+        headers[SESSION_HEADER] = _session_id(exchange)
         try:
-            headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
-            if self._authorization is not None:
-                headers["Authorization"] = self._authorization
-            headers[SESSION_HEADER] = _session(exchange)
             async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
                 exchange.status = reply.status
                 if reply.content_type == "text/event-stream":
                     exchange.streamed = True
-                    return await self._relay(request, reply, exchange, ticket)
+                    return await self._relay(request, reply, exchange, pending)
                 exchange.body = await reply.read()
-                return web.Response(status=reply.status, body=exchange.body, headers=_headers_back(reply))
+                return web.Response(status=reply.status, body=exchange.body, headers=_returned_headers(reply))
         except asyncio.TimeoutError as error:
             raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
         except aiohttp.ClientError as error:
@@ -284,13 +278,13 @@ class LLMProxy:
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise
-            # A kept connection that the server had just closed. Nothing was sampled, so asking again is safe.
+            # The server had just closed this kept connection. Nothing was sampled, so asking again is safe.
             return await self._session.post(url, data=body, headers=headers)
 
     async def _relay(
-        self, request: web.Request, reply: aiohttp.ClientResponse, exchange: HttpExchange, ticket: PendingSpan
+        self, request: web.Request, reply: aiohttp.ClientResponse, exchange: HttpExchange, pending: PendingSpan
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=reply.status, headers=_headers_back(reply))
+        response = web.StreamResponse(status=reply.status, headers=_returned_headers(reply))
         await response.prepare(request)
         received = bytearray()
         try:
@@ -299,7 +293,7 @@ class LLMProxy:
                 if has_ended(received, chunk):
                     # Recorded before the client can know that the reply is complete, so that a flush never misses it.
                     exchange.body = bytes(received)
-                    self._finish(exchange, ticket)
+                    self._finish(exchange, pending)
                 await response.write(chunk)
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
             if isinstance(error, aiohttp.ClientConnectionResetError):  # writing to a client that left
@@ -317,31 +311,31 @@ class LLMProxy:
         url = self._upstream(request.match_info.get("rollout_id", ""))
         try:
             async with self._session.get(f"{url}/models") as reply:
-                return web.Response(status=reply.status, body=await reply.read(), headers=_headers_back(reply))
+                return web.Response(status=reply.status, body=await reply.read(), headers=_returned_headers(reply))
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
-            return _response(RefusedError(502, f"the policy server at {url} did not answer: {error!r}"))
+            return _refusal(RefusedError(502, f"the policy server at {url} did not answer: {error!r}"))
 
     def _upstream(self, rollout_id: str) -> str:
         if not self.upstreams:
             raise RefusedError(503, "no policy server is set: give the proxy's upstreams at least one base URL")
         return self.upstreams[zlib.crc32(rollout_id.encode()) % len(self.upstreams)].rstrip("/")
 
-    def _finish(self, exchange: HttpExchange, ticket: PendingSpan) -> None:
+    def _finish(self, exchange: HttpExchange, pending: PendingSpan) -> None:
         if not exchange.ended:
             exchange.ended = time.time()
-            self._writer.finish(ticket, exchange)
+            self._writer.finish(pending, lambda sequence: to_span(read_exchange(exchange, sequence=sequence)))
 
 
-def _session(exchange: HttpExchange) -> str:
+def _session_id(exchange: HttpExchange) -> str:
     return quote(exchange.rollout_id, safe="")
 
 
-def _response(refused: RefusedError) -> web.Response:
+def _refusal(refused: RefusedError) -> web.Response:
     return web.json_response(refused.body(), status=refused.status)
 
 
-async def _untraced(request: web.Request) -> web.StreamResponse:
-    return _response(
+async def _not_found(request: web.Request) -> web.StreamResponse:
+    return _refusal(
         RefusedError(
             404,
             f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
@@ -350,5 +344,5 @@ async def _untraced(request: web.Request) -> web.StreamResponse:
     )
 
 
-def _headers_back(reply: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: reply.headers[name] for name in _PASSED_BACK if name in reply.headers}
+def _returned_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: reply.headers[name] for name in _RETURNED_HEADERS if name in reply.headers}

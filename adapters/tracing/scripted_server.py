@@ -1,9 +1,8 @@
-"""A policy that follows a script, over real HTTP: for the tests of agents, backends and trainers.
+"""A policy server that follows a script, for tests of agents, backends and trainers over real HTTP.
 
-It speaks the part of the protocol that training depends on (token ids, logprobs, streams, tool calls, errors, silence),
-so what is tested against it is tested against the wire and not against a stand-in for a client. Its "tokenizer" is
-UTF-8 bytes with one marker a role, so the prompt of a next turn begins with the last prompt and reply, as it does with
-a real chat template.
+It speaks the part of the protocol that training depends on: token ids, logprobs, streams, tool calls, errors, silence.
+Its tokenizer is UTF-8 bytes with one marker for each role, so the next prompt of a conversation begins with the last
+prompt and reply, as with a real chat template.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+
+from groundwire.tools.http_server import HttpServer
 
 __all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
 
@@ -27,7 +27,7 @@ _ERROR = 400
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the server answers. Ids left None come from the text; ``status`` of 400 and above is an error reply."""
+    """One scripted reply. Ids that are None come from the text; a ``status`` from 400 on makes it an error."""
 
     text: str = ""
     tool_calls: Sequence[Mapping[str, Any]] = ()
@@ -39,11 +39,11 @@ class Reply:
     weights_version: int | None = None
     status: int = 200
     code: str | None = None
-    """Of an error reply: ``context_length_exceeded``; its status where it is None."""
+    """Of an error reply, e.g. ``context_length_exceeded``; None repeats the status."""
     delay_s: float = 0.0
-    """Silence before the reply; in a stream, before its last chunk."""
+    """Silence before the reply, or before the last chunk of a stream."""
     breaks_off: bool = False
-    """In a stream: the connection is closed before the last chunk."""
+    """Close the connection before the last chunk of a stream."""
 
 
 Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
@@ -65,51 +65,37 @@ def render(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """A message's text, whether it stands as a string, in parts, or not at all."""
+    """The text of a message whose content is a string, a list of parts, or missing."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-@dataclass
-class ScriptedPolicyServer:
+class ScriptedPolicyServer(HttpServer):
     """``async with ScriptedPolicyServer(replies=["SELECT 1"]) as server: … server.base_url``.
 
-    ``replies`` are given in order of the requests, or made by a function of the request. A request past the end of the
-    script gets status 500 and a message that says so. ``requests`` keeps every request's body.
+    ``replies`` are given in the order of the requests, or made by a function of the request's body. A request beyond the
+    end of the script is answered with status 500.
     """
 
-    replies: Script
-    model: str = "scripted"
-    base_url: str = ""
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    cancelled: int = 0
-    """Requests whose client went away before the reply was complete."""
-    _runner: web.AppRunner | None = None
+    def __init__(self, replies: Script, *, model: str = "scripted") -> None:
+        super().__init__(drain_timeout_s=0.1)
+        self.replies, self.model = replies, model
+        self.requests: list[dict[str, Any]] = []
+        """The body of every request."""
+        self.cancelled = 0
+        """Requests whose client disconnected before the reply was complete."""
 
-    async def __aenter__(self) -> ScriptedPolicyServer:
-        await self.start()
-        return self
+    @property
+    def base_url(self) -> str:
+        """The OpenAI base URL."""
+        return f"http://{self.host}:{self.port}/v1"
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Listen on a free local port; ``base_url`` is set."""
+    def application(self) -> web.Application:
+        """The routes of the server."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-
-    async def stop(self) -> None:
-        """Close; replies still to come are cut off."""
-        if self._runner is not None:
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        return app
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
@@ -162,7 +148,7 @@ class ScriptedPolicyServer:
         return completion
 
     async def _stream(self, request: web.Request, body: dict[str, Any], reply: Reply) -> web.StreamResponse:
-        """As vLLM does: the prompt's ids in a first, empty chunk, then one chunk a token, then ``[DONE]``."""
+        """Like vLLM: first an empty chunk with the prompt's ids, then a chunk for each token, then ``[DONE]``."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         head = self._head("chat.completion.chunk", reply)
@@ -215,19 +201,12 @@ def _finish_reason(reply: Reply) -> str:
     return reply.finish_reason or ("tool_calls" if reply.tool_calls else "stop")
 
 
-def _text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The OpenAI API takes a message's text whole or in parts; agents with MCP tools send parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.get("text", "") for part in content)
-
-
 def _call_text(call: Mapping[str, Any]) -> str:
     return json.dumps(call["function"], sort_keys=True)
 
 
 def _deltas(reply: Reply, count: int) -> list[dict[str, Any]]:
-    """One delta a token: each character with its last byte, tool calls with the last token."""
+    """One delta for each token: a character with its last byte, tool calls with the last token."""
     deltas: list[dict[str, Any]] = [{} for _ in range(count)]
     position = -1
     for character in reply.text:

@@ -1,7 +1,7 @@
-"""The names of what a call's span carries, in one place.
+"""The name and the attributes of a call's span.
 
-The GenAI semantic conventions of OpenTelemetry are used wherever they have a name, so that any trace viewer shows the
-spans sensibly. What they have no name for, which is exactly what training needs, is under ``groundwire.``.
+Names of OpenTelemetry's GenAI semantic conventions where there is one, so that any trace viewer can show the spans;
+``groundwire.`` for what training needs beyond them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ STATUS = "http.response.status_code"
 ERROR = "error.message"
 
 PROMPT_IDS = "groundwire.prompt_token_ids"
-"""Base64 of little-endian uint32. On every call's span, empty where it failed: it tells ours apart."""
+"""Base64 of little-endian uint32. Every call's span has it (empty where the call failed), and no other span."""
 RESPONSE_IDS = "groundwire.response_token_ids"
-"""Base64 of little-endian uint32: the tokens that the server sampled."""
+"""Base64 of little-endian uint32: the sampled tokens."""
 LOGPROBS = "groundwire.response_logprobs"
 """Base64 of little-endian float32, one for each response token."""
 WEIGHTS_VERSION = "groundwire.weights_version"
 FIRST_WEIGHTS_VERSION = "groundwire.first_weights_version"
-"""Where the weights changed under a reply: those of its first token."""
+"""The version at the first token, where the weights changed during a reply."""
 
 EMITTED = "groundwire.emitted"
-"""On what an agent emitted while it worked: such a reward is a call's, and never the rollout's."""
+"""On spans that an agent emitted while it ran: such a reward belongs to a call, never to the rollout."""
 AFTER_CALLS = "groundwire.after_calls"
-"""And how many calls there had been, where the client that makes them counted them."""
+"""On the same spans: the number of calls made before, where our own HTTP client counted them."""
 
 REWARD_PREFIX = "agentlightning.reward."
-"""Agent Lightning's own: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""
+"""Agent Lightning's name: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""

@@ -1,9 +1,9 @@
-"""Calls reach the store behind the agent's back: a reply never waits for the store, and the store never loses a call.
+"""Writes spans in the background: a reply never waits for the store, and no span is dropped while the store is away.
 
-Two tasks share the work. One takes sequence numbers in order of arrival, while the policy is still sampling, so that a
-reward emitted after a reply always comes after its call. The other turns finished calls into spans and adds them. Each
-rollout is written by itself, so a rollout that the store refuses holds up no other; what fails is tried again, with the
-same span ids, and a store that already has them skips them.
+Two tasks share the work. The first reserves sequence numbers in the order in which calls arrive, while the policy still
+samples, so that a reward emitted after a reply always gets a higher number than the call. The second builds the spans of
+finished calls and adds them. Rollouts are written separately, so one that is refused does not hold up the others. A
+write that fails is repeated with the same span ids, and spans that are stored already are skipped.
 """
 
 from __future__ import annotations
@@ -14,33 +14,21 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from groundwire.adapters.tracing.calls import to_span
-from groundwire.adapters.tracing.openai_wire import HttpExchange, read_exchange
+from groundwire.adapters.tracing.spans import SpanRecord, SpanSink, SpansRefusedError
 from groundwire.tools.errors import UserError
 
-__all__ = ["PendingSpan", "SpanStore", "SpanWriter", "SpansNotStoredError"]
+__all__ = ["MakeSpan", "PendingSpan", "SpanWriter", "SpansNotStoredError"]
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
+_WRITE_DELAY_S = 0.005
+"""How long finished calls are collected before they are written, unless a flush is waiting."""
+_BACKLOG = 256
+"""With so many finished calls waiting, writing no longer yields to requests, so that memory stays bounded."""
 
-_PAUSE_S = 0.005
-"""How long finished calls wait for the store where nobody waits for them: an agent's next call goes first."""
-_BEHIND = 256
-"""Finished calls from which on the store goes first: more arrive than are written, and they wait in memory."""
-
-
-class SpanStore(Protocol):
-    """The part of a Lightning store that tracing needs."""
-
-    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
-        """One number for each pair, rising within a rollout."""
-        ...
-
-    async def add_many_spans(self, spans: Sequence[Any]) -> Sequence[Any]:
-        """Persist spans; spans that are already there are skipped."""
-        ...
+MakeSpan = Callable[[int], SpanRecord]
+"""Builds a span from its sequence number."""
 
 
 class SpansNotStoredError(UserError):
@@ -51,73 +39,67 @@ class SpansNotStoredError(UserError):
 
 @dataclass(slots=True, eq=False)
 class PendingSpan:
-    """A call's place in the queue, from its arrival until it is in the store."""
+    """A span from its arrival until it is stored."""
 
     rollout_id: str
     attempt_id: str
     sequence: int = 0
-    make: Callable[[int], Any] | None = None
-    """Its span, made of its sequence number; None as long as it is under way."""
-    span: Any = None
+    """0 until a number is reserved."""
+    make: MakeSpan | None = None
+    """None until the call has finished."""
+    record: SpanRecord | None = None
     stored: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Rollout and attempt."""
+    def attempt(self) -> tuple[str, str]:
+        """Rollout id and attempt id."""
         return self.rollout_id, self.attempt_id
 
 
 class SpanWriter:
-    """Numbers calls as they arrive and writes them once they are finished. Lives on one event loop."""
+    """Numbers spans in order of arrival and writes them once they are finished. Lives on one event loop."""
 
-    def __init__(self, store: SpanStore) -> None:
-        self._store = store
+    def __init__(self, sink: SpanSink) -> None:
+        self._sink = sink
         self._arrived: list[PendingSpan] = []
         self._finished: dict[PendingSpan, None] = {}
-        self._to_number, self._to_write, self._hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._to_number, self._to_write, self._flushing = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._refused: dict[str, Exception] = {}
         self._last_error: Exception | None = None
         self._tasks = [asyncio.create_task(self._number()), asyncio.create_task(self._write())]
 
     def reserve(self, rollout_id: str, attempt_id: str) -> PendingSpan:
-        """Take a call's place in the order, at its arrival."""
-        ticket = PendingSpan(rollout_id, attempt_id)
-        self._arrived.append(ticket)
+        """Give a span its place in the order of arrival."""
+        pending = PendingSpan(rollout_id, attempt_id)
+        self._arrived.append(pending)
         self._to_number.set()
-        return ticket
+        return pending
 
-    def finish(self, ticket: PendingSpan, exchange: HttpExchange) -> None:
-        """Queue a call for the store. The first time counts: a stream is finished before its last bytes are sent."""
-        self._finish(ticket, lambda sequence: to_span(read_exchange(exchange, sequence=sequence)))
-
-    def add(self, rollout_id: str, attempt_id: str, make: Callable[[int], Any]) -> None:
-        """Queue a span that is no call's, in its place among them; ``make`` gives it its sequence number."""
-        self._finish(self.reserve(rollout_id, attempt_id), make)
-
-    def _finish(self, ticket: PendingSpan, make: Callable[[int], Any]) -> None:
-        if ticket.make is None:
-            ticket.make = make
-            self._finished[ticket] = None
+    def finish(self, pending: PendingSpan, make: MakeSpan) -> None:
+        """Queue a reserved span to be written. Only the first call for a span counts."""
+        if pending.make is None:
+            pending.make = make
+            self._finished[pending] = None
             self._to_write.set()
 
     async def flush(self, rollout_id: str | None = None) -> None:
-        """Wait until every finished call (of one rollout) is in the store.
+        """Wait until all finished spans, or those of one rollout, are stored.
 
-        Raises :class:`SpansNotStoredError` where the store refused one for good.
+        Raises :class:`SpansNotStoredError` where some were refused.
         """
-        waiting = [t.stored for t in self._finished if rollout_id is None or t.rollout_id == rollout_id]
+        waiting = [p.stored for p in self._finished if rollout_id is None or p.rollout_id == rollout_id]
         if waiting:
-            self._hurry.set()
+            self._flushing.set()
             await asyncio.gather(*map(asyncio.shield, waiting))
         for refused, error in self._refused.items():
             if rollout_id in (None, refused):
                 raise SpansNotStoredError(f"the store refused a call of rollout {refused}: {error}") from error
 
     async def close(self, *, timeout_s: float) -> None:
-        """Write what is left, then end. Raises :class:`SpansNotStoredError` with the count where time runs out."""
+        """Write what is left and end. Raises :class:`SpansNotStoredError` with the count where time runs out."""
         if self._finished:
-            self._hurry.set()
-            await asyncio.wait([t.stored for t in self._finished], timeout=timeout_s)
+            self._flushing.set()
+            await asyncio.wait([p.stored for p in self._finished], timeout=timeout_s)
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -132,78 +114,72 @@ class SpanWriter:
         while True:
             await self._to_number.wait()
             self._to_number.clear()
-            groups = _by_rollout(self._arrived)
+            groups = _by_attempt(self._arrived)
             self._arrived = []
             await asyncio.gather(*map(self._number_group, groups))
             self._to_write.set()
 
-    async def _number_group(self, tickets: list[PendingSpan]) -> None:
+    async def _number_group(self, group: list[PendingSpan]) -> None:
         delay = _FIRST_RETRY_S
         numbers: Sequence[int]
         while True:
             try:
-                numbers = await self._store.get_many_span_sequence_ids([t.key for t in tickets])
-            except Exception as error:  # whatever it is, the calls are kept and asked for again
-                if _is_refusal(error):  # any number will do: the write is refused in turn, and says so
-                    numbers = range(1, len(tickets) + 1)
-                    break
-                delay = await self._back_off(error, delay)
-            else:
+                numbers = await self._sink.reserve_sequence_ids([p.attempt for p in group])
                 break
-        for ticket, number in zip(tickets, numbers, strict=True):
-            ticket.sequence = number
+            except SpansRefusedError:
+                numbers = range(1, len(group) + 1)  # writing them is refused, too, and reports it
+                break
+            except Exception as error:
+                delay = await self._wait_before_retry(error, delay)
+        for pending, number in zip(group, numbers, strict=True):
+            pending.sequence = number
 
     async def _write(self) -> None:
         delay = _FIRST_RETRY_S
         while True:
             await self._to_write.wait()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), _PAUSE_S)
-            self._hurry.clear()
+                await asyncio.wait_for(self._flushing.wait(), _WRITE_DELAY_S)
+            self._flushing.clear()
             self._to_write.clear()
-            ready = [t for t in self._finished if t.sequence]
-            for ticket in ready:
-                if ticket.span is None:
-                    assert ticket.make is not None
-                    ticket.span = ticket.make(ticket.sequence)
-                    if len(ready) < _BEHIND:
-                        await asyncio.sleep(0)  # requests go first
-            errors = await asyncio.gather(*map(self._write_group, _by_rollout(ready)))
+            ready = [p for p in self._finished if p.sequence]
+            for pending in ready:
+                if pending.record is None:
+                    assert pending.make is not None
+                    pending.record = pending.make(pending.sequence)
+                    if len(ready) < _BACKLOG:
+                        await asyncio.sleep(0)  # let requests go first
+            errors = await asyncio.gather(*map(self._write_group, _by_attempt(ready)))
             failures = [error for error in errors if error is not None]
             if failures:
-                delay = await self._back_off(failures[0], delay)
+                delay = await self._wait_before_retry(failures[0], delay)
                 self._to_write.set()
             else:
                 delay = _FIRST_RETRY_S
 
-    async def _write_group(self, tickets: list[PendingSpan]) -> Exception | None:
-        """Add one rollout's spans. Returns the error where it is worth another try."""
+    async def _write_group(self, group: list[PendingSpan]) -> Exception | None:
+        """Add the spans of one attempt. Returns the error where another try may help."""
         try:
-            await self._store.add_many_spans([t.span for t in tickets])
-        except Exception as error:  # the store is somebody else's code, and a call must outlive it
-            if not _is_refusal(error):
-                return error
-            self._refused[tickets[0].rollout_id] = error
-            _log.error("the store refused %d calls of rollout %s: %s", len(tickets), tickets[0].rollout_id, error)
-        for ticket in tickets:
-            del self._finished[ticket]
-            ticket.stored.set_result(None)
+            await self._sink.add_spans([p.record for p in group if p.record is not None])
+        except SpansRefusedError as error:
+            self._refused[group[0].rollout_id] = error
+            _log.error("the store refused %d calls of rollout %s: %s", len(group), group[0].rollout_id, error)
+        except Exception as error:
+            return error
+        for pending in group:
+            del self._finished[pending]
+            pending.stored.set_result(None)
         return None
 
-    async def _back_off(self, error: Exception, delay: float) -> float:
+    async def _wait_before_retry(self, error: Exception, delay: float) -> float:
         self._last_error = error
         _log.warning("the store failed (%r); trying again in %.2f s", error, delay)
         await asyncio.sleep(delay)
         return min(2 * delay, _LAST_RETRY_S)
 
 
-def _is_refusal(error: Exception) -> bool:
-    """A plain ValueError is the store's word for "no such rollout or attempt": asking again changes nothing."""
-    return type(error) is ValueError
-
-
-def _by_rollout(tickets: Sequence[PendingSpan]) -> list[list[PendingSpan]]:
+def _by_attempt(spans: Sequence[PendingSpan]) -> list[list[PendingSpan]]:
     groups: dict[tuple[str, str], list[PendingSpan]] = defaultdict(list)
-    for ticket in tickets:
-        groups[ticket.key].append(ticket)
+    for pending in spans:
+        groups[pending.attempt].append(pending)
     return list(groups.values())

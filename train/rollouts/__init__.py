@@ -1,3 +1,3 @@
 """Runs rollouts and collects their results."""
 
-import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
+import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)

@@ -1,8 +1,8 @@
 """Agent Lightning's tracer interface for many rollouts at once.
 
-Its own OpenTelemetry tracer holds one active trace per process and exports while everybody waits. This one may be
-entered by any number of rollouts. The proxy traces the LLM calls; this tracer knows which agents are running and stores
-what they emit (``agentlightning.emit_reward``). The context of the calling task says which rollout that belongs to.
+Agent Lightning's own OpenTelemetry tracer holds one active trace per process and blocks while it exports. This one
+serves any number of rollouts. The proxy traces the LLM calls; this tracer knows which agents are running, and stores
+the spans that they emit (``agentlightning.emit_reward``). The rollout is known from the context of the calling task.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from agentlightning.types import Attributes, Span, SpanCoreFields, TraceStatus
 
 from groundwire.adapters.tracing.emitted_spans import Emissions, current_emissions
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
+from groundwire.train.store.span_sink import LightningSpanSink
 
 __all__ = ["RolloutTracer"]
 
 _CLOSE_S = 5.0
 
 
-class _StoppedError(Exception):
-    """The pool stops; the rollout is for another runner."""
+class _PoolStoppedError(Exception):
+    """The runner pool stops; another runner gets the rollout."""
 
 
 class RolloutTracer(Tracer):
     """The tracer of all runners of one event loop.
 
-    ``tasks`` are those whose agent is at work: they may be cancelled, and their attempt then fails, so that the store
-    gives the rollout to another runner. (Cancelled anywhere else, agentlightning's runner reports a success.)
+    ``tasks`` are the tasks whose agent is running. Cancelling one fails its attempt, so that the store gives the rollout
+    to another runner. (A task that is cancelled outside of the agent is a success to Agent Lightning's runner.)
     """
 
     def __init__(self, stopping: asyncio.Event) -> None:
@@ -45,8 +46,8 @@ class RolloutTracer(Tracer):
     def trace_context(
         self, name: str | None = None, *, rollout_id: str | None = None, attempt_id: str | None = None
     ) -> AbstractAsyncContextManager[Any]:
-        """Around one attempt. Raises :class:`SpansNotStoredError` where the store refuses one of its calls."""
-        return self._at_work(rollout_id or "", attempt_id or "")
+        """Encloses one attempt. Raises :class:`SpansNotStoredError` where the store refuses an emitted span."""
+        return self._attempt(rollout_id or "", attempt_id or "")
 
     def create_span(
         self,
@@ -55,78 +56,78 @@ class RolloutTracer(Tracer):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """What an agent emits: it is put among the calls of the attempt that it works for."""
+        """Store a span that an agent emits, behind the calls that its attempt has made so far."""
         emissions = current_emissions()
         if emissions is None:
             raise RuntimeError(f"{name} was emitted outside of a rollout: emit it in the agent, or in what it calls")
-        fields = DummyTracer().create_span(name, attributes, timestamp, status)
-        emissions.add(fields)
-        return fields
-
-    def _writing(self) -> SpanWriter:
-        if self._writer is None:
-            assert self._store is not None
-            self._writer = SpanWriter(self._store)
-        return self._writer
+        span = DummyTracer().create_span(name, attributes, timestamp, status)
+        emissions.add(
+            span.name,
+            span.attributes,
+            start_time=span.start_time or 0.0,
+            end_time=span.end_time or 0.0,
+            error=(span.status.description or "") if span.status.status_code == "ERROR" else None,
+        )
+        return span
 
     @asynccontextmanager
-    async def _at_work(self, rollout_id: str, attempt_id: str) -> AsyncIterator[None]:
+    async def _attempt(self, rollout_id: str, attempt_id: str) -> AsyncIterator[None]:
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
         try:
             if self._stopping.is_set():
-                raise _StoppedError
-            emissions = Emissions(self._writing(), rollout_id=rollout_id, attempt_id=attempt_id)
+                raise _PoolStoppedError
+            writer = self._writer
+            if writer is None:
+                assert self._store is not None
+                writer = self._writer = SpanWriter(LightningSpanSink(self._store))
+            emissions = Emissions(writer, rollout_id=rollout_id, attempt_id=attempt_id)
             try:
-                with _active(self), emissions.listening():
+                with _active_tracer(self), emissions.activate():
                     yield
             except Exception:
-                await self._flush(rollout_id)
+                await writer.flush(rollout_id)
                 raise
-            await self._flush(rollout_id)
+            await writer.flush(rollout_id)
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise
-            raise _StoppedError from None
+            raise _PoolStoppedError from None
         finally:
             self.tasks.discard(task)
 
-    async def _flush(self, rollout_id: str) -> None:
-        if self._writer is not None:
-            await self._writer.flush(rollout_id)
-
     async def close(self) -> None:
-        """Write what is left and end."""
+        """Write the spans that are left."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
-            with suppress(SpansNotStoredError):  # of attempts that were given back: another makes its own calls
+            with suppress(SpansNotStoredError):  # of attempts that another runner repeats
                 await writer.close(timeout_s=_CLOSE_S)
 
     def get_last_trace(self) -> list[Span]:
-        """Nothing: the spans are in the store."""
+        """Always empty: the spans are in the store."""
         return []
 
 
-_at_work_lock = threading.Lock()
-_at_work_count = 0
+_lock = threading.Lock()
+_attempts_running = 0
 
 
 @contextmanager
-def _active(tracer: Tracer) -> Iterator[None]:
-    """Make it the one that emitters find, as long as any agent is at work in this process; another's stays.
+def _active_tracer(tracer: Tracer) -> Iterator[None]:
+    """Let Agent Lightning's emitters find ``tracer`` while any agent of this process runs; another active one stays.
 
-    Whose it is does not matter: all of them find the attempt by the context.
+    Any of several tracers will do: each finds the attempt by the context.
     """
-    global _at_work_count  # noqa: PLW0603 (Agent Lightning's own is one for the process, too)
-    with _at_work_lock:
-        _at_work_count += 1
+    global _attempts_running  # noqa: PLW0603 (Agent Lightning's active tracer is global, too)
+    with _lock:
+        _attempts_running += 1
         if get_active_tracer() is None:
             set_active_tracer(tracer)
     try:
         yield
     finally:
-        with _at_work_lock:
-            _at_work_count -= 1
-            if not _at_work_count and isinstance(get_active_tracer(), RolloutTracer):
+        with _lock:
+            _attempts_running -= 1
+            if not _attempts_running and isinstance(get_active_tracer(), RolloutTracer):
                 clear_active_tracer()

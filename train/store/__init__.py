@@ -1,3 +1,3 @@
 """The Lightning store: backends, server and client."""
 
-import groundwire.adapters._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
+import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)

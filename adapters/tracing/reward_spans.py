@@ -1,0 +1,76 @@
+"""Rewards among a rollout's spans: the rollout's own, and those that the agent emitted for its calls."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groundwire.adapters.tracing.semconv import AFTER_CALLS, EMITTED, REWARD_PREFIX
+
+__all__ = ["call_rewards", "reward_from_spans"]
+
+
+def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
+    """The rollout's reward: the last that was not emitted by the agent. A dict (primary first) if it has components.
+
+    A reward with components that is then returned as its primary value is one reward, and keeps its components.
+    """
+    rewards = [reward.values for reward in _rewards(spans) if not reward.emitted]
+    if not rewards:
+        return None
+    last = rewards[-1]
+    if len(rewards) > 1 and len(last) == 1 and _primary(rewards[-2]) == _primary(last):
+        last = rewards[-2]
+    return last if len(last) > 1 else _primary(last)
+
+
+def call_rewards(sequences: Sequence[int], spans: Iterable[Any]) -> dict[int, float]:
+    """The emitted reward of each call that has one, by the call's index in ``sequences``, the sorted calls' numbers.
+
+    An emitted reward belongs to the newest call before it; of several the last counts. A reward that is emitted after
+    the last call and then returned is the rollout's, and no call's.
+    """
+    rewards = _rewards(spans)
+    returned = next((reward for reward in reversed(rewards) if not reward.emitted), None)
+    found: dict[int, float] = {}
+    for reward in rewards:
+        index = bisect_left(sequences, reward.sequence) - 1
+        if reward.after_calls:
+            index = min(reward.after_calls, len(sequences)) - 1
+        value = _primary(reward.values)
+        repeated = returned is not None and index == len(sequences) - 1 and value == _primary(returned.values)
+        if index >= 0 and reward is not returned and not repeated:
+            found[index] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Reward:
+    sequence: int
+    values: dict[str, float]
+    emitted: bool
+    after_calls: int
+    """0 if the calls were not counted."""
+
+
+def _rewards(spans: Iterable[Any]) -> list[_Reward]:
+    """The finite rewards, in order."""
+    found = []
+    for span in spans:
+        values: dict[str, float] = {}
+        attributes, index = span.attributes or {}, 0
+        while (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is not None:
+            values[str(attributes.get(f"{REWARD_PREFIX}{index}.name", index))] = float(value)
+            index += 1
+        if values and all(map(math.isfinite, values.values())):
+            emitted, after_calls = bool(attributes.get(EMITTED)), int(attributes.get(AFTER_CALLS, 0))
+            reward = _Reward(span.sequence_id, values, emitted, after_calls)
+            found.append((span.sequence_id, span.start_time or 0.0, reward))
+    return [reward for *_, reward in sorted(found, key=lambda each: each[:2])]
+
+
+def _primary(values: dict[str, float]) -> float:
+    return next(iter(values.values()))

@@ -1,0 +1,48 @@
+"""A span as tracing writes it, and the interface of the place where it is written."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+__all__ = ["SpanRecord", "SpanSink", "SpansRefusedError"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRecord:
+    """One span of an attempt.
+
+    Whatever reads spans also takes Agent Lightning's ``Span``, whose fields have the same names.
+    """
+
+    name: str
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    """Its place among the spans of the attempt."""
+    attributes: Mapping[str, Any]
+    start_time: float
+    """Seconds since the epoch, as ``end_time``."""
+    end_time: float
+    error: str | None = None
+    """The message of a failure; None where there was none."""
+    span_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Eight bytes in hexadecimal: a span that is written twice is stored once."""
+
+
+class SpanSink(Protocol):
+    """Stores spans. Both methods raise :class:`SpansRefusedError` where trying again cannot help."""
+
+    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """One number for each (rollout id, attempt id), rising within an attempt."""
+        ...
+
+    async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
+        """Store ``spans``; those that are stored already are skipped."""
+        ...
+
+
+class SpansRefusedError(Exception):
+    """The sink does not know the rollout or the attempt."""

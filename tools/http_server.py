@@ -1,0 +1,57 @@
+"""An aiohttp application with the life cycle that our servers share."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TypeVar
+
+from aiohttp import web
+
+__all__ = ["HttpServer"]
+
+Server = TypeVar("Server", bound="HttpServer")
+_BACKLOG = 1024
+
+
+class HttpServer:
+    """Listens from :meth:`start` to :meth:`stop` on the running event loop; also an async context manager.
+
+    ``port`` 0 takes any free port. Requests still running ``drain_timeout_s`` after :meth:`stop` are cancelled, and so
+    is a request whose client disconnects.
+    """
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, drain_timeout_s: float = 1.0) -> None:
+        self.host, self.port, self.drain_timeout_s = host, port, drain_timeout_s
+        self._runner: web.AppRunner | None = None
+
+    def application(self) -> web.Application:
+        """The application to serve."""
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        """Listen; ``port`` is the real one afterwards. Raises ``OSError`` where that is impossible."""
+        runner = web.AppRunner(
+            self.application(), access_log=None, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s
+        )
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()
+        except OSError:
+            await runner.cleanup()
+            raise
+        self.port, self._runner = runner.addresses[0][1], runner
+
+    async def stop(self) -> None:
+        """Stop listening and wait for the running requests. Does nothing unless started."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    async def __aenter__(self: Server) -> Server:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
