@@ -32,7 +32,7 @@ import pytest
 
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
-from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
 from groundwire.adapters.tracing.spans import SpanRecord
@@ -70,7 +70,7 @@ class Recording:
     @property
     def trained_ids(self) -> list[int]:
         """The tokens that the loss masks let through, over all trajectories."""
-        merged = trajectories(self.calls)
+        merged = trajectories(triplets(self.calls, self.reward))
         return [i for t in merged for i, mask in zip(t.response_ids, t.loss_mask, strict=True) if mask]
 
 

@@ -65,10 +65,11 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.train.rollouts.collector import RolloutCollector
     from groundwire.train.store.client import StoreClient
+    from groundwire.train.store.span_sink import LightningSpanSink
 
     client = StoreClient(address)
     await client.start()
-    async with LLMProxy(upstreams=[policy_url], store=client) as proxy:
+    async with LLMProxy(upstreams=[policy_url], sink=LightningSpanSink(client)) as proxy:
         collector = RolloutCollector(
             store=client, proxy=proxy, model="scripted", settings=SETTINGS, resources_id="rs-a-run", poll_s=0.1
         )

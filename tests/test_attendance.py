@@ -14,13 +14,14 @@ from agentlightning.store.memory import InMemoryLightningStore
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
+from groundwire.train.store.span_sink import LightningSpanSink
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3
 
 
 async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[RolloutResult]:
-    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], store=store) as proxy:
+    async with LLMProxy(upstreams=["http://127.0.0.1:9/v1"], sink=LightningSpanSink(store)) as proxy:
         collector = RolloutCollector(
             store=store,
             proxy=proxy,
@@ -73,6 +74,7 @@ async def test_after_some_ended_a_new_silence_is_told_of_again(caplog: pytest.Lo
 def test_what_a_trainer_waits_for_is_not_silenced() -> None:
     code = """
 import logging
+from groundwire.train.store.span_sink import LightningSpanSink
 from groundwire.tools.log_setup import setup_logging
 setup_logging()
 logging.getLogger("groundwire.train.store.client").warning("the store does not answer")

@@ -23,6 +23,7 @@ from groundwire.rewards import JudgeAbstainedError
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.store.span_sink import LightningSpanSink
 
 Ask = Callable[[], Awaitable[None]]
 Work = Callable[[Ask], Awaitable[None]]
@@ -76,7 +77,7 @@ async def _collector(agent: _Agent, reward: Any, *, store: Any) -> AsyncIterator
     rollouts = RolloutAgent(backend=agent, domain=NoData(), reward=reward, timeout_s=10)
     async with (
         ScriptedPolicyServer(replies=lambda _: "x") as server,
-        LLMProxy(upstreams=[server.base_url], store=store) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
     ):
         runners = RunnerPool(store=store, agent=rollouts, n_runners=8)
         await runners.start()

@@ -28,6 +28,7 @@ from groundwire.train.run import _check_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
+from groundwire.train.store.span_sink import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
 
@@ -78,7 +79,7 @@ async def _trainer(
 ) -> AsyncIterator[tuple[RolloutCollector, StoreClient]]:
     client = StoreClient(pieces.address)
     await client.start()
-    async with LLMProxy(upstreams=[policy.base_url], store=client) as proxy:
+    async with LLMProxy(upstreams=[policy.base_url], sink=LightningSpanSink(client)) as proxy:
         yield (
             RolloutCollector(
                 store=client,

@@ -54,7 +54,7 @@ def _trajectory(
         response_ids=response,
         loss_mask=mask or [1] * len(response),
         logprobs=logprobs,
-        calls=(),
+        triplets=(),
     )
 
 

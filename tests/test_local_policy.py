@@ -17,6 +17,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Completion, Sampling
+from groundwire.train.store.span_sink import LightningSpanSink
 
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 CALL = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'
@@ -92,7 +93,7 @@ async def agents(tiny_policy: Any) -> AsyncIterator[list[_Agent]]:
         model: dict[str, Any] = {"policy": server}
         if not here:
             model = {"upstreams": [f"{server.url}/v1"], "model": server.model_name}
-        proxy = LLMProxy(**model, store=store)
+        proxy = LLMProxy(**model, sink=LightningSpanSink(store))
         await proxy.start()
         made.append(_Agent(engine, proxy, store, await store.start_rollout(input={})))
         closing += [made[-1].client.close, proxy.stop, server.stop]
@@ -199,7 +200,9 @@ async def test_what_no_policy_may_say_is_a_failed_call_and_holds_up_no_other(age
 async def test_a_policy_here_and_upstreams_exclude_each_other(tiny_policy: Any) -> None:
     engine: Any = _Engine(tiny_policy[1])
     with pytest.raises(TypeError, match="not both"):
-        LLMProxy(policy=PolicyServer(engine), upstreams=["http://a/v1"], store=InMemoryLightningStore())
+        LLMProxy(
+            policy=PolicyServer(engine), upstreams=["http://a/v1"], sink=LightningSpanSink(InMemoryLightningStore())
+        )
 
 
 async def test_models_are_the_policys(agents: list[_Agent]) -> None:

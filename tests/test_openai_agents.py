@@ -21,10 +21,11 @@ from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, Pro
 from groundwire.adapters.openai_agents import OpenAIAgentsBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
-from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agents, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.types import AgentStep
+from groundwire.train.store.span_sink import LightningSpanSink
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
 _ids = itertools.count()
@@ -70,7 +71,7 @@ async def _traced(replies: Script, database: str, backend: OpenAIAgentsSQLBacken
     ids = rollout.rollout_id, rollout.attempt.attempt_id
     async with (
         ScriptedPolicyServer(replies=replies) as server,
-        LLMProxy(upstreams=[server.base_url], store=store) as proxy,
+        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
     ):
         endpoint = Endpoint(base_url=proxy.base_url(*ids), model=server.model)
         answer = await backend.run(Question(id="1", text="Which singers?", database=database), endpoint)
@@ -266,8 +267,8 @@ async def test_rollouts_at_once_keep_their_names_and_answers_apart(database: str
 async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
     replies = [_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED]
     _, calls = await _traced(replies, database, OpenAIAgentsSQLBackend())
-    [trajectory] = trajectories(calls)
-    assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.calls]
+    [trajectory] = trajectories(triplets(calls, None))
+    assert [len(call.response_ids) for call in calls] == [len(call.response_ids) for call in trajectory.triplets]
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
 
 

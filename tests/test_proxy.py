@@ -16,6 +16,7 @@ from groundwire.adapters import AGENT_HEADER
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
+from groundwire.train.store.span_sink import LightningSpanSink
 
 HELLO = [{"role": "user", "content": "héllo"}]
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": '{"sql": "SELECT 1"}'}}
@@ -64,7 +65,7 @@ async def bench() -> AsyncIterator[Any]:
         store = store or InMemoryLightningStore()
         server = ScriptedPolicyServer(replies=replies)
         await server.start()
-        proxy = LLMProxy(upstreams=[server.base_url], store=store, **options)
+        proxy = LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store), **options)
         await proxy.start()
         made = Bench(server, proxy, store, await store.start_rollout(input={}))
         closing.extend([made.client.close, proxy.stop, server.stop])
@@ -239,14 +240,14 @@ async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: An
 async def test_a_port_in_use_is_one_clear_sentence(bench: Any) -> None:
     b = await bench([])
     with pytest.raises(PortInUseError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
-        await LLMProxy(upstreams=[b.server.base_url], store=b.store, port=b.proxy.port).start()
+        await LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), port=b.proxy.port).start()
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 async def test_an_address_of_another_machine_is_one_clear_sentence(bench: Any, host: str) -> None:
     b = await bench([])
     with pytest.raises(HostUnusableError, match=f"cannot listen on {host}, .* --proxy-host"):
-        await LLMProxy(upstreams=[b.server.base_url], store=b.store, host=host).start()
+        await LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), host=host).start()
 
 
 async def test_many_calls_at_once_all_arrive(bench: Any) -> None:

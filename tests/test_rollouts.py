@@ -18,7 +18,7 @@ from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
 from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
-from groundwire.adapters.tracing import trajectories
+from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
@@ -26,6 +26,7 @@ from groundwire.rewards import JudgeAbstainedError, RewardError
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.store.span_sink import LightningSpanSink
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
 
@@ -79,7 +80,7 @@ async def _collector(
 ) -> AsyncIterator[RolloutCollector]:
     store = store or InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
-    async with LLMProxy(upstreams=[server.base_url], store=store) as proxy:
+    async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy:
 
         def nudge(rollout_id: str) -> None:
             collector.nudge(rollout_id)
@@ -120,7 +121,7 @@ async def test_each_rollout_brings_back_its_reward_and_every_call(task: Task) ->
         assert outcome.status == "succeeded"
         [call] = outcome.calls
         assert call.agent == "solo"
-        [trajectory] = trajectories(outcome.calls)
+        [trajectory] = trajectories(triplets(outcome.calls, outcome.reward))
         assert bytes(trajectory.response_ids[:-1]).decode() == outcome.answer
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from groundwire.adapters.tracing import LLMCall, from_span, to_span
 from groundwire.adapters.tracing.openai_wire import HttpExchange, read_exchange, traced_request
+from groundwire.train.store.span_sink import LightningSpanSink, lightning_span
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
 ANYTHING = st.recursive(
@@ -45,7 +46,7 @@ CALLS = st.builds(
 @given(CALLS)
 def test_a_call_survives_its_span_and_the_stores_json(call: LLMCall) -> None:
     assert from_span(to_span(call)) == call
-    assert from_span(Span.model_validate_json(to_span(call).model_dump_json())) == call
+    assert from_span(Span.model_validate_json(lightning_span(to_span(call)).model_dump_json())) == call
 
 
 def test_a_call_takes_at_most_12_kb() -> None:
@@ -70,7 +71,7 @@ def test_a_call_takes_at_most_12_kb() -> None:
         messages_json=json.dumps(messages),
         reply_json=json.dumps({"role": "assistant", "content": text[:250]}),
     )
-    assert len(to_span(call).model_dump_json()) <= 12_000
+    assert len(lightning_span(to_span(call)).model_dump_json()) <= 12_000
 
 
 @given(ANYTHING)
@@ -89,7 +90,7 @@ def test_whatever_the_agent_and_the_server_say_the_span_is_one_that_stores_take(
                 body=(f"data: {text}\n\n" if streamed else text).encode(),
                 streamed=streamed,
             )
-            span = to_span(read_exchange(exchange, sequence=1))
+            span = lightning_span(to_span(read_exchange(exchange, sequence=1)))
             assert Span.model_validate_json(span.model_dump_json()) == span
             for value in span.attributes.values():
                 assert isinstance(value, str | int) or all(isinstance(item, str) for item in value)
@@ -113,7 +114,7 @@ async def test_the_store_gives_back_what_it_was_given() -> None:
         logprobs=[-0.5],
         tools_json='[{"type":"function"}]',
     )
-    await store.add_many_spans([to_span(call)])
+    await LightningSpanSink(store).add_spans([to_span(call)])
     (span,) = await store.query_spans(rollout.rollout_id)
     assert from_span(span) == call
 

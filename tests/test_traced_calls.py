@@ -25,6 +25,7 @@ from groundwire.domains import Task
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.store.span_sink import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
 
@@ -70,7 +71,7 @@ async def test_triplets_and_trajectories_are_those_of_the_matching_agents(
         assert [triplet.response_ids for triplet in triplets(calls, recording.reward)] == sampled
         trained = [
             token
-            for trajectory in trajectories(calls)
+            for trajectory in trajectories(triplets(calls, recording.reward))
             for token, mask in zip(trajectory.response_ids, trajectory.loss_mask, strict=True)
             if mask
         ]
@@ -115,7 +116,7 @@ async def _collector(
 
     store = InMemoryLightningStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=exact, timeout_s=timeout_s)
-    proxy = LLMProxy(upstreams=[policy_url], store=store, model="scripted")
+    proxy = LLMProxy(upstreams=[policy_url], sink=LightningSpanSink(store), model="scripted")
     await proxy.start()
 
     def nudge(rollout_id: str) -> None:

@@ -1,8 +1,8 @@
 """An LLM call: one request to the policy and its reply. In the store it is one span.
 
 Token ids are most of a span. They are packed as base64 of uint32; as JSON they would be a fifth larger and thirty times
-slower to read. Logprobs are packed as float32, which is how servers compute them. Messages stay JSON text until they are
-read, because training does not need them.
+slower to read. Logprobs are packed as float32, which is how servers compute them. Messages stay JSON text until they
+are read, because training does not need them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OK = range(200, 300)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLMCall:
-    """One request to the policy, as the proxy saw it. It failed where ``status`` is not 2xx or ``error`` is not empty."""
+    """One request to the policy, as the proxy saw it. It failed if ``status`` is not 2xx or ``error`` is not empty."""
 
     rollout_id: str
     attempt_id: str

@@ -78,8 +78,8 @@ class PortInUseError(ProxyError):
 
 
 class LocalPolicy(Protocol):
-    """A policy in this process. It answers on the agent's own connection: a second connection, with every id and logprob
-    as JSON, was a third of the work of a rollout.
+    """A policy in this process. It answers on the agent's own connection: a second connection, with every id and
+    logprob as JSON, was a third of the work of a rollout.
     """
 
     model_name: str
@@ -105,8 +105,8 @@ class LLMProxy(HttpServer):
     Args:
         sink: where spans are written.
         policy: a policy in this process; the alternative to ``upstreams`` and the options below.
-        upstreams: OpenAI base URLs that end in ``/v1``. The list may be replaced while calls are running. All calls of a
-            rollout go to one of them, whose prefix cache then holds the growing prompt.
+        upstreams: OpenAI base URLs that end in ``/v1``. The list may be replaced while calls are running. All calls of
+            a rollout go to one of them, whose prefix cache then holds the growing prompt.
         model: replaces the model's name in requests.
         api_key: replaces the agent's API key, so that agents need not know it.
         ids: whether to ask for token ids, which some servers refuse.

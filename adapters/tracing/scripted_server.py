@@ -73,8 +73,8 @@ def text_of(message: Mapping[str, Any]) -> str:
 class ScriptedPolicyServer(HttpServer):
     """``async with ScriptedPolicyServer(replies=["SELECT 1"]) as server: … server.base_url``.
 
-    ``replies`` are given in the order of the requests, or made by a function of the request's body. A request beyond the
-    end of the script is answered with status 500.
+    ``replies`` are given in the order of the requests, or made by a function of the request's body. A request beyond
+    the end of the script is answered with status 500.
     """
 
     def __init__(self, replies: Script, *, model: str = "scripted") -> None:

@@ -1,8 +1,8 @@
 """Writes spans in the background: a reply never waits for the store, and no span is dropped while the store is away.
 
 Two tasks share the work. The first reserves sequence numbers in the order in which calls arrive, while the policy still
-samples, so that a reward emitted after a reply always gets a higher number than the call. The second builds the spans of
-finished calls and adds them. Rollouts are written separately, so one that is refused does not hold up the others. A
+samples, so that a reward emitted after a reply always gets a higher number than the call. The second builds the spans
+of finished calls and adds them. Rollouts are written separately, so one that is refused does not hold up the others. A
 write that fails is repeated with the same span ids, and spans that are stored already are skipped.
 """
 

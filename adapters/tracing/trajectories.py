@@ -1,8 +1,8 @@
 """Triplets → trajectories: conversations as the policy saw them.
 
 Triplets are merged while the next prompt begins with the whole conversation so far; only sampled tokens carry a loss.
-Nothing is cut or tokenized again: each sampled token is trained on exactly once, after exactly the tokens it was sampled
-after. So merging saves work and does not change what is learned. A trajectory is as long as its last triplet.
+Nothing is cut or tokenized again: each sampled token is trained on exactly once, after exactly the tokens it was
+sampled after. So merging saves work and does not change what is learned. A trajectory is as long as its last triplet.
 """
 
 from __future__ import annotations

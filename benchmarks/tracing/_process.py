@@ -103,13 +103,14 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
     from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
     from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
+    from groundwire.train.store.span_sink import LightningSpanSink
 
     spans: Any = LightningStoreClient(store_url) if store_url else InMemoryLightningStore(thread_safe=True)
     rollouts = [await spans.start_rollout(input={}) for _ in range(ROLLOUTS)]
     attempts = [(r.rollout_id, r.attempt.attempt_id) for r in rollouts]
     running: Any
     if which == "ours":
-        running = OurProxy(upstreams=[upstream_url], store=spans, model="policy")
+        running = OurProxy(upstreams=[upstream_url], sink=LightningSpanSink(spans), model="policy")
         await running.start()
         urls = [running.base_url(*attempt) for attempt in attempts]
     else:

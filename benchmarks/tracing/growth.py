@@ -65,6 +65,7 @@ async def rollouts() -> None:
     from groundwire.train.rollouts.agent import RolloutAgent
     from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest
     from groundwire.train.rollouts.runner_pool import RunnerPool
+    from groundwire.train.store.span_sink import LightningSpanSink
 
     domain = get("spider")
     task = domain.load().train[0]
@@ -77,7 +78,7 @@ async def rollouts() -> None:
         async with ScriptedPolicyServer(lambda _: "SELECT 1") as server:
             store = InMemoryLightningStore()
             agent = RolloutAgent(backend=CustomBackend(agent=three_calls), domain=domain, reward=reward)
-            async with LLMProxy(upstreams=[server.base_url], store=store) as tracer:
+            async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as tracer:
                 pool = RunnerPool(store=store, agent=agent, n_runners=32)
                 collector = RolloutCollector(store=store, proxy=tracer, model="policy", wake=pool.wake)
                 await pool.start()
@@ -104,12 +105,12 @@ async def three_calls(question: Any, endpoint: Any) -> str:
 
 async def spans() -> None:
     """Reading one rollout's spans: by the number of calls, and by the length of their prompts."""
-    from groundwire.adapters.tracing import calls_from_spans, trajectories
+    from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
 
     print(f"\n{'calls':>10}{'prompt':>10}{'ms a call':>11}")
     for calls, tokens in [(count, PROMPTS[0]) for count in SPANS] + [(SPANS[0], PROMPTS[1])]:
         made = [_span(number, tokens) for number in range(calls)]
-        ms = _median(lambda made=made: trajectories(calls_from_spans(made))) * 1000 / calls
+        ms = _median(lambda made=made: trajectories(triplets(calls_from_spans(made), 1.0))) * 1000 / calls
         print(f"{calls:10}{tokens:10}{ms:11.3f}", flush=True)
         record(f"spans to trajectories, {calls} calls of {tokens:,} tokens", ms, unit="ms a call")
 

@@ -34,7 +34,7 @@ async def main() -> None:
     adapter = LlmProxyTraceToTriplet()
     readers: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
         "ours: triplets": (lambda spans: triplets(calls_from_spans(spans), 1.0), ours),
-        "ours: trajectories": (lambda spans: trajectories(calls_from_spans(spans)), ours),
+        "ours: trajectories": (lambda spans: trajectories(triplets(calls_from_spans(spans), 1.0)), ours),
         "theirs: triplets": (adapter.adapt, theirs),
     }
     speeds = {name: _speed(read, rollouts) for name, (read, rollouts) in readers.items()}

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 
-from groundwire.adapters.tracing import calls_of_agents, trajectories
+from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
 from groundwire.domains import Domain, Task, TaskData
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
@@ -188,7 +188,7 @@ class LocalTrainer:
                 ScoredRollout(
                     group=o.job.group,
                     reward=o.reward,
-                    trajectories=trajectories(calls_of_agents(o.calls, config.agent_match)),
+                    trajectories=trajectories(triplets(calls_of_agents(o.calls, config.agent_match), o.reward)),
                 )
                 for o in outcomes
                 if o.reward is not None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.diagnosis import KINDS, diagnose
 from groundwire.train.report.token_text import TokenDecoder
@@ -205,7 +205,7 @@ def _tokens(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> 
         )
         for place, call in enumerate(row["calls"] or ())
     ]
-    made = trajectories(calls_of_agents(calls, agent_match))[: limits.trajectories]
+    made = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[: limits.trajectories]
     return [
         _runs(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask, limits) for each in made
     ]

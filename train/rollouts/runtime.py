@@ -31,6 +31,7 @@ from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.span_sink import LightningSpanSink
 
 __all__ = ["RolloutRuntime", "Upstream"]
 
@@ -183,7 +184,7 @@ class RolloutRuntime:
             served |= {"api_key": engine.api_key, "ids": engine.ids}
         else:
             served = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
-        return LLMProxy(store=store, host=config.proxy_host, port=config.proxy_port, **served)
+        return LLMProxy(sink=LightningSpanSink(store), host=config.proxy_host, port=config.proxy_port, **served)
 
     def _nudge(self, rollout_id: str) -> None:
         self._collector.nudge(rollout_id)

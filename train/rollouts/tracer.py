@@ -33,8 +33,8 @@ class _PoolStoppedError(Exception):
 class RolloutTracer(Tracer):
     """The tracer of all runners of one event loop.
 
-    ``tasks`` are the tasks whose agent is running. Cancelling one fails its attempt, so that the store gives the rollout
-    to another runner. (A task that is cancelled outside of the agent is a success to Agent Lightning's runner.)
+    ``tasks`` are the tasks whose agent is running. Cancelling one fails its attempt, so that the store gives the
+    rollout to another runner. (A task that is cancelled outside of the agent is a success to Agent Lightning's runner.)
     """
 
     def __init__(self, stopping: asyncio.Event) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from groundwire.adapters.tracing import LLMCall, Trajectory, calls_of_agents, trajectories
+from groundwire.adapters.tracing import Trajectory, Triplet, calls_of_agents, trajectories, triplets
 
 if TYPE_CHECKING:
     import torch
@@ -62,24 +62,24 @@ def training_rows(
     agent_match: str | None = None,
 ) -> list[TrainingRow]:
     """The rows of one rollout; none if no call of a trained agent (``agent_match``) is in it."""
-    calls = calls_of_agents(result.calls, agent_match)
-    if not calls:
+    turns = triplets(calls_of_agents(result.calls, agent_match), reward)
+    if not turns:
         return []
-    merged = trajectories(calls)
+    merged = trajectories(turns)
     if credit == "last":
-        merged = [trajectory for trajectory in merged if calls[-1] in trajectory.calls]
+        merged = [trajectory for trajectory in merged if turns[-1] in trajectory.triplets]
     # verl takes a session's reward from its row with the highest index: the row with the last call.
-    merged.sort(key=lambda trajectory: trajectory.calls[-1].sequence)
-    weights = {id(call): discount ** (len(calls) - 1 - place) for place, call in enumerate(calls)}
+    merged.sort(key=lambda trajectory: trajectory.triplets[-1].sequence)
+    weights = {id(turn): discount ** (len(turns) - 1 - place) for place, turn in enumerate(turns)}
     rows = []
     for index, trajectory in enumerate(merged):
         mask, group = trajectory.loss_mask, uid
         if credit == "last":
-            kept = len(calls[-1].response_ids)
+            kept = len(turns[-1].response_ids)
             mask = [0] * (len(mask) - kept) + mask[-kept:]
         elif credit == "discount":
             group = f"{uid}|{session}|{_encode_weights(trajectory, weights)}"
-        versions = [_weights_versions(call, step) for call in trajectory.calls]
+        versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
         rows.append(
             TrainingRow(
                 key=f"{uid}_{session}_{index}",
@@ -90,7 +90,7 @@ def training_rows(
                 mask=mask,
                 logprobs=trajectory.logprobs,
                 reward=reward,
-                turns=len(calls),
+                turns=len(turns),
                 first_version=min(first for first, _ in versions),
                 last_version=max(last for _, last in versions),
                 step=step,
@@ -100,10 +100,10 @@ def training_rows(
     return rows
 
 
-def _weights_versions(call: LLMCall, step: int) -> tuple[int, int]:
+def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:
     """Versions of the weights at a call's first and last token; a missing one counts as this step's."""
-    last = call.weights_version if call.weights_version is not None else max(0, step - 1)
-    first = call.first_weights_version if call.first_weights_version is not None else last
+    last = turn.weights_version if turn.weights_version is not None else max(0, step - 1)
+    first = turn.first_weights_version if turn.first_weights_version is not None else last
     return first, last
 
 
@@ -111,7 +111,7 @@ def _encode_weights(trajectory: Trajectory, weights: Mapping[int, float]) -> str
     """``weight:end`` of each call, comma-separated; ``end`` is a position in the response tokens."""
     start = len(trajectory.prompt_ids)
     return ",".join(
-        f"{weights[id(call)]!r}:{len(call.prompt_ids) + len(call.response_ids) - start}" for call in trajectory.calls
+        f"{weights[id(turn)]!r}:{len(turn.prompt_ids) + len(turn.response_ids) - start}" for turn in trajectory.triplets
     )
 
 
