@@ -91,8 +91,8 @@ def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeyp
 
 
 def _update(done: list[str], signals: Callable[[], None]) -> None:
-    with GracefulShutdown() as stopping:
-        with stopping.whole("the update of step 3"):
+    with GracefulShutdown() as shutdown:
+        with shutdown.critical_section("the update of step 3"):
             signals()
             done.append("update")
         done.append("more")
@@ -124,27 +124,27 @@ def test_who_asks_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_asks_again_while_it_stops_gets_nothing_else_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with GracefulShutdown() as stopping:
+    with GracefulShutdown() as shutdown:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        assert not stopping.at_once
+        assert not shutdown.immediate
         now[0] += 5
-        with pytest.raises(KeyboardInterrupt), stopping.whole("writing a checkpoint"):
+        with pytest.raises(KeyboardInterrupt), shutdown.critical_section("writing a checkpoint"):
             os.kill(os.getpid(), signal.SIGINT)
-        assert stopping.at_once
+        assert shutdown.immediate
 
 
-def _fails(stopping: GracefulShutdown) -> None:
-    with stopping.whole("writing step 3"):
+def _fails(shutdown: GracefulShutdown) -> None:
+    with shutdown.critical_section("writing step 3"):
         os.kill(os.getpid(), signal.SIGINT)
         raise OSError("no space left")
 
 
 def test_what_failed_is_the_reason_and_not_that_it_was_to_stop() -> None:
-    with GracefulShutdown() as stopping:
+    with GracefulShutdown() as shutdown:
         with pytest.raises(OSError, match="no space left"):
-            _fails(stopping)
-        with stopping.whole("writing a checkpoint"):
+            _fails(shutdown)
+        with shutdown.critical_section("writing a checkpoint"):
             pass
 
 

@@ -265,15 +265,15 @@ def _train(
         from groundwire.train.local.trainer import LocalTrainer
         from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
-    with GracefulShutdown() as stopping:
+    with GracefulShutdown() as shutdown:
         try:
             try:
                 with Display(shown, settings.steps) as display:
                     LocalTrainer(
-                        settings, data=data, domain=domain, run=run, watcher=display, stopping=stopping
+                        settings, data=data, domain=domain, run=run, watcher=display, shutdown=shutdown
                     ).train()
             finally:
-                with stopping.whole("writing the summary"):
+                with shutdown.critical_section("writing the summary"):
                     summary = _conclude(settings, data, run)
         except KeyboardInterrupt:
             raise CommandError(f"stopped; {_kept(run)}", 130) from None

@@ -1,7 +1,7 @@
-"""When a run may be stopped: Ctrl-C and SIGTERM break off what can be done again, and wait for what cannot.
+"""Graceful shutdown on Ctrl-C and SIGTERM.
 
-Waiting for rollouts is broken off at once. An update is not: half of it would be weights that belong to no step. It
-goes on to its end, which is said, and the run stops then; who asks once more does not wait.
+A signal interrupts most work at once, such as waiting for rollouts. In a critical section, such as an update, it takes
+effect at the section's end; a second signal interrupts that, too.
 """
 
 from __future__ import annotations
@@ -17,62 +17,61 @@ from typing import Any
 
 __all__ = ["GracefulShutdown"]
 
-_SAME_S = 1.0
-"""A terminal's Ctrl-C also goes to whatever started the program, which may send it on: twice so soon is once."""
+_DUPLICATE_S = 1.0
+"""Signals within this time count once: a parent process that also gets the terminal's Ctrl-C may send it again."""
 
 
 class GracefulShutdown:
-    """Within this context SIGINT and SIGTERM raise ``KeyboardInterrupt`` where that does no harm.
+    """Within this context SIGINT and SIGTERM raise ``KeyboardInterrupt``, in critical sections at their end.
 
-    Signals are the main thread's: in another one the context changes nothing.
+    Only the main thread receives signals; in another thread the context has no effect.
     """
 
     def __init__(self) -> None:
-        self.at_once = False
-        """Whether it was asked for once more: nothing else is begun."""
-        self._asked_at: float | None = None
-        self._whole = False
-        self._owed = False
-        self._before: dict[int, Any] = {}
+        self.immediate = False
+        """Whether a second signal came: no further work may begin."""
+        self._signalled_at: float | None = None
+        self._section: str | None = None
+        self._pending = False
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> GracefulShutdown:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell starts what is to outlive it
-                    self._before[number] = signal.signal(number, self._asked)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     @contextmanager
-    def whole(self, what: str) -> Iterator[None]:
-        """The block is done to its end before a stop; ``what`` a person is then told of."""
-        self._whole, self._what = True, what
+    def critical_section(self, name: str) -> Iterator[None]:
+        """Delay a first signal until the block has ended. ``name`` is printed when one comes."""
+        self._section = name
         try:
             yield
-        except BaseException:  # which is the reason to stop then
-            self._owed = False
+        except BaseException:  # the program ends with this error instead
+            self._pending = False
             raise
         finally:
-            self._whole = False
-        if self._owed:
-            self._owed = False
+            self._section = None
+        if self._pending:
+            self._pending = False
             raise KeyboardInterrupt
 
-    def _asked(self, _signal: int, _frame: FrameType | None) -> None:
-        now, before = time.monotonic(), self._asked_at
-        if before is not None and now - before < _SAME_S:
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        now, previous = time.monotonic(), self._signalled_at
+        if previous is not None and now - previous < _DUPLICATE_S:
             return
-        self._asked_at = now
-        if before is None and self._whole:
-            self._owed = True
-            print(
-                f"stopping after {self._what}; once more: at once, at the last checkpoint", file=sys.stderr, flush=True
-            )
+        self._signalled_at = now
+        if previous is None and self._section is not None:
+            self._pending = True
+            message = f"stopping after {self._section}; once more: at once, at the last checkpoint"
+            print(message, file=sys.stderr, flush=True)
             return
-        self.at_once = before is not None
+        self.immediate = previous is not None
         raise KeyboardInterrupt

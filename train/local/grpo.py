@@ -1,10 +1,10 @@
 """GRPO, top to bottom: advantages over a group's rollouts, one clipped token loss, Adam.
 
-A rollout is scored once and may hold several LLM calls. Its reward is compared with the other rollouts of its group
-(Shao et al. 2024, "DeepSeekMath", section 4.1), and every token that the policy sampled in it gets that one advantage:
-a rollout of five calls weighs no more in its group's mean than a rollout of one. The loss is PPO's clipped objective
-with a higher upper bound (Yu et al. 2025, "DAPO", "clip-higher"), the dual clip of Ye et al. 2020 (arXiv:1912.09729)
-for negative advantages, and the mean over tokens. There is no KL term.
+A rollout is scored once and may have several LLM calls. Its reward is compared with the other rollouts of its group
+(Shao et al. 2024, "DeepSeekMath", section 4.1), and all its sampled tokens get the same advantage: a rollout of five
+calls weighs no more in its group's mean than a rollout of one. The loss is PPO's clipped objective with a higher upper
+bound (Yu et al. 2025, "DAPO", "clip-higher") and the dual clip of Ye et al. 2020 (arXiv:1912.09729) for negative
+advantages, averaged over tokens. There is no KL term.
 
 On the same tensors :func:`group_advantages` equals verl 0.9's ``compute_grpo_outcome_advantage`` and
 :func:`clipped_policy_loss` its ``compute_policy_loss_vanilla`` (``verl/trainer/ppo/core_algos.py``).
@@ -27,33 +27,33 @@ __all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "clipped_policy_loss", "group_
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig:
-    """Every hyperparameter, and why it has its value."""
+    """The hyperparameters."""
 
     learning_rate: float = 2e-4
-    """Adam's step size. A 1 M parameter policy wants a hundred times what a 1 B one does."""
+    """Adam's step size. A policy of 1 M parameters needs a hundred times that of a 1 B one."""
     warmup_steps: int = 5
-    """Steps over which the learning rate rises, while Adam's second moments are still noise."""
+    """Steps of linear warmup, because Adam's second moments are noisy at first."""
     clip_low: float = 0.2
-    """The ratio may fall to ``1 - clip_low`` before its gradient stops."""
+    """Below a ratio of ``1 - clip_low`` a token with a negative advantage has no gradient."""
     clip_high: float = 0.3
-    """The ratio may rise to ``1 + clip_high``: more than it may fall, so that rare good tokens can grow."""
+    """Above ``1 + clip_high`` one with a positive advantage has none. Larger than ``clip_low``, for rare tokens."""
     clip_dual: float = 3.0
-    """For negative advantages the loss per token is bounded by this many times the advantage."""
+    """A token's loss is at most this many times its negative advantage."""
     minibatches: int = 2
-    """Optimizer steps per batch of rollouts; clipping only matters from the second on."""
+    """Optimizer steps per batch of rollouts; clipping has an effect from the second on."""
     max_grad_norm: float = 1.0
-    """The gradient's norm is cut to this."""
+    """The gradient is scaled down to this norm."""
     temperature: float = 1.0
-    """The rollouts' sampling temperature: the ratio is between probabilities at the same temperature."""
+    """The rollouts' sampling temperature, at which new log-probabilities are computed, too."""
     branches_per_row: int = 8
-    """Trajectories packed behind one shared prefix; attention grows with the square of the row."""
+    """Most trajectories packed after one shared prefix: attention is quadratic in the row's length."""
     tokens_per_forward: int = 2048
-    """Tokens of one forward and backward pass: it bounds the memory and changes no result. On a CPU, small is fast."""
+    """Tokens of one forward and backward pass. It bounds the memory; on a CPU, small passes are faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRollout:
-    """One scored rollout: what it sampled, its reward, and the group that it is compared with."""
+    """A rollout's trajectories, its reward, and the group that it is compared with."""
 
     group: str
     reward: float
@@ -63,9 +63,9 @@ class ScoredRollout:
 def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: float = 1e-6) -> torch.Tensor:
     """``(reward - mean) / (std + epsilon)`` within each group.
 
-    ``rewards``: float [R], one a rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
-    unbiased one; a group of one rollout has nothing to be compared with: mean 0, deviation 1, as in verl. Equal rewards
-    have advantage 0, where verl's formula makes up to 0.06 of what rounding leaves of rewards like 0.7.
+    ``rewards``: float [R], one per rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
+    unbiased one. A group of one rollout has mean 0 and deviation 1, as in verl. Equal rewards give advantage 0; verl's
+    formula amplifies rounding errors there, to 0.06 for rewards like 0.7.
     """
     advantages = torch.empty_like(rewards)
     members: dict[str, list[int]] = {}
@@ -92,9 +92,9 @@ def clipped_policy_loss(
     clip_high: float = 0.3,
     clip_dual: float = 3.0,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The clipped policy loss, averaged over the tokens that ``mask`` selects.
+    """The clipped policy loss, averaged over the tokens selected by ``mask``.
 
-    All four tensors have one shape (any); ``mask`` is bool or 0/1. Returns the scalar loss and the metrics
+    All four tensors have the same shape (any); ``mask`` is bool or 0/1. Returns the scalar loss and the metrics
     ``clip_fraction``, ``kl`` (the estimate ``mean(old - new)``), ``ratio_max`` and ``ratio_min``.
     """
     mask = mask.to(logprobs.dtype)
@@ -118,7 +118,7 @@ def clipped_policy_loss(
 
 
 class GRPO:
-    """The optimizer's state and one method, :meth:`update`."""
+    """Updates a model with Adam; :meth:`update` is one training step."""
 
     def __init__(self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0) -> None:
         self.model, self.config = model, config
@@ -127,10 +127,10 @@ class GRPO:
         self._random = random.Random(seed)
 
     def update(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
-        """One step on a batch of scored rollouts; changes the model in place and returns the step's metrics.
+        """Train the model in place on one batch of scored rollouts; returns the step's metrics.
 
-        Groups whose rewards are all equal have an advantage of 0 everywhere and are left out, as are rollouts without a
-        sampled token. With nothing left the model stays as it is (``groups_used`` is 0).
+        Groups with equal rewards have only advantages of 0 and are left out, as are rollouts without a sampled token.
+        Without any other group the model does not change (``groups_used`` is 0).
         """
         config = self.config
         advantages = group_advantages(torch.tensor([r.reward for r in rollouts]), [r.group for r in rollouts])
@@ -147,7 +147,7 @@ class GRPO:
         self._random.shuffle(groups)
         self.model.train()
         for start in range(min(config.minibatches, len(groups))):
-            # Whole groups go into one minibatch: a group's advantages cancel out only together.
+            # A minibatch has complete groups, because the advantages of a group sum to zero.
             self._minibatch([item for group in groups[start :: config.minibatches] for item in group], metrics, start)
         self.model.eval()
         self.updates += 1
@@ -155,11 +155,11 @@ class GRPO:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`load_state` needs to go on exactly here."""
+        """The state that :meth:`load_state` continues from exactly."""
         return {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a :meth:`state`."""
+        """Continue from a :meth:`state`."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = state["updates"]
         version, internal, gauss = state["random"]
@@ -191,14 +191,14 @@ class GRPO:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
         self.optimizer.step()
         if index == 0:
-            # Before the first update the policy is still the one that sampled, so any distance between the ratio and 1
-            # is a mismatch between the server and the trainer, not learning.
+            # Before the first optimizer step the policy is the one that sampled, so a ratio other than 1 is a mismatch
+            # between the server and the trainer.
             metrics["initial_ratio_error"] = max(abs(ratio - 1) for ratio in ratios)
         metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": float(norm)}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
 
     def _evaluate(self, rows: list[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sampled tokens' log-probabilities now, those they were sampled with, and their advantages, each [M]."""
+        """The sampled tokens' new log-probabilities, those at sampling time, and their advantages, each [M]."""
         device = next(self.model.parameters()).device
         packed = pack([(row.prefix, row.branches) for row in rows])
         packed = packed._replace(**{name: value.to(device) for name, value in packed._asdict().items()})
@@ -221,7 +221,7 @@ _Item = tuple[Trajectory, float]
 
 @dataclass(frozen=True)
 class _Row:
-    """Trajectories that share a prefix, as they are packed."""
+    """Trajectories that are packed after a shared prefix."""
 
     prefix: list[int]
     items: list[_Item]
@@ -240,13 +240,13 @@ class _Row:
 
 
 def _rows(items: Sequence[_Item], branches_per_row: int) -> list[_Row]:
-    """Rows of trajectories with long common prefixes: sorted, those that share most stand beside each other."""
+    """Rows of trajectories with long common prefixes; sorting puts such trajectories next to each other."""
     rows: list[_Row] = []
     for item in sorted(items, key=lambda item: item[0].prompt_ids):
         prompt = item[0].prompt_ids
         if rows and len(rows[-1].items) < branches_per_row:
-            shared = _common(rows[-1].prefix, prompt)
-            # A row whose prefix would shrink to less than half a prompt saves nothing: another schema begins here.
+            shared = _common_prefix(rows[-1].prefix, prompt)
+            # With a prefix of less than half the prompt, which is another schema, packing saves nothing.
             if 2 * shared >= len(prompt):
                 rows[-1] = _Row(rows[-1].prefix[:shared], [*rows[-1].items, item])
                 continue
@@ -254,14 +254,14 @@ def _rows(items: Sequence[_Item], branches_per_row: int) -> list[_Row]:
     return rows
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many ids ``a`` and ``b`` have in common from the start."""
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """The length of the common prefix of ``a`` and ``b``."""
     length = min(len(a), len(b))
     return next((i for i in range(length) if a[i] != b[i]), length)
 
 
 def _forwards(rows: Sequence[_Row], tokens: int) -> Iterator[list[_Row]]:
-    """Rows of like length together, at most ``tokens`` ids (padding included) at once, a longer row by itself."""
+    """Batches of rows of similar length, of at most ``tokens`` ids with padding; a longer row is a batch by itself."""
     batch: list[_Row] = []
     for row in sorted(rows, key=lambda row: row.length):
         if batch and row.length * (len(batch) + 1) > tokens:
