@@ -1,7 +1,7 @@
 """The bundled data: ``python -m domains.medical.generate --out DIR [--seed N]``.
 
-Real drug labels are not ours to give away and medicine is nothing to be invented carelessly, so all of it is fiction
-that nobody can mistake: drugs, ingredients and diseases that exist nowhere. Nothing in it is medical advice.
+Real drug labels may not be redistributed, and invented facts about real drugs would be dangerous. So all of it is
+obvious fiction: the drugs, ingredients and diseases do not exist. Nothing in it is medical advice.
 
 The same seed gives the same rows and questions.
 """
@@ -13,7 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
-from groundwire.domains.medical.generate.facts import LANGUAGES, make_medicine, write
+from groundwire.domains.medical.generate.facts import make_medicine, write
+from groundwire.domains.medical.generate.lexicon import LANGUAGES
 from groundwire.domains.medical.generate.questions import about_disease, about_drug
 
 __all__ = ["NOTICE", "generate"]
@@ -44,7 +45,7 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
             for question in about(rng, entity, part, language)
         ]
         unique = list({question.text: question for question in asked}.values())
-        rng.shuffle(unique)  # the first n are a fair sample
+        rng.shuffle(unique)  # so that the first n are a fair sample
         rows += [
             {
                 "id": f"{split}-{number:04}",

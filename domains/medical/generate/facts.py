@@ -1,7 +1,7 @@
-"""The generated medicine itself: drugs and diseases that exist nowhere, and the database that describes them.
+"""Invented drugs and diseases, and the database that describes them.
 
-Each drug and disease belongs to one split, and so do the drugs and diseases that its row mentions: a validation
-question is about names that no training question or answer has. Symptoms, measures and ingredients are common to both.
+Each drug and disease belongs to one split, as do the drugs and diseases that its row mentions: no name of a validation
+question is in a training question or answer. Symptoms, measures and ingredients are common to both.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from groundwire.domains.medical.generate import lexicon
-from groundwire.domains.medical.generate.lexicon import Said
+from groundwire.domains.medical.generate.lexicon import LANGUAGES, PHRASES, Phrase
 
-__all__ = ["DISEASE_FIELDS", "DRUG_FIELDS", "LANGUAGES", "Entity", "Medicine", "joined", "make_medicine", "write"]
+__all__ = ["DISEASE_FIELDS", "DRUG_FIELDS", "Entity", "Medicine", "make_medicine", "write"]
 
-LANGUAGES = ("en", "zh")
 DRUG_FIELDS = (
     *("drug_class", "ingredients", "indications", "dosage", "adverse_reactions", "contraindications"),
     *("interactions", "storage"),
@@ -30,10 +28,10 @@ _SIZES = {"train": (90, 48), "validation": (30, 16)}
 
 @dataclass(frozen=True)
 class Entity:
-    """A drug or a disease: its name, and what each field of its table lists."""
+    """A drug or a disease: its name, and the values of each field of its table."""
 
-    name: Said
-    fields: dict[str, tuple[Said, ...]]
+    name: Phrase
+    fields: dict[str, tuple[Phrase, ...]]
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,11 @@ class Medicine:
 
 def make_medicine(rng: random.Random) -> dict[str, Medicine]:
     """The drugs and diseases of each split."""
-    drug_names = iter(_names(rng, lexicon.DRUG_ENDINGS, sum(drugs for drugs, _ in _SIZES.values())))
-    ingredients = _names(rng, lexicon.INGREDIENT_ENDINGS, 60)
+    drug_names = iter(_invent_names(rng, PHRASES["drug_endings"], sum(drugs for drugs, _ in _SIZES.values())))
+    ingredients = _invent_names(rng, PHRASES["ingredient_endings"], 60)
     ills = [
-        Said(f"{image.en} {ailment.en}", f"{image.zh}{ailment.zh}")
-        for image, ailment in itertools.product(lexicon.IMAGES, lexicon.AILMENTS)
+        Phrase(f"{image.en} {ailment.en}", f"{image.zh}{ailment.zh}")
+        for image, ailment in itertools.product(PHRASES["images"], PHRASES["ailments"])
     ]
     disease_names = iter(rng.sample(ills, sum(diseases for _, diseases in _SIZES.values())))
     return {
@@ -59,55 +57,53 @@ def make_medicine(rng: random.Random) -> dict[str, Medicine]:
     }
 
 
-def _names(rng: random.Random, endings: Sequence[Said], count: int) -> list[Said]:
-    stems = list(itertools.product(lexicon.SYLLABLES, repeat=2))
+def _invent_names(rng: random.Random, endings: Sequence[Phrase], count: int) -> list[Phrase]:
+    stems = list(itertools.product(PHRASES["syllables"], repeat=2))
     made = []
-    for number, stem in enumerate(rng.sample(stems, count)):  # each stem once, so that no name is like another
+    for number, stem in enumerate(rng.sample(stems, count)):  # each stem once, so that no two names are similar
         ending = endings[number % len(endings)]
         name = "".join(part.en for part in stem) + ending.en
-        made.append(Said(name.capitalize(), "".join(part.zh for part in stem) + ending.zh))
+        made.append(Phrase(name.capitalize(), "".join(part.zh for part in stem) + ending.zh))
     return made
 
 
 def _split(
-    rng: random.Random, drug_names: Sequence[Said], disease_names: Sequence[Said], ingredients: Sequence[Said]
+    rng: random.Random, drug_names: Sequence[Phrase], disease_names: Sequence[Phrase], ingredients: Sequence[Phrase]
 ) -> Medicine:
     treats = {name: tuple(rng.sample(disease_names, rng.choice((1, 1, 2)))) for name in drug_names}
     drugs = []
     for name in drug_names:
         others = [other for other in drug_names if other != name]
         fields = {
-            "drug_class": (rng.choice(lexicon.CLASSES),),
+            "drug_class": (rng.choice(PHRASES["classes"]),),
             "ingredients": tuple(rng.sample(ingredients, rng.choice((1, 2, 2, 3)))),
             "indications": treats[name],
-            "dosage": (rng.choice(lexicon.DOSAGES),),
-            "adverse_reactions": tuple(rng.sample(lexicon.SYMPTOMS, rng.choice((2, 3, 3, 4)))),
-            "contraindications": tuple(rng.sample(lexicon.CONDITIONS, rng.choice((1, 2, 3)))),
+            "dosage": (rng.choice(PHRASES["dosages"]),),
+            "adverse_reactions": tuple(rng.sample(PHRASES["symptoms"], rng.choice((2, 3, 3, 4)))),
+            "contraindications": tuple(rng.sample(PHRASES["conditions"], rng.choice((1, 2, 3)))),
             "interactions": tuple(rng.sample(others, rng.choice((1, 2)))),
-            "storage": (rng.choice(lexicon.STORAGES),),
+            "storage": (rng.choice(PHRASES["storages"]),),
         }
         drugs.append(Entity(name, fields))
     diseases = []
     for name in disease_names:
         against = tuple(drug for drug, ills in treats.items() if name in ills)
-        symptoms = rng.sample(lexicon.SYMPTOMS, 6)
+        symptoms = rng.sample(PHRASES["symptoms"], 6)
         fields = {
-            "department": (rng.choice(lexicon.DEPARTMENTS),),
+            "department": (rng.choice(PHRASES["departments"]),),
             "symptoms": tuple(symptoms[: rng.choice((2, 3, 4))]),
-            "causes": tuple(rng.sample(lexicon.CAUSES, rng.choice((1, 2)))),
+            "causes": tuple(rng.sample(PHRASES["causes"], rng.choice((1, 2)))),
             "complications": tuple(symptoms[4 : 4 + rng.choice((1, 2))]),
-            "diagnosis": tuple(rng.sample(lexicon.DIAGNOSES, rng.choice((1, 2, 2)))),
-            "treatment": (*against[:2], *rng.sample(lexicon.MEASURES, rng.choice((1, 2)))),
-            "prevention": tuple(rng.sample(lexicon.PREVENTIONS, rng.choice((1, 2)))),
+            "diagnosis": tuple(rng.sample(PHRASES["diagnoses"], rng.choice((1, 2, 2)))),
+            "treatment": (*against[:2], *rng.sample(PHRASES["measures"], rng.choice((1, 2)))),
+            "prevention": tuple(rng.sample(PHRASES["preventions"], rng.choice((1, 2)))),
         }
         diseases.append(Entity(name, fields))
     return Medicine(drugs, diseases)
 
 
-def joined(items: Iterable[Said], language: str) -> str:
-    """A field as its column has it."""
-    said = [getattr(item, language) for item in items]
-    return ("、" if language == "zh" else ", ").join(said)
+def _column(items: Iterable[Phrase], language: str) -> str:
+    return ("、" if language == "zh" else ", ").join(item.text(language) for item in items)
 
 
 def write(medicine: Iterable[Medicine], path: Path) -> None:
@@ -123,7 +119,7 @@ def write(medicine: Iterable[Medicine], path: Path) -> None:
             f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join(f'{column} TEXT' for column in columns[1:])})"
         )
         rows = [
-            (language, getattr(entity.name, language), *(joined(entity.fields[field], language) for field in fields))
+            (language, entity.name.text(language), *(_column(entity.fields[field], language) for field in fields))
             for entity in sorted(entities, key=lambda entity: entity.name)
             for language in LANGUAGES
         ]

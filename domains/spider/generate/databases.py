@@ -1,7 +1,7 @@
-"""Random small databases about one subject: tables that refer to one another, and rows that tell queries apart.
+"""Random small databases about one subject: tables that refer to one another, with rows.
 
-No two tables of a database have the same number of rows, and the numbers of a column hardly ever repeat: a wrong query
-then seldom returns the right rows by accident, and a reward of 1 means what it says.
+No two tables of a database have the same number of rows, and the numbers of a column rarely repeat, so a wrong query
+seldom returns the right rows by accident.
 """
 
 from __future__ import annotations
@@ -27,8 +27,27 @@ __all__ = ["Column", "Database", "Link", "Table", "fill", "make_database", "sche
 Value = int | str
 
 
+class _Named:
+    name: str
+
+    @property
+    def singular(self) -> str:
+        """The name as a question writes it."""
+        return self.name.replace("_", " ")
+
+    @property
+    def plural(self) -> str:
+        """The plural of the name, as a question writes it."""
+        word = self.singular
+        if word.endswith("y") and word[-2:-1] not in "aeiou":
+            return word[:-1] + "ies"
+        if word.endswith("s") and not word.endswith("ss"):
+            return word
+        return word + ("es" if word.endswith(("ss", "x", "ch", "sh")) else "s")
+
+
 @dataclass(frozen=True)
-class Column:
+class Column(_Named):
     """``kind`` is ``key``, ``name``, ``number``, ``category`` or ``link``; ``attribute`` is its lexicon entry."""
 
     name: str
@@ -42,7 +61,7 @@ class Column:
 
 
 @dataclass
-class Table:
+class Table(_Named):
     """An entity with its columns and its rows."""
 
     name: str
@@ -85,8 +104,8 @@ def make_database(
 ) -> Database:
     """A database about ``subject``.
 
-    ``invented`` is the chance that its entities come from the whole word list or are made-up words, and that its
-    attributes come from any kind of entity: what a policy should copy from a schema, it must not know by heart.
+    ``invented`` is the probability that its entities come from all subjects or are made-up words, and that its
+    attributes belong to other kinds of entity: a policy should copy names from the schema and not from memory.
     """
     entities = dict(SUBJECTS[subject])
     free = rng.random() < invented
@@ -94,7 +113,7 @@ def make_database(
         everything = [(name, kind) for entities in SUBJECTS.values() for name, kind in entities.items()]
         entities = dict(rng.sample(everything, 5))
         if rng.random() < 0.25:
-            entities |= {_made_up(rng): rng.choice("plteo") for _ in range(2)}
+            entities |= {_made_up_word(rng): rng.choice("plteo") for _ in range(2)}
     names = rng.sample(sorted(entities), rng.choice(n_tables))
     database = Database(db_id or subject, subject, [], [])
     for i, name in enumerate(names):
@@ -113,7 +132,7 @@ def make_database(
 
 
 def schema_text(database: Database) -> str:
-    """The compact table info of a prompt, as ``groundwire.tools.schema`` prints it for the SQLite file."""
+    """The schema as in a prompt: what ``groundwire.tools.schema`` prints for the SQLite file, without keys."""
     return "\n".join(
         f"CREATE TABLE {table.name} ( {' , '.join(f'{column.name} {column.type}' for column in table.columns)} )"
         for table in database.tables
@@ -121,7 +140,7 @@ def schema_text(database: Database) -> str:
 
 
 def fill(database: Database, path: str = ":memory:") -> sqlite3.Connection:
-    """Write the database to ``path`` and return the open connection. Small pages: a file is a few kilobytes."""
+    """Write the database to ``path`` and return the open connection. Small pages keep a file at a few kilobytes."""
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA page_size = 512")
     for table in database.tables:
@@ -136,7 +155,7 @@ def fill(database: Database, path: str = ":memory:") -> sqlite3.Connection:
     return connection
 
 
-def _made_up(rng: random.Random) -> str:
+def _made_up_word(rng: random.Random) -> str:
     return "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3)))) + "n"
 
 
@@ -158,7 +177,7 @@ def _attributes(rng: random.Random, kind: str, count: int, *, made_up: bool) -> 
         if chance < 0.15:
             name = f"{rng.choice(MODIFIERS[column_kind])}_{attribute}"
         elif made_up and chance < 0.3:
-            name = _made_up(rng)
+            name = _made_up_word(rng)
         columns.append(Column(name, column_kind, attribute))
     rng.shuffle(columns)
     return columns
@@ -183,5 +202,5 @@ def _values(rng: random.Random, database: Database, table: Table, column: Column
         values = CATEGORIES[column.attribute].values
         few = rng.sample(values, min(len(values), rng.choice((3, 4, 5))))
         return [rng.choice(few) for _ in range(size)]
-    # Low ids more often, the highest never: some parents have many children, some have none.
+    # Low ids are more frequent and the highest never occur: some parents have many children, some have none.
     return [1 + int(len(database.table(column.attribute).rows) * rng.random() ** 1.7 * 0.8) for _ in range(size)]
