@@ -24,6 +24,7 @@ from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 from groundwire.train.rollouts.agent import ANSWER_SPAN, FAILURE_SPAN, POLICY_RESOURCE
 from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
+from groundwire.train.store.lightning_calls import with_call_spans
 
 __all__ = ["RolloutCollector", "RolloutRequest", "RolloutResult"]
 
@@ -224,7 +225,7 @@ class RolloutCollector:
         spans: Sequence[Span] = []
         if attempt is not None:
             spans = list(await self._store.query_spans(rollout_id, attempt.attempt_id))
-        calls = all_calls_from_spans(spans)
+        calls = all_calls_from_spans(with_call_spans(spans))
         answer = _last(spans, ANSWER_SPAN)
         failure = _last(spans, FAILURE_SPAN)
         reward, components = _reward(spans)
