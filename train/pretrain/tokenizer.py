@@ -1,14 +1,12 @@
-"""A byte-level BPE in which a word is one id wherever it stands.
+"""A byte-level BPE in which a word has the same id everywhere.
 
-A small model answers by copying: the word in the question, in the schema and in the query has to be the same id, or
-there is nothing to copy. Three decisions follow.
+A small model answers by copying, so a word needs one id in the question, the schema and the query:
 
-* Words are stored with the space before them. Where a word stands directly behind punctuation (``t.name``,
-  ``home_city``, ``count(name)``, ``'Ann'``) the normalizer inserts a glue character and a space; the glue merges with
-  the punctuation, and the decoder takes both out again. So encoding loses nothing.
+* Words include the space before them. After punctuation (``t.name``, ``home_city``, ``count(name)``, ``'Ann'``) the
+  normalizer inserts a glue character and a space. The glue merges with the punctuation, and the decoder removes both,
+  so encoding is lossless.
 * The plural's ``s`` is a token of its own (``singers`` is `` singer`` + ``s``), and so is every digit.
-* Every word of the lexicon is in the vocabulary as a whole (``ignore_merges``), with no intermediate pieces. Any other
-  text still has an encoding: the bytes and the commonest merges are there too.
+* Every word of the lexicon is one token (``ignore_merges``). All other text is encoded with bytes and frequent merges.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ __all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 _GLUE = "\x1f"
-# What replies begin with and are framed by: one id each, also for the JSON around the query of a tool call. None may
-# begin inside another, or the ids of a reply would depend on what stands before it; so the closing fence is a word of
-# its own instead.
+# The frames of replies, and the JSON around the query of a tool call, have one id each. No frame may begin inside
+# another, or the ids of a reply would depend on the text before it; the closing fence is therefore a word.
 _FRAMES = ["```sql\n", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 _FRAMES += [f'\n{{"name": "{QUERY_TOOL["name"]}", "arguments": {{"sql": "', '"}}\n</tool_call>']
 _OUTSIDE = re.compile("|".join(re.escape(token) for token in (END_OF_TEXT, IM_START, IM_END, *_FRAMES)))
@@ -50,7 +47,7 @@ def _skeleton(model: models.BPE) -> Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    # One expression, so that a stream cut behind the glue shows nothing that disappears later.
+    # One expression, so that a stream that ends after the glue shows no text that a later token removes.
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace(Regex(f"{_GLUE} ?"), "")])
     return tokenizer
 
@@ -62,9 +59,9 @@ def train_tokenizer(
     min_count: int = 20,
     merges: int = 200,
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer whose vocabulary holds ``words`` and every word seen ``min_count`` times in ``texts`` as one id.
+    """A tokenizer in which ``words``, and those that occur ``min_count`` times in ``texts``, have one id each.
 
-    ``merges`` is the number of learned pieces for all other text. The same input gives the same ids.
+    ``merges`` is the number of learned pieces for other text. The same input gives the same ids.
     """
     draft = _skeleton(models.BPE())
     counts: Counter[str] = Counter()
@@ -77,12 +74,12 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=256 + merges, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    # The pieces are byte-level already: they are trained on as they stand, most frequent words first.
+    # The pieces are byte-level already, so this draft has no pre-tokenizer.
     draft = Tokenizer(models.BPE())
     draft.train_from_iterator((piece for piece in sorted(counts) for _ in range(min(counts[piece], 50))), trainer)
     learned = [piece for piece, _ in sorted(draft.get_vocab().items(), key=lambda item: item[1])]
     vocabulary = {piece: i for i, piece in enumerate(learned + sorted(wanted.difference(learned)))}
-    learned_merges = [(left, right) for left, right in _merges(draft)]
+    learned_merges = [(left, right) for left, right in json.loads(draft.to_str())["model"]["merges"]]
 
     tokenizer = _skeleton(models.BPE(vocab=vocabulary, merges=learned_merges, ignore_merges=True))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END_OF_TEXT, IM_START, IM_END)])
@@ -95,11 +92,6 @@ def train_tokenizer(
 
 
 def _pieces(tokenizer: Tokenizer, text: str) -> list[str]:
-    """``text`` as words, the tokens that stand outside the model taken out."""
+    """The words of ``text`` without special tokens and frames."""
     segments = (tokenizer.normalizer.normalize_str(segment) for segment in _OUTSIDE.split(text))
     return [piece for segment in segments for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(segment)]
-
-
-def _merges(tokenizer: Tokenizer) -> list[list[str]]:
-    merges: list[list[str]] = json.loads(tokenizer.to_str())["model"]["merges"]
-    return merges
