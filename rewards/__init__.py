@@ -1,8 +1,8 @@
-"""Rewards: plain async functions of ``(task, answer, steps)``, kept in one registry.
+"""Rewards: async functions of ``(task, answer, steps)`` in one registry.
 
-A reward answers with a float, or with named parts (``{"executes": 0.1, "judge": 0.7}``) that are summed and logged
-one by one; a part named ``metric/…`` is logged and not summed. A wrong answer is a reward of 0; whatever keeps a reward
-from being computed is raised as :class:`RewardError`, never turned into a number.
+A reward returns a float, or named components (``{"executes": 0.1, "judge": 0.7}``), which are logged one by one and
+summed; a component named ``metric/…`` is logged but not summed. A wrong answer scores 0. A reward that cannot be
+computed raises :class:`RewardError` and never becomes a number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Sums of rewards: ``0.9*spider_exec_match+0.1*executes``.
+"""Weighted sums of rewards: ``0.9*spider_exec_match+0.1*executes``.
 
-Sums with weights are all there is. They keep what makes a reward readable afterwards: each part is a number of its own
-in the logs. Whoever needs more than a sum writes a reward, which is one function.
+Every component of a sum stays a number of its own in the logs. Anything else than a sum is a reward function.
 """
 
 from __future__ import annotations
@@ -18,59 +17,53 @@ from groundwire.tools.types import AgentStep
 __all__ = ["combine", "parse"]
 
 _TERM = re.compile(r"\s*(?:(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*)?(?P<name>[^\W\d][\w.:-]*)\s*")
-_EXAMPLE = "0.9*spider_exec_match+0.1*executes"
 
 
 def parse(text: str) -> list[tuple[float, str]]:
-    """The weight and name of each term. Raises :class:`groundwire.tools.plugins.UnknownNameError` where ``text`` is no
-    sum.
-    """
+    """The weight and name of each term. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
     terms: list[tuple[float, str]] = []
-    at = 0
-    while True:
-        match = _TERM.match(text, at)
-        if match is None:
-            raise UnknownNameError(
-                f"reward {text!r} cannot be read from {text[at:]!r} on: write a name, or a sum like {_EXAMPLE}"
-            )
+    position = 0
+    while match := _TERM.match(text, position):
         weight, name = float(match["weight"] or 1), match["name"]
         if name in (each for _, each in terms):
             raise UnknownNameError(f"reward {text!r} names {name} twice: give it one weight")
         terms.append((weight, name))
-        at = match.end()
-        if at == len(text):
+        position = match.end()
+        if position == len(text):
             return terms
-        if text[at] != "+":
-            raise UnknownNameError(
-                f"reward {text!r} cannot be read from {text[at:]!r} on: terms are joined by +, like {_EXAMPLE}"
-            )
-        at += 1
+        if text[position] != "+":
+            break
+        position += 1
+    raise UnknownNameError(
+        f"reward {text!r} cannot be parsed from {text[position:]!r} on: write a name, or a sum like "
+        "0.9*spider_exec_match+0.1*executes"
+    )
 
 
 def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
-    """The weighted sum of some rewards, computed at the same time; where one cannot be, the sum cannot.
+    """The weighted sum of some rewards, which are computed concurrently; if one raises, the sum does.
 
-    A reward of one number gives a part of its name, one with parts ``name.part``; each is what it adds to the sum.
-    Metrics stay as they are.
+    A term's number becomes the component ``name``, its components become ``name.component``, both times the weight.
+    Metrics are not weighted.
     """
 
     async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
-        work = [asyncio.ensure_future(each(task, answer, steps)) for _, _, each in terms]
+        work = [asyncio.ensure_future(function(task, answer, steps)) for _, _, function in terms]
         try:
             values = await asyncio.gather(*work)
         finally:
-            for task_ in work:
-                task_.cancel()
-        parts: dict[str, float] = {}
+            for future in work:
+                future.cancel()
+        components: dict[str, float] = {}
         for (weight, name, _), value in zip(terms, values, strict=True):
             if not isinstance(value, Mapping):
-                parts[name] = weight * value
+                components[name] = weight * value
                 continue
-            for part, number in value.items():
-                if part.startswith(METRIC):
-                    parts[f"{METRIC}{name}.{part.removeprefix(METRIC)}"] = number
+            for component, number in value.items():
+                if component.startswith(METRIC):
+                    components[f"{METRIC}{name}.{component.removeprefix(METRIC)}"] = number
                 else:
-                    parts[f"{name}.{part}"] = weight * number
-        return parts
+                    components[f"{name}.{component}"] = weight * number
+        return components
 
     return reward

@@ -1,4 +1,12 @@
-"""What a reward is given and what it may answer."""
+"""The type of a reward, and its errors.
+
+RewardError               the reward of one rollout could not be computed
+└── JudgeAbstainedError   because the judge gave no verdict
+UserError
+├── UnknownNameError
+│   └── UnusableRewardError   (_registry) the reward's function cannot be imported or called
+└── JudgeSettingsError        (judge.settings) a setting of the judge is unknown or out of range
+"""
 
 from __future__ import annotations
 
@@ -11,43 +19,39 @@ from groundwire.tools.types import AgentStep
 __all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "total"]
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
-"""``async (task, answer, steps) -> float | parts``. ``task`` is the row of the domain's data, gold included."""
+"""``async (task, answer, steps) -> float | components``. ``task`` is the row of the domain's data, gold included."""
 
 METRIC = "metric/"
-"""A part whose name begins with it is a figure to look at: it is logged beside the others, and not summed."""
+"""The prefix of components that are logged but not summed."""
 
 
 class RewardError(Exception):
-    """The reward could not be computed (a broken gold, a missing database): a typed failure, never a 0.
-
-    RewardError
-    └── JudgeAbstainedError   the judge gave no verdict; asking for another rollout would not help
-    """
+    """The reward could not be computed (a broken gold, a missing database): a typed failure, never a 0."""
 
     kind = "reward"
 
 
 class JudgeAbstainedError(RewardError):
-    """The judge has no verdict: not reached, not readable, not in time, or not within the spending cap.
+    """The judge gave no verdict: unreachable, unreadable, too late, or over its spending cap.
 
-    It has tried again by itself, so the rollout is not run again: it is left out of its group, and counted.
+    The judge has already retried, so the rollout does not run again: it is left out of its group, and counted.
     """
 
     kind = "judge_abstained"
 
 
 def total(value: float | Mapping[str, float]) -> float:
-    """The scalar that the trainer sees: the value itself, or the sum of its parts without the metrics.
+    """The trainer's scalar: the value, or the sum of its components without the metrics.
 
-    Raises :class:`RewardError` where that is no finite number.
+    Raises :class:`RewardError` if the result is not a finite number.
     """
     try:
         if isinstance(value, Mapping):
-            result = float(sum(part for name, part in value.items() if not name.startswith(METRIC)))
+            result = float(sum(number for name, number in value.items() if not name.startswith(METRIC)))
         else:
             result = float(value)
     except (TypeError, ValueError) as error:
-        raise RewardError(f"the reward is {value!r}; it must be a number, or numbers by the names of parts") from error
+        raise RewardError(f"the reward is {value!r}; it must be a number, or a dict of named numbers") from error
     if not math.isfinite(result):
         raise RewardError(f"the reward is {value!r}; it must be finite")
     return result

@@ -1,7 +1,6 @@
-"""Whether the agent ran a query that worked: a small reward to begin with, for a policy that rarely answers right.
+"""A reward for running a query without an error, as a first signal for a policy that is rarely right.
 
-It is about the rollout and not about the answer, which may be prose. A query that reads nothing executes, too: give it
-a small weight beside a reward for the answer.
+It judges the rollout, not the answer, which may be prose. Any query counts, so give it a small weight in a sum.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ __all__ = ["executed", "executes"]
 
 
 def executed(steps: Sequence[AgentStep]) -> bool:
-    """Whether some tool run of the trace reported no error."""
+    """Whether at least one tool call succeeded."""
     return any(step["kind"] == "tool" and step["ok"] for step in steps)
 
 
 async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
-    """1 where :func:`executed`, else 0."""
+    """1.0 if :func:`executed`, else 0.0."""
     return float(executed(steps))

@@ -17,7 +17,7 @@ import pytest
 from spider_folder import REAL, make_database
 
 from groundwire.rewards import RewardError
-from groundwire.rewards.spider.execution_match import Verdict, execution_match, spider_exec_match
+from groundwire.rewards.spider.execution_match import MatchResult, execution_match, spider_exec_match
 from groundwire.rewards.spider.official_rules import first_statement, normalise, same_result
 
 FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
@@ -134,9 +134,9 @@ def test_a_log_beside_the_database_is_not_taken_for_a_database(tmp_path: Path) -
 @pytest.mark.parametrize("mode", ["safe", "official"])
 def test_both_modes_end(database: Path, mode: Any) -> None:
     verdict = execution_match(FOR_EVER, "SELECT a FROM t", database, mode=mode, timeout_s=0.1)
-    assert verdict == Verdict(0.0, "the prediction failed: the query ran longer than 0.1 s")
+    assert verdict == MatchResult(0.0, "the prediction failed: the query ran longer than 0.1 s")
     rows = FOR_EVER.replace("count(*)", "x")
-    assert execution_match(rows, "SELECT a FROM t", database, mode=mode) == Verdict(0.0, "the results differ")
+    assert execution_match(rows, "SELECT a FROM t", database, mode=mode) == MatchResult(0.0, "the results differ")
     bomb = "SELECT length(replace(hex(zeroblob(400000000)), '00', 'ab'))"
     # Python 3.10 knows no limits of a value's length, and SQLite's limit of memory ends it.
     assert re.search("too big|too much memory", execution_match(bomb, "SELECT a FROM t", database, mode=mode).reason)
@@ -237,7 +237,7 @@ needs_parity = pytest.mark.skipif(not PARITY.is_file(), reason=f"the official ve
 
 
 @functools.cache
-def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, Verdict | None]]]:
+def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, MatchResult | None]]]:
     """Each official case whose source begins with ``prefix``, with our verdict by mode; None where the gold fails."""
     judged = []
     with gzip.open(PARITY, "rt") as lines:
@@ -246,7 +246,7 @@ def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, Verdict | None]]]
         folder = REAL / "parity" / "database" if case["db_id"] == "parity_edge" else REAL / "database"
         path = folder / case["db_id"] / f"{case['db_id']}.sqlite"
         limit = 0.2 if case["official"] == "timeout" else 30.0
-        verdicts: dict[str, Verdict | None] = {"safe": None, "official": None}
+        verdicts: dict[str, MatchResult | None] = {"safe": None, "official": None}
         for mode in verdicts:
             with contextlib.suppress(RewardError):
                 verdicts[mode] = execution_match(case["pred"], case["gold"], path, mode=mode, timeout_s=limit)  # type: ignore[arg-type]

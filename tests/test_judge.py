@@ -199,14 +199,14 @@ async def test_one_request_has_its_own_timeout(tmp_path: Path) -> None:
 async def test_no_more_requests_are_under_way_than_allowed(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
         judge = Judge(settings(server, tmp_path, concurrency=3))
-        room = judge._rooms.setdefault(asyncio.get_running_loop(), _counting(judge))
+        room = judge._loop_states.setdefault(asyncio.get_running_loop(), _counting(judge))
         await asyncio.gather(*(judge.verdict(**{**CASE, "answer": str(n)}) for n in range(12)))
         assert (len(server.requests), room.client.most_at_once) == (12, 3)
 
 
 def _counting(judge: Judge) -> Any:
     from groundwire.rewards.judge.client import JudgeClient
-    from groundwire.rewards.judge.engine import _Room
+    from groundwire.rewards.judge.engine import _LoopState
 
     class Counting(JudgeClient):
         at_once = most_at_once = 0
@@ -219,7 +219,7 @@ def _counting(judge: Judge) -> Any:
             finally:
                 self.at_once -= 1
 
-    room = _Room(judge._settings)
+    room = _LoopState(judge._settings)
     room.client = Counting(judge._settings)
     return room
 
@@ -331,15 +331,15 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
     ("given", "sentence"),
     [
         ({"modle": "x"}, "unknown judge setting 'modle'; known: accuracy, base_url, "),
-        ({"samples": "three"}, "judge samples is 'three'; it must be a whole number"),
-        ({"swap": "perhaps"}, "judge swap is 'perhaps'; it must be true or false"),
+        ({"samples": "three"}, "judge samples is 'three': input should be a valid integer"),
+        ({"swap": "perhaps"}, "judge swap is 'perhaps': input should be a valid boolean"),
         ({"samples": "3"}, "judge samples is 3 at temperature 0, where all are the same: set a temperature"),
         ({"base_url": "http://h/v1"}, "judge base_url is given without the judge's model"),
         ({"base_url": "h:1", "model": "m"}, "judge base_url is 'h:1'; it must be like http"),
         ({"base_url": "http://me:pw@h/v1", "model": "m"}, f"base_url of h has a key in it: put the key into {API_KEY}"),
-        ({"base_url": "http://h/v1", "model": "m", "max_usd": "1"}, "judge max_usd needs what the endpoint charges"),
-        ({"max_calls": "-1"}, "judge max_calls is -1; it must be 0 or above"),
-        ({"deadline_s": "0"}, "judge deadline_s is 0.0; it must be above 0"),
+        ({"base_url": "http://h/v1", "model": "m", "max_usd": "1"}, "judge max_usd needs the endpoint's prices"),
+        ({"max_calls": "-1"}, "judge max_calls is '-1': input should be greater than or equal to 0"),
+        ({"deadline_s": "0"}, "judge deadline_s is '0': input should be greater than 0"),
         (dict.fromkeys(("accuracy", "completeness", "clarity", "professionalism"), 0), "weights .* must be above 0"),
     ],
 )
@@ -352,7 +352,7 @@ def test_a_command_line_says_settings_as_names_and_values() -> None:
     assert parse_settings([]) is None
     given = parse_settings(["samples=3", "temperature=0.7", "swap=true"], model="m")
     assert given == {"model": "m", "samples": 3, "temperature": 0.7, "swap": True}
-    with pytest.raises(JudgeSettingsError, match="--judge 'samples' is no setting: write it as NAME=VALUE"):
+    with pytest.raises(JudgeSettingsError, match="--judge 'samples' is not a setting: write it as NAME=VALUE"):
         parse_settings(["samples"])
     with pytest.raises(JudgeSettingsError, match="judge model is given twice: 'm' and 'n'"):
         parse_settings(["model=n"], model="m")

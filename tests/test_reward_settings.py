@@ -63,14 +63,14 @@ def test_the_local_grader_is_announced_where_no_model_judges() -> None:
     ("arguments", "sentence"),
     [
         (("--judge-model", "m"), "a judge means nothing to reward 'spider_exec_match': leave out --judge-model"),
-        ((*HYBRID, "--judge", "samples"), "--judge 'samples' is no setting: write it as NAME=VALUE"),
+        ((*HYBRID, "--judge", "samples"), "--judge 'samples' is not a setting: write it as NAME=VALUE"),
         ((*HYBRID, "--judge", "modle=x"), "unknown judge setting 'modle'; known: accuracy, "),
         ((*HYBRID, "--judge-base-url", "http://h/v1"), "judge base_url is given without the judge's model"),
         (
             (*HYBRID, "--judge-model", "m", "--judge", "deadline_s=99"),
             "judge deadline_s is 99, and rollout_timeout_s 60",
         ),
-        (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be read from '*2' on"),
+        (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be parsed from '*2' on"),
         (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: executes, "),
     ],
 )

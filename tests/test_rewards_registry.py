@@ -61,12 +61,12 @@ def test_a_sum_is_read_as_it_is_written(text: str, terms: list[tuple[float, str]
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "cannot be read from '' on: write a name, or a sum like 0.9"),
-        ("0.9*", r"reward '0\.9\*' cannot be read from '0\.9\*' on"),
-        ("a+", r"reward 'a\+' cannot be read from '' on"),
-        ("a b", "cannot be read from 'b' on: terms are joined by"),
-        ("a*0.5", r"cannot be read from '\*0\.5' on"),
-        ("(a+b)", r"cannot be read from '\(a\+b\)' on"),
+        ("", "cannot be parsed from '' on: write a name, or a sum like 0.9"),
+        ("0.9*", r"reward '0\.9\*' cannot be parsed from '0\.9\*' on"),
+        ("a+", r"reward 'a\+' cannot be parsed from '' on"),
+        ("a b", "cannot be parsed from 'b' on: write a name, or a sum"),
+        ("a*0.5", r"cannot be parsed from '\*0\.5' on"),
+        ("(a+b)", r"cannot be parsed from '\(a\+b\)' on"),
         ("a+0.5*a", "names a twice: give it one weight"),
     ],
 )

@@ -12,7 +12,7 @@ from groundwire import rewards
 from groundwire.rewards import RewardError
 from groundwire.rewards.spider.dense import dense
 from groundwire.rewards.spider.execution_match import execution_match
-from groundwire.rewards.spider.sql_parts import overlap, parts_of
+from groundwire.rewards.spider.sql_parts import f1, parts_of
 
 GOLD = (
     "SELECT T1.name, count(*) FROM singer AS T1 JOIN song AS T2 ON T1.id = T2.singer "
@@ -92,7 +92,7 @@ def test_each_condition_of_several_counts() -> None:
     gold = parts_of("SELECT a FROM t WHERE b = 1 AND c = 2")
     one, none = parts_of("SELECT a FROM t WHERE b = 1"), parts_of("SELECT a FROM t WHERE d = 4")
     assert None not in (gold, one, none)
-    assert overlap(gold.clauses, one.clauses) > overlap(gold.clauses, none.clauses)
+    assert f1(gold.clauses, one.clauses) > f1(gold.clauses, none.clauses)
 
 
 # -- no wrong query scores as much as a right one

@@ -1,4 +1,4 @@
-"""The judge: scores an answer in prose against a reference, by a model or by rules, or says that it cannot."""
+"""The judge: scores an answer in prose against a reference, by a model or by rules, or abstains."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Verdicts that were paid for, and what they cost, in one SQLite file that every process of a machine shares.
+"""Verdicts and their costs in one SQLite file, shared by all processes of a machine.
 
-A request is known by what was asked (model, messages, sampling), so the same answer in a second epoch costs nothing.
-Spending is counted before a request is made, by the most that it may cost, and corrected afterwards: many processes at
-once cannot go past a cap, and one that is killed has at worst counted too much.
+The key of a request is everything in it (model, messages, sampling), so the same answer in a second epoch is free.
+Before a request its maximum cost is reserved, and corrected afterwards: concurrent processes cannot exceed a cap
+together, and a killed process has at worst counted too much.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from groundwire.rewards._types import JudgeAbstainedError
 
-__all__ = ["JudgeCache", "key_of"]
+__all__ = ["JudgeCache", "cache_key"]
 
 T = TypeVar("T")
 _SCHEMA = """
@@ -28,49 +28,44 @@ CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, model TEXT, reply TEX
 CREATE TABLE IF NOT EXISTS spent (one INTEGER PRIMARY KEY CHECK (one = 1), calls INTEGER, usd REAL);
 INSERT OR IGNORE INTO spent VALUES (1, 0, 0.0);
 """
-_PATIENCE_S = 10.0
+_LOCK_TIMEOUT_S = 10.0
 
 
-def key_of(asked: Any) -> str:
-    """The name of a request in the cache: a hash of all that was asked."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+def cache_key(request: Any) -> str:
+    """A hash of everything in a request."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 class JudgeCache:
-    """The file at ``path``, made where it is missing. Its methods may be called from any thread.
+    """The file at ``path``, which is created if it is missing. The methods may be called from any thread.
 
-    Each raises :class:`rewards.JudgeAbstainedError` where the file cannot be used.
+    Each raises :class:`rewards.JudgeAbstainedError` if the file cannot be used.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()
         self._lock = threading.Lock()
-        self._opened: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
 
     def reply(self, key: str) -> str | None:
-        """The reply that was stored for a request."""
-
-        def read(db: sqlite3.Connection) -> str | None:
-            row = db.execute("SELECT reply FROM verdicts WHERE key = ?", (key,)).fetchone()
-            return row[0] if row else None
-
-        return self._do(read)
+        """The stored reply to a request."""
+        row = self._do(lambda db: db.execute("SELECT reply FROM verdicts WHERE key = ?", (key,)).fetchone())
+        return row[0] if row else None
 
     def store(self, key: str, *, model: str, reply: str) -> None:
-        """Keep a readable reply; the first one stays."""
-        # A lone surrogate is no text that SQLite takes.
-        text = reply.encode("utf-8", "replace").decode()
+        """Store a readable reply, unless there is one."""
+        text = reply.encode("utf-8", "replace").decode()  # SQLite refuses lone surrogates
         insert = "INSERT OR IGNORE INTO verdicts (key, model, reply) VALUES (?, ?, ?)"
         self._do(lambda db: db.execute(insert, (key, model, text)))
 
     def reserve(self, usd: float, *, max_calls: int | None, max_usd: float | None) -> None:
-        """Count a request that may cost ``usd``. Raises :class:`rewards.JudgeAbstainedError` where it is too much."""
-        take = (
+        """Count a request that costs at most ``usd``. Raises :class:`rewards.JudgeAbstainedError` at a cap."""
+        update = (
             "UPDATE spent SET calls = calls + 1, usd = usd + :usd WHERE (:calls IS NULL OR calls < :calls)"
             " AND (:cap IS NULL OR usd + :usd <= :cap)"
         )
-        given = {"usd": usd, "calls": max_calls, "cap": max_usd}
-        if self._do(lambda db: db.execute(take, given).rowcount):
+        values = {"usd": usd, "calls": max_calls, "cap": max_usd}
+        if self._do(lambda db: db.execute(update, values).rowcount):
             return
         calls, spent = self.spent()
         if max_calls is not None and calls >= max_calls:
@@ -83,7 +78,7 @@ class JudgeCache:
         )
 
     def settle(self, reserved: float, actual: float) -> None:
-        """Replace what was reserved for a request by what it cost."""
+        """Replace the reserved cost of a request by its actual cost."""
         self._do(lambda db: db.execute("UPDATE spent SET usd = usd + ?", (actual - reserved,)))
 
     def spent(self) -> tuple[int, float]:
@@ -94,20 +89,20 @@ class JudgeCache:
     def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             with self._lock:
-                if self._opened is None:
-                    self._opened = self._open()
-                return work(self._opened)
+                if self._connection is None:
+                    self._connection = self._connect()
+                return work(self._connection)
         except (OSError, sqlite3.Error) as error:
             raise JudgeAbstainedError(
                 f"the judge's cache {self._path} cannot be used: {error}; set another with cache=FILE"
             ) from error
 
-    def _open(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # One statement is one transaction.
-        db = sqlite3.connect(self._path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+        # Autocommit: each statement is a transaction.
+        db = sqlite3.connect(self._path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         try:
-            _share(db)
+            _enable_wal(db)
             db.executescript(_SCHEMA)
         except sqlite3.Error:
             with suppress(sqlite3.Error):
@@ -116,14 +111,14 @@ class JudgeCache:
         return db
 
 
-def _share(db: sqlite3.Connection) -> None:
-    """Let readers and a writer work at once. SQLite's own patience does not cover this: two at once are refused."""
-    end = time.monotonic() + _PATIENCE_S
+def _enable_wal(db: sqlite3.Connection) -> None:
+    """Let readers work beside a writer. SQLite's timeout does not cover this statement when two processes issue it."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             db.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > end:
+            if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)

@@ -1,20 +1,20 @@
-"""A grader without a model: how many facts of the reference an answer has, and a few rules on how it is written.
+"""A grader without a model: it compares the facts of an answer with the reference's, and applies rules of style.
 
-It is deterministic and free, which is what a laptop and a test need, and it can be fooled: words in any order are facts
-to it. What it says about a policy is a hint; what counts is the verdict of a judge that reads.
+It is deterministic and free, for laptops and tests. It can be fooled, because it ignores the order of words: its scores
+are a hint, not a replacement for a judge model.
 
 **Facts** of a text are its numbers, its words without the most common ones, and pairs of neighbouring Chinese
-characters. Negations are facts. What the question says already is no fact, for repeating it answers nothing.
+characters. Negations are facts; facts of the question are not, because repeating them answers nothing.
 
-- accuracy: the share of the answer's facts that the reference has, too.
-- completeness: the share of the reference's facts that the answer has, too.
-- clarity: 1, less 0.5 for raw data (rows, JSON, SQL), 0.3 for sentences of more than 40 words on average, 0.3 for more
+- accuracy: the share of the answer's facts that are in the reference.
+- completeness: the share of the reference's facts that are in the answer.
+- clarity: 1, minus 0.5 for raw data (rows, JSON, SQL), 0.3 for sentences of more than 40 words on average, 0.3 for more
   than three times the reference's length, and the share of three-word runs that are repeated.
-- professionalism: 1, less 0.25 each for no end of a sentence, for shouting (``!!``, words in capitals), for slang and
-  emoji, and for words to its grader (scores, rubrics, instructions).
+- professionalism: 1, minus 0.25 each for a missing end of sentence, for shouting (``!!``, words in capitals), for slang
+  and emoji, and for words about grading (scores, rubrics, instructions).
 
-Up to half of the reference's facts, the other three scores grow with them: one right word, however clear, is hardly an
-answer, and nothing right is none.
+Below half of the reference's facts, the other three scores are scaled down in proportion: one right word, however
+clear, is hardly an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["facts", "grade"]
 _CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _TOKEN = re.compile(rf"(?P<number>\d+(?:[.,]\d+)*)|(?P<chinese>[{_CJK}]+)|(?P<word>[^\W\d_{_CJK}]+)")
 _JOINS = re.compile("[的了是在和与及或也等有为对于其可被把将]")
-"""Chinese characters that join others and say nothing by themselves. 不, 无, 没 and 非 say much."""
+"""Chinese function words. The negations 不, 无, 没 and 非 are not among them."""
 _COMMON = frozenset(
     re.findall(
         r"\w+",
@@ -52,20 +52,20 @@ def grade(answer: str, *, reference: str, question: str) -> dict[str, float]:
     """The four scores of ``answer``, 0 to 1 each. Raises :class:`rewards.RewardError` for a reference without facts."""
     # Full-width punctuation and digits become the usual ones.
     answer, reference = unicodedata.normalize("NFKC", answer), unicodedata.normalize("NFKC", reference)
-    asked = facts(question)
-    wanted = facts(reference) - asked or facts(reference)
+    known = facts(question)
+    wanted = facts(reference) - known or facts(reference)
     if not wanted:
-        raise RewardError(f"the reference answer {reference!r} has no facts that an answer could be compared with")
-    # "Is it …?" "Yes, it is": where the question has every fact of the reference, its words count.
-    given = facts(answer) - (asked - wanted)
+        raise RewardError(f"the reference answer {reference!r} has no facts to compare an answer with")
+    # If the question has every fact of the reference ("Is it …?" "Yes, it is"), its words count.
+    given = facts(answer) - (known - wanted)
     right = len(wanted & given)
     completeness = right / len(wanted)
-    answers = min(1.0, 2 * completeness)
+    scale = min(1.0, 2 * completeness)
     return {
-        "accuracy": answers * right / max(1, len(given)),
+        "accuracy": scale * right / max(1, len(given)),
         "completeness": completeness,
-        "clarity": answers * _clarity(answer, reference),
-        "professionalism": answers * _professionalism(answer),
+        "clarity": scale * _clarity(answer, reference),
+        "professionalism": scale * _professionalism(answer),
     }
 
 
@@ -98,18 +98,17 @@ def _clarity(answer: str, reference: str) -> float:
     score -= 0.5 * bool(_RAW.search(answer))
     score -= 0.3 * (length / sentences > _LONG_SENTENCE)
     score -= 0.3 * (len(answer) > max(_SHORT_TEXT, 3 * len(reference)))
-    runs = Counter(zip(words, words[1:], words[2:]))  # noqa: B905 (runs of three: the last are shorter on purpose)
+    runs = Counter(zip(words, words[1:], words[2:]))  # noqa: B905 (triples: the last words begin none)
     if runs:
         score -= 1 - len(runs) / sum(runs.values())
     return max(0.0, score)
 
 
 def _professionalism(answer: str) -> float:
-    unfinished = not _SENTENCE_END.search(answer)
-    wrongs = (
-        unfinished,
+    faults = (
+        not _SENTENCE_END.search(answer),
         _SHOUTING.search(answer),
         _SLANG.search(answer) or _EMOJI.search(answer),
         _GRADER.search(answer),
     )
-    return 1 - 0.25 * sum(map(bool, wrongs))
+    return 1 - 0.25 * sum(map(bool, faults))

@@ -1,9 +1,9 @@
-"""Rule and judge: the reward of answers in prose, which no query result can be compared with.
+"""The reward of answers in prose: a rule and a judge.
 
-    total = executes (0.1 where a query ran without an error, else 0) + judge (0.0 to 1.0), so from 0.0 to 1.1
+    total = executes (0.1 if a query ran without an error, else 0) + judge (0.0 to 1.0): 0.0 to 1.1
 
-The rule is small: it is what a policy that never answers right can learn first, and it cannot make a worse answer win
-over a better one by more than 0.1. Beside the parts, the judge's four scores are logged as metrics.
+A policy that is never right can learn the rule first; the rule cannot make a worse answer win by more than 0.1. The
+judge's four scores are logged as metrics.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from groundwire.rewards.judge.engine import Judge
 from groundwire.rewards.judge.settings import JudgeSettings
 from groundwire.tools.types import AgentStep
 
-__all__ = ["EXECUTES", "rule_judge_hybrid"]
+__all__ = ["rule_judge_hybrid"]
 
-EXECUTES = 0.1
-"""What a rollout earns for a query that ran without an error."""
+_EXECUTION_REWARD = 0.1
 
 
 async def rule_judge_hybrid(
     task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep], *, judge: JudgeSettings
 ) -> dict[str, float]:
-    """``executes`` and ``judge``, which sum up to at most 1.1; metrics for each criterion.
+    """Components ``executes`` and ``judge``, at most 1.1 together, and a metric for each criterion.
 
-    The task needs ``question`` and ``answer`` (the reference, in prose). Raises :class:`rewards.RewardError` where it
-    has none, and :class:`rewards.JudgeAbstainedError` where there is no verdict.
+    The task needs ``question`` and ``answer`` (the reference, in prose). Raises :class:`rewards.RewardError` if one is
+    missing, and :class:`rewards.JudgeAbstainedError` if there is no verdict.
     """
     try:
         question, reference = str(task["question"]), str(task["answer"])
     except KeyError as error:
         raise RewardError(f"rule_judge_hybrid needs {error} in the task; it has {', '.join(sorted(task))}") from error
     verdict = await Judge.of(judge).verdict(question=question, reference=reference, answer=answer)
-    parts = {"executes": EXECUTES * executed(steps), "judge": verdict.score}
-    parts |= {f"{METRIC}{name}": score for name, score in verdict.scores.items()}
+    components = {"executes": _EXECUTION_REWARD * executed(steps), "judge": verdict.score}
+    components |= {f"{METRIC}{name}": score for name, score in verdict.scores.items()}
     if verdict.spread is not None:
-        parts[f"{METRIC}judge_spread"] = verdict.spread
-    return parts
+        components[f"{METRIC}judge_spread"] = verdict.spread
+    return components

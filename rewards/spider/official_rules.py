@@ -1,9 +1,8 @@
-"""What Spider's official evaluator does to a query before it runs it, and how it compares two results.
+"""How Spider's official evaluator normalises a query before running it, and compares two results.
 
-Rules 1 to 10 of taoyds/test-suite-sql-eval (``eval_exec_match`` with plug_value=False, keep_distinct=False), in our own
-words. Two thirds of the official evaluator's time goes into parsing SQL to drop a single word, and its comparison
-tries up to n^n column orders. Here a regular expression finds the word, and columns are matched: the verdict is the
-same, a hundred times sooner.
+Rules 1 to 10 of taoyds/test-suite-sql-eval (``eval_exec_match`` with plug_value=False, keep_distinct=False). The
+official evaluator spends two thirds of its time on parsing SQL to drop one word, and tries up to n^n column orders. A
+regular expression finds the word here, and columns are matched one by one: the same scores, a hundred times faster.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ __all__ = ["ComparisonTimeoutError", "first_statement", "normalise", "order_matt
 Row = tuple[Any, ...]
 Rows = Sequence[Row]
 
-# The parts of SQL in which the letters d-i-s-t-i-n-c-t are not the word, as sqlparse tells them apart: comments, names
-# in backticks or brackets, strings (where it takes \' for an escaped quote, unlike SQLite), longer words.
+# Tokens as sqlparse finds them, so that DISTINCT inside one is not taken for the word: comments, names in backticks or
+# brackets, strings (in which \' is an escaped quote, unlike in SQLite), longer words.
 _TOKEN = re.compile(
     r"""
       (?:--|\#\ )[^\r\n]* | /\*.*?\*/
@@ -36,7 +35,7 @@ _THIS_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
 
 def normalise(sql: str) -> str:
-    """The query as it is judged: operators without a blank inside, no DISTINCT, the year 2020 (rules 1, 2 and 4)."""
+    """The query without blanks inside operators, without DISTINCT, in the year 2020 (rules 1, 2 and 4)."""
     sql = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
     if "distinct" in sql.lower():
         sql = _TOKEN.sub(lambda match: "" if match[0].lower() == "distinct" else match[0], sql)
@@ -46,14 +45,14 @@ def normalise(sql: str) -> str:
 def first_statement(sql: str) -> str:
     """The text up to the first semicolon that ends a statement (rule 2)."""
     for match in _TOKEN.finditer(sql) if ";" in sql else ():
-        # A semicolon inside CREATE TRIGGER ends nothing, and SQLite knows.
+        # SQLite knows that a semicolon inside CREATE TRIGGER does not end the statement.
         if match[0] == ";" and sqlite3.complete_statement(sql[: match.end()]):
             return sql[: match.end()]
     return sql
 
 
 def order_matters(gold: str) -> bool:
-    """Rule 3: the normalised gold says ``order by``, with one space, anywhere at all."""
+    """Rule 3: the normalised gold contains ``order by``, with one space."""
     return "order by" in gold.lower()
 
 
@@ -62,9 +61,9 @@ class ComparisonTimeoutError(Exception):
 
 
 def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) -> bool:
-    """Whether one order of the columns makes the results equal, as lists or as multisets of rows (rules 7 to 10).
+    """Whether some order of the columns makes the results equal, as lists or as multisets of rows (rules 7 to 10).
 
-    ``deadline`` is on the clock of :func:`time.perf_counter`. Raises :class:`ComparisonTimeoutError` past it.
+    ``deadline`` is a time of :func:`time.perf_counter`. Raises :class:`ComparisonTimeoutError` after it.
     """
     if not gold and not predicted:
         return True
@@ -75,13 +74,13 @@ def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) 
     if not _pass_quick_rejection(gold, predicted, ordered):
         return False
     if ordered:
-        # Each column of one must be some column of the other: equality is transitive, so counting them is enough.
+        # Each column of one result must equal a column of the other; equality is transitive, so counting is enough.
         return Counter(zip(*gold, strict=True)) == Counter(zip(*predicted, strict=True))
     return Counter(gold) == Counter(predicted) or _columns_can_be_matched(gold, predicted, deadline)
 
 
 def _pass_quick_rejection(gold: Rows, predicted: Rows, ordered: bool) -> bool:
-    """Rule 8. Not only quick: it decides, for 10 and 10.0 sort differently beside 1 though they are equal."""
+    """Rule 8. It also decides results: beside 1, 10 and 10.0 sort differently though they are equal."""
     if gold == predicted and repr(gold) == repr(predicted):
         return True
     ours, theirs = map(_sorted_row, gold), map(_sorted_row, predicted)
@@ -93,24 +92,24 @@ def _sorted_row(row: Row) -> Row:
 
 
 def _columns_can_be_matched(gold: Rows, predicted: Rows, deadline: float) -> bool:
-    """Choose a predicted column for each gold column, left to right; a choice stands while the rows so far agree.
+    """Choose a predicted column for each gold column by backtracking; a choice is kept while the rows so far agree.
 
-    Equal columns are tried once, which is what keeps ``SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0`` out of 10^10 attempts.
+    Equal columns are tried once, or ``SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0`` would take 10^10 attempts.
     """
     targets, sources = list(zip(*gold, strict=True)), list(zip(*predicted, strict=True))
-    contents = [Counter(column) for column in targets]
-    offers = [Counter(column) for column in sources]
-    candidates = [[s for s, offer in enumerate(offers) if offer == content] for content in contents]
+    target_counts = [Counter(column) for column in targets]
+    source_counts = [Counter(column) for column in sources]
+    candidates = [[s for s, count in enumerate(source_counts) if count == target] for target in target_counts]
     if not all(candidates):
         return False
-    # The most constrained columns first: they decide soonest.
-    turn = sorted(range(len(targets)), key=lambda t: len(candidates[t]))
-    wanted = [targets[t] for t in turn]
+    # The columns with the fewest candidates first.
+    order = sorted(range(len(targets)), key=lambda t: len(candidates[t]))
+    wanted = [targets[t] for t in order]
     chosen: list[int] = []
 
     def choices() -> Iterator[int]:
         tried: set[tuple[Any, ...]] = set()
-        for source in candidates[turn[len(chosen)]]:
+        for source in candidates[order[len(chosen)]]:
             if source not in chosen and sources[source] not in tried:
                 tried.add(sources[source])
                 yield source

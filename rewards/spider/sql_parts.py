@@ -1,7 +1,7 @@
-"""What a query is made of, as far as two queries can be compared by it: tables, columns and clauses.
+"""The tables, columns and clauses of a query, to measure how much two queries have in common.
 
-Names are compared without case and without aliases: ``T1.Name`` of ``singer AS T1`` is the column ``name``, for whether
-it is the right table's is what the tables are compared for. sqlglot reads the text; what it cannot read has no parts.
+Names are compared without case, tables and aliases of columns: ``T1.Name`` of ``singer AS T1`` is the column ``name``.
+A text that sqlglot cannot parse has no parts.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Parts", "overlap", "parts_of"]
+__all__ = ["Parts", "f1", "parts_of"]
 
 _MAX_CHARS = 4000
-"""A longer query gets no partial credit: it is hardly an attempt, and reading it takes time."""
+"""Longer queries get no partial credit: they are hardly attempts, and parsing them takes time."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Each is a set of normalised texts."""
+    """Sets of normalised texts."""
 
     tables: frozenset[str]
     columns: frozenset[str]
     clauses: frozenset[str]
 
 
-def overlap(gold: Set[str], predicted: Set[str]) -> float:
-    """F1 of two sets: 0 (nothing in common) to 1 (equal; two empty ones are, too)."""
+def f1(gold: Set[str], predicted: Set[str]) -> float:
+    """The F1 score of two sets, 0 to 1; two empty sets are equal."""
     if not gold and not predicted:
         return 1.0
     return 2 * len(gold & predicted) / (len(gold) + len(predicted))
@@ -35,7 +35,7 @@ def overlap(gold: Set[str], predicted: Set[str]) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def parts_of(sql: str) -> Parts | None:
-    """The parts of one reading statement; None where the text is none, or too long."""
+    """The parts of one query; None if the text is anything else, or too long."""
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
@@ -49,12 +49,12 @@ def parts_of(sql: str) -> Parts | None:
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         return None
     try:
-        return _read(statements[0])
+        return _query_parts(statements[0])
     except RecursionError:
         return None
 
 
-def _read(query: Any) -> Parts:
+def _query_parts(query: Any) -> Parts:
     from sqlglot import exp
 
     query = query.copy()
@@ -65,12 +65,12 @@ def _read(query: Any) -> Parts:
     columns = {column.name.lower() for column in query.find_all(exp.Column)}
     clauses: set[str] = set()
     for node in query.walk():
-        clauses |= {f"{type(node).__name__.lower()}: {text}" for text in _texts(node)}
+        clauses |= {f"{type(node).__name__.lower()}: {text}" for text in _clause_texts(node)}
     return Parts(frozenset(tables), frozenset(columns), frozenset(clauses))
 
 
-def _texts(node: Any) -> list[str]:
-    """What a node says as a clause: a predicate of WHERE for itself, so that two of three are worth something."""
+def _clause_texts(node: Any) -> list[str]:
+    """The parts of a clause as texts; each predicate of a WHERE separately, so that two of three count."""
     from sqlglot import exp
 
     def text(each: exp.Expression) -> str:
