@@ -79,7 +79,7 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
 
 
 def jobs(task: Mapping[str, Any], count: int) -> list[Any]:
-    from groundwire.train.rollouts.collector import RolloutRequest
+    from groundwire.train.rollouts.outcome import RolloutRequest
 
     return [RolloutRequest(task=task, group="t1", mode="train", sampling={}) for _ in range(count)]
 

@@ -21,7 +21,8 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
 from groundwire.train.store.span_sink import LightningSpanSink
 
@@ -82,7 +83,9 @@ async def _collector(agent: _Agent, reward: Any, *, store: Any) -> AsyncIterator
         runners = RunnerPool(store=store, agent=rollouts, n_runners=8)
         await runners.start()
         try:
-            yield RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake, poll_s=0.05)
+            yield RolloutCollector(
+                store=store, proxy=proxy, model=server.model, notify_runners=runners.notify, poll_s=0.05
+            )
         finally:
             await runners.stop()
             await agent.stop()

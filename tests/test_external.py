@@ -23,7 +23,8 @@ from groundwire.domains import Task
 from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.run import _check_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
@@ -114,7 +115,7 @@ def _results(outcomes: list[RolloutResult]) -> list[tuple[str, float | None]]:
 async def _holder(client: StoreClient, runners: list[Any]) -> Any:
     """The runner that works on the one rollout."""
     [rollout] = await client.query_rollouts(status_in=["preparing", "running"])
-    pid = int(rollout.attempt.worker_id.split("-")[-2])  # type: ignore[union-attr]
+    pid = int(rollout.attempt.worker_id.split("-")[-1])  # type: ignore[union-attr]
     return next(runner for runner in runners if runner.pid == pid)
 
 

@@ -37,8 +37,8 @@ def started() -> Iterator[Callable[[float], EventLoopThread]]:
     """Starts loops, and stops them."""
     all_of_them: list[EventLoopThread] = []
 
-    def start(patience_s: float) -> EventLoopThread:
-        loop = EventLoopThread(asyncio.SelectorEventLoop(), patience_s=patience_s)
+    def start(max_blocked_s: float) -> EventLoopThread:
+        loop = EventLoopThread(asyncio.SelectorEventLoop(), max_blocked_s=max_blocked_s)
         loop.start()
         all_of_them.append(loop)
         return loop

@@ -31,8 +31,8 @@ async def test_a_runner_elsewhere_judges_as_the_trainer_says(tmp_path: Path) -> 
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
         judge = {"model": "m", "base_url": server.base_url, "clarity": 1.0, "cache": str(tmp_path / "judge.sqlite")}
         config = resolve("fast", reward="0.5*rule_judge_hybrid+executes", judge=judge)
-        told = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
-        agent = told._made(json.loads(json.dumps(config.for_agents())))  # as a store hands it on
+        remote = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
+        agent = remote._agent_for(json.loads(json.dumps(config.for_agents())))  # as a store hands it on
         task = {"question": CASE["question"], "answer": CASE["reference"]}
         parts: Any = await agent.reward(task, "It is for fever.", [])
     assert parts["rule_judge_hybrid.judge"] == pytest.approx(0.5 * 1.0 / 1.85)

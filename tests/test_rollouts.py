@@ -24,8 +24,10 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.domains import Task
 from groundwire.rewards import JudgeAbstainedError, RewardError
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.span_sink import LightningSpanSink
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
@@ -78,15 +80,13 @@ async def _collector(
     retries: int = 1,
     store: InMemoryLightningStore | None = None,
 ) -> AsyncIterator[RolloutCollector]:
-    store = store or InMemoryLightningStore()
+    store = store or MemoryStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
     async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy:
-
-        def nudge(rollout_id: str) -> None:
-            collector.nudge(rollout_id)
-
-        runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, on_attempt_end=nudge)
-        collector = RolloutCollector(store=store, proxy=proxy, model=server.model, wake=runners.wake, retries=retries)
+        runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
+        collector = RolloutCollector(
+            store=store, proxy=proxy, model=server.model, notify_runners=runners.notify, retries=retries
+        )
         await runners.start()
         try:
             yield collector

@@ -34,11 +34,11 @@ async def test_processes_that_are_all_gone_are_told_of() -> None:
     processes = RunnerProcesses(InMemoryLightningStore(), resolve("fast", runner_processes=2, n_runners=2))
     await processes.start()
     one, other = processes._processes
-    assert processes.ended() == ""
+    assert processes.failure() == ""
     one.kill()
     await asyncio.to_thread(one.wait)
-    assert processes.ended() == ""
+    assert processes.failure() == ""
     other.kill()
     await asyncio.to_thread(other.wait)
-    assert processes.ended() == "all 2 runner processes ended, with status -9: nothing is left that runs agents"
+    assert processes.failure() == "all 2 runner processes have ended, with status -9: nothing runs agents any more"
     await processes.stop()

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
 from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
@@ -23,8 +22,10 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.store.memory import MemoryStore
 from groundwire.train.store.span_sink import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
@@ -110,20 +111,16 @@ async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
 @asynccontextmanager
 async def _collector(
     policy_url: str, backend: Any, *, timeout_s: float
-) -> AsyncIterator[tuple[RolloutCollector, InMemoryLightningStore]]:
+) -> AsyncIterator[tuple[RolloutCollector, MemoryStore]]:
     async def exact(task: Any, answer: str, steps: Any) -> float:
         return float(answer == task["query"])
 
-    store = InMemoryLightningStore()
+    store = MemoryStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=exact, timeout_s=timeout_s)
     proxy = LLMProxy(upstreams=[policy_url], sink=LightningSpanSink(store), model="scripted")
     await proxy.start()
-
-    def nudge(rollout_id: str) -> None:
-        collector.nudge(rollout_id)
-
-    runners = RunnerPool(store=store, agent=agent, n_runners=8, on_attempt_end=nudge)
-    collector = RolloutCollector(store=store, proxy=proxy, model="scripted", retries=0, wake=runners.wake)
+    runners = RunnerPool(store=store, agent=agent, n_runners=8)
+    collector = RolloutCollector(store=store, proxy=proxy, model="scripted", retries=0, notify_runners=runners.notify)
     await runners.start()
     try:
         yield collector, store

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name, wilson
-from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 
 
 def _outcome(reward: float | None, status: str = "succeeded", **task: Any) -> RolloutResult:
     return RolloutResult(
-        job=RolloutRequest(task={"id": "1", "question": "?", **task}, group="1", mode="val"),
+        request=RolloutRequest(task={"id": "1", "question": "?", **task}, group="1", mode="val"),
         rollout_id="ro",
         status=status,
         reward=reward,

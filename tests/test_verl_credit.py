@@ -15,7 +15,7 @@ import torch
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.local.grpo import group_advantages
-from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.verl.credit_assignment import TrainingRow, discounted_advantage, training_rows
 from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
 
@@ -39,7 +39,7 @@ def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
     task: Task = {"id": "t"}
     job = RolloutRequest(task=task, group="u", mode="train")
     return RolloutResult(
-        job=job, rollout_id="r", status="succeeded", reward=reward, reward_components={}, message="", answer="",
+        request=job, rollout_id="r", status="succeeded", reward=reward, reward_components={}, message="", answer="",
         steps=[], calls=calls, attempts=1, seconds=1.0,
     )  # fmt: skip
 

@@ -70,7 +70,7 @@ def _run(
         setup_logging(debug)
         rollout_agent = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
     store = StoreClient(address)
-    runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_interval=POLL_S)
+    runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=POLL_S)
 
     async def start() -> None:
         await store.start()
@@ -82,7 +82,7 @@ def _run(
         await store.stop()
 
     # No limit: the policy runs in another process, and other runners take over the rollouts of a blocked one.
-    loop = EventLoopThread(asyncio.new_event_loop(), patience_s=math.inf)
+    loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=math.inf)
     loop.start()
     try:
         loop.call(start())

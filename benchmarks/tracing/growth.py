@@ -63,7 +63,8 @@ async def rollouts() -> None:
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.domains import get
     from groundwire.train.rollouts.agent import RolloutAgent
-    from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest
+    from groundwire.train.rollouts.collector import RolloutCollector
+    from groundwire.train.rollouts.outcome import RolloutRequest
     from groundwire.train.rollouts.runner_pool import RunnerPool
     from groundwire.train.store.span_sink import LightningSpanSink
 
@@ -80,7 +81,7 @@ async def rollouts() -> None:
             agent = RolloutAgent(backend=CustomBackend(agent=three_calls), domain=domain, reward=reward)
             async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as tracer:
                 pool = RunnerPool(store=store, agent=agent, n_runners=32)
-                collector = RolloutCollector(store=store, proxy=tracer, model="policy", wake=pool.wake)
+                collector = RolloutCollector(store=store, proxy=tracer, model="policy", notify_runners=pool.notify)
                 await pool.start()
                 jobs = [RolloutRequest(task=task, group=str(number // 8), mode="train") for number in range(count)]
                 started_s = time.perf_counter()

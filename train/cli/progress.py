@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from groundwire.adapters.tracing import calls_of_agents, triplets
 from groundwire.train.evaluation.validation import shown
-from groundwire.train.rollouts.collector import RolloutResult
+from groundwire.train.rollouts.outcome import RolloutResult
 
 __all__ = ["Display", "show_rollouts", "show_summary"]
 
@@ -75,7 +75,7 @@ class Display:
 def show_rollouts(console: Console, outcomes: Sequence[RolloutResult], agent_match: str | None) -> None:
     """Every call and triplet of some rollouts."""
     for outcome in outcomes:
-        task = outcome.job.task
+        task = outcome.request.task
         console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
         for name, part in outcome.reward_components.items():
             console.print(f"part      {name} {part:.4g}", markup=False)

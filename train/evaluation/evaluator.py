@@ -22,10 +22,10 @@ from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.spider_predictions import gold_lines, prediction_lines
 from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.rows import row
+from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 
 __all__ = ["Watcher", "evaluate"]
@@ -57,7 +57,7 @@ class _Judge:
         for place in queries[:-1]:
             query, steps = outcome.steps[place]["input"], outcome.steps[: place + 1]
             try:
-                scores.append(total(await self.reward(outcome.job.task, query, steps)))
+                scores.append(total(await self.reward(outcome.request.task, query, steps)))
             except Exception:  # a reward is somebody else's code, too
                 return []
         return [*scores, outcome.reward]
@@ -100,9 +100,9 @@ def evaluate(
             jobs = validation_jobs(tasks, temperature=config.val_temperature, max_tokens=config.max_tokens, seed=seed)
             deadline_s = config.step_deadline_s * max(1.0, len(jobs) / max(1, config.n_runners))
             ended = stack.run(jobs, deadline_s=deadline_s, on_end=watcher.tick)
-            turns = stack.wait(stack.begin(_turn_scores(judge, ended)))
+            turns = stack.wait(stack.submit(_turn_scores(judge, ended)))
             made = [
-                row(0, outcome) | {"turn_scores": json.dumps(scores)}
+                outcome.to_row(0) | {"turn_scores": json.dumps(scores)}
                 for outcome, scores in zip(ended, turns, strict=True)
             ]
             run.write_rollouts(0, made, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
@@ -138,7 +138,7 @@ def _write_answers(
     """The official evaluator's files, where the tasks are text-to-SQL with a database's name."""
     if not sql or not all("db_id" in task and "query" in task for task in tasks):
         return
-    answers: Mapping[str, str] = {str(outcome.job.task["id"]): outcome.answer for outcome in outcomes}
+    answers: Mapping[str, str] = {str(outcome.request.task["id"]): outcome.answer for outcome in outcomes}
     name = "predictions.sql" if sample == 0 else f"predictions-{sample + 1}.sql"
     (run.path / name).write_text("\n".join(prediction_lines(tasks, answers)) + "\n", encoding="utf-8")
     if sample == 0:

@@ -12,7 +12,7 @@ from groundwire.domains import Task
 
 if TYPE_CHECKING:
     from groundwire.train.config.run_config import RunConfig
-    from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
+    from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 
 __all__ = [
     "JUDGED_FAILURES",
@@ -70,7 +70,7 @@ def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
 
 def validation_jobs(tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int) -> list[RolloutRequest]:
     """One rollout a task, at ``temperature`` (0 is greedy)."""
-    from groundwire.train.rollouts.collector import (
+    from groundwire.train.rollouts.outcome import (
         RolloutRequest,  # with the store: those who only count rollouts do without
     )
 
@@ -97,8 +97,8 @@ def accuracy(outcomes: Sequence[RolloutResult]) -> dict[str, Any]:
     by: dict[str, dict[str, list[float]]] = {"hardness": defaultdict(list), "subject_split": defaultdict(list)}
     for outcome, score in judged:
         for key, groups in by.items():
-            if outcome.job.task.get(key) is not None:
-                groups[str(outcome.job.task[key])].append(score)
+            if outcome.request.task.get(key) is not None:
+                groups[str(outcome.request.task[key])].append(score)
     scores = [score for _, score in judged]
     return {
         "accuracy": _mean(scores),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from groundwire.domains import Task
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.collector import RolloutRequest
+from groundwire.train.rollouts.outcome import RolloutRequest
 
 __all__ = ["training_requests"]
 

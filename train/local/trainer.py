@@ -40,10 +40,9 @@ from groundwire.train.local.task_schedule import training_requests
 from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import fitting_length, save_policy
-from groundwire.train.rollouts.collector import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.rows import row
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime
 
 __all__ = ["LocalTrainer", "Watcher"]
@@ -162,7 +161,7 @@ class LocalTrainer:
         requests = training_requests(self.data.train, config, step)
         results = self._collect(f"step {step}", requests, config.step_deadline_s)
         generated = self.engine.generated_tokens - before
-        rows = [row(step, result) for result in results]
+        rows = [result.to_row(step) for result in results]
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
         with self.shutdown.critical_section(f"the update of step {step}"):
@@ -189,7 +188,7 @@ class LocalTrainer:
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
             rollouts = [
                 ScoredRollout(
-                    group=result.job.group,
+                    group=result.request.group,
                     reward=reward,
                     trajectories=trajectories(triplets(calls_of_agents(result.calls, match), reward)),
                 )
@@ -224,7 +223,7 @@ class LocalTrainer:
             requests = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
-            rows = [row(step, result) for result in results]
+            rows = [result.to_row(step) for result in results]
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
             if step == 0 and (reason := nothing_judged(rows) or nothing_to_train(rows)):
                 raise RolloutsFailedError(reason)

@@ -1,9 +1,9 @@
-"""One rollout, as agentlightning's runner sees it: ask the backend, score the answer, report both as spans.
+"""One rollout for Agent Lightning's runner: the backend answers, the reward scores, both are reported as spans.
 
-The gold stops here: the backend is given a :class:`adapters.Question`, the reward is given the whole task. What goes
-wrong is written down as a typed failure span before the attempt ends, so that the trainer knows what happened on
-whatever machine it happened. A failure that another attempt may mend is raised (the store then retries the rollout);
-one that cannot change (a prompt that is too long, a judge that abstains) only reports itself.
+The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. A failure is
+stored as a typed span before the attempt ends, so the trainer knows it wherever the runner is. It is then raised, and
+the store retries the rollout, unless another attempt would fail as well: a prompt that is too long, a judge that
+abstains.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ from typing import Any
 
 from agentlightning.emitter import emit_reward
 from agentlightning.litagent import LitAgent
+from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain, answer_form
+from groundwire.train.rollouts.outcome import ANSWER_SPAN, FAILURE_SPAN
 
-__all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "POLICY_RESOURCE", "RolloutAgent"]
+__all__ = ["POLICY_RESOURCE", "RolloutAgent", "store_failure"]
 
 POLICY_RESOURCE = "policy"
 """The name of the store's resource with the address of the proxy in front of the model (a ``ProxyLLM``)."""
-
-ANSWER_SPAN = "groundwire.answer"
-"""Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
-
-FAILURE_SPAN = "groundwire.failure"
-"""Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
 
 
 class RolloutAgent(LitAgent[dict[str, Any]]):
@@ -44,44 +40,28 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
     async def rollout_async(
         self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
     ) -> list[SpanCoreFields]:
-        """Answer and score one task; the spans that the runner then stores."""
-        started = time.time()
+        """Answer and score one task; returns the spans for the runner to store."""
+        started, spans = time.time(), list[SpanCoreFields]()
         try:
-            answer = await asyncio.wait_for(self._ask(task, resources, rollout), self.timeout_s)
-        except adapters.PromptTooLongError as error:
-            return [_failure(error.kind, str(error), started)]
-        except adapters.BackendError as error:
-            await self._report(rollout, _failure(error.kind, str(error), started))
-            raise
+            answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
+            steps = json.dumps(answer.steps, ensure_ascii=False)
+            spans.append(_span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started))
+            spans.append(await self._score(task, answer))
+            return spans
+        except (adapters.PromptTooLongError, rewards.JudgeAbstainedError) as error:
+            return [*spans, _failure(error.kind, str(error), started)]
         except asyncio.TimeoutError:
-            await self._report(rollout, _failure("timeout", f"no answer within {self.timeout_s:g} s", started))
+            message = f"no answer within {self.timeout_s:g} s"
+            await store_failure(self.get_runner().get_store(), rollout, "timeout", message, started)
             raise
-        steps = json.dumps(answer.steps, ensure_ascii=False)
-        answered = _span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started)
-        try:
-            return [answered, await self._scored(task, answer)]
-        except rewards.JudgeAbstainedError as error:
-            return [answered, _failure(error.kind, str(error), started)]
-        except rewards.RewardError as error:
-            await self._report(rollout, _failure(error.kind, str(error), started))
+        except (adapters.BackendError, rewards.RewardError) as error:
+            await store_failure(self.get_runner().get_store(), rollout, error.kind, str(error), started)
             raise
 
-    async def _scored(self, task: dict[str, Any], answer: adapters.Answer) -> SpanCoreFields:
-        """The reward's span. Raises :class:`rewards.RewardError`, whatever goes wrong."""
-        try:
-            score = await self.reward(task, answer.text, answer.steps)
-        except rewards.RewardError:
-            raise
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a reward is somebody else's code, too
-            raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
-        total = rewards.total(score)
-        if not isinstance(score, dict):
-            return emit_reward(total, propagate=False)
-        parts = {"total": total, **{name: float(part) for name, part in score.items()}}
-        return emit_reward(parts, primary_key="total", propagate=False)
-
-    async def _ask(self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout) -> adapters.Answer:
-        """The backend's answer. Raises :class:`adapters.BackendError`, whatever goes wrong."""
+    async def _answer(
+        self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
+    ) -> adapters.Answer:
+        """The backend's answer. Raises only :class:`adapters.BackendError`."""
         policy = resources[POLICY_RESOURCE]
         assert isinstance(policy, ProxyLLM)
         sampling = (rollout.metadata or {}).get("sampling", {})
@@ -101,17 +81,34 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             return await self.backend.run(question, endpoint)
         except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:  # an agent's SystemExit and KeyboardInterrupt end its rollout, not the run
+        except BaseException as error:  # an agent's SystemExit or KeyboardInterrupt ends its rollout, not the run
             raise adapters.AgentError(f"the agent raised {error!r}") from error
 
-    async def _report(self, rollout: AttemptedRollout, fields: SpanCoreFields) -> None:
-        # Raising hands nothing back to the runner, so a failure that is raised is stored here first.
-        store = self.get_runner().get_store()
-        rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
-        sequence = await store.get_next_span_sequence_id(rollout_id, attempt_id)
-        await store.add_span(
-            Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence)
-        )
+    async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> SpanCoreFields:
+        """The reward's span. Raises only :class:`rewards.RewardError`."""
+        try:
+            score = await self.reward(task, answer.text, answer.steps)
+        except rewards.RewardError:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too
+            raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
+        total = rewards.total(score)
+        if not isinstance(score, dict):
+            return emit_reward(total, propagate=False)
+        components = {"total": total, **{name: float(value) for name, value in score.items()}}
+        return emit_reward(components, primary_key="total", propagate=False)
+
+
+async def store_failure(
+    store: LightningStore, rollout: AttemptedRollout, kind: str, message: str, started: float
+) -> None:
+    """Store a failure that is about to be raised: the runner stores only spans that are returned."""
+    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
+    sequence_id = await store.get_next_span_sequence_id(rollout_id, attempt_id)
+    fields = _failure(kind, message, started)
+    await store.add_span(
+        Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id)
+    )
 
 
 def _failure(kind: str, message: str, started: float) -> SpanCoreFields:

@@ -1,18 +1,13 @@
-"""Many of agentlightning's runners on one event loop.
-
-Agents wait for the model most of the time, so a rollout needs a coroutine, not a process.
-
-Of the runners that have nothing to do, one asks the store now and then and rings for the others: a store far away is
-asked a few times a second, however many runners there are.
-"""
+"""Runs many rollouts on one event loop: agents mostly wait for the model, so a rollout needs no process of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,129 +20,102 @@ from groundwire.train.rollouts.tracer import RolloutTracer
 
 __all__ = ["POLL_S", "RunnerPool"]
 
+_log = logging.getLogger(__name__)
 POLL_S = 0.25
-"""How often a store in another process is asked for work."""
-_FAREWELL_S = 5.0
+"""How often an idle pool asks a store in another process for rollouts, in seconds."""
+_STOP_S = 5.0
 
 
-class _Bell:
-    """Rings when rollouts are enqueued; counts its rings, so that one between a poll and the wait is not missed."""
+class RunnerPool:
+    """Runs up to ``n_runners`` rollouts of ``store`` at once, with Agent Lightning's runner.
 
-    def __init__(self) -> None:
-        self.rings = 0
-        self.scouted = False
-        """Whether one of those who wait asks the store from time to time."""
-        self._event = asyncio.Event()
+    The pool takes as many rollouts as it can run with one request: when it is notified, when a rollout has ended, and
+    every ``poll_s`` seconds. To the store it is one worker.
+    """
 
-    def ring(self) -> None:
-        self.rings += 1
-        self._event.set()
-        self._event.clear()
+    def __init__(self, *, store: LightningStore, agent: LitAgent[Any], n_runners: int, poll_s: float = 5.0) -> None:
+        self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
+        self._notification, self._stopping = asyncio.Event(), asyncio.Event()
+        self._tracer = RolloutTracer(self._stopping)
+        self._runner: LitAgentRunner[Any] = LitAgentRunner(tracer=self._tracer)
+        self._rollouts: set[asyncio.Task[None]] = set()
+        self._dispatcher: asyncio.Task[None] | None = None
 
-    async def wait(self, timeout: float | None) -> None:
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._event.wait(), timeout)
+    async def start(self) -> None:
+        """Start to take rollouts."""
+        if self._n_runners:
+            self._runner.init(self._agent)
+            self._runner.init_worker(0, self._store)
+            self._dispatcher = asyncio.create_task(self._dispatch(), name="runner-pool")
 
+    def notify(self) -> None:
+        """Rollouts have been enqueued: take them now instead of at the next poll."""
+        self._notification.set()
 
-class _WakingRunner(LitAgentRunner[Any]):
-    """agentlightning's runner, woken when rollouts are enqueued rather than after its next poll."""
+    async def stop(self) -> None:
+        """Take no more rollouts; interrupt the running ones, so that the store gives them to another runner."""
+        self._stopping.set()
+        self._notification.set()
+        for task in list(self._tracer.tasks):
+            task.cancel()
+        if self._dispatcher is not None:
+            await asyncio.wait([self._dispatcher], timeout=_STOP_S)
+            tasks = [self._dispatcher, *self._rollouts]  # left if the store does not answer
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tracer.close()
 
-    def __init__(
-        self, tracer: RolloutTracer, bell: _Bell, poll_interval: float, on_attempt_end: Callable[[str], None]
-    ) -> None:
-        super().__init__(tracer=tracer, poll_interval=poll_interval, heartbeat_interval=0)
-        self._bell, self._heard, self._on_attempt_end = bell, 0, on_attempt_end
-        self._scout = False
+    async def _dispatch(self) -> None:
+        while not self._stopping.is_set():
+            self._notification.clear()
+            for rollout in await self._take(self._n_runners - len(self._rollouts)):
+                task = asyncio.create_task(self._run(rollout), name=rollout.rollout_id)
+                self._rollouts.add(task)
+                task.add_done_callback(self._forget)
+            with suppress(asyncio.TimeoutError):
+                idle = len(self._rollouts) < self._n_runners
+                await asyncio.wait_for(self._notification.wait(), self._poll_s if idle else None)
+        if self._rollouts:
+            await asyncio.wait(self._rollouts)
 
-    def get_worker_id(self) -> str:
-        # There may be runners elsewhere.
-        return f"{socket.gethostname()}-{os.getpid()}-{self.worker_id}"
+    def _forget(self, rollout: asyncio.Task[None]) -> None:
+        self._rollouts.discard(rollout)
+        self._notification.set()
 
-    async def _step_impl(self, next_rollout: AttemptedRollout, raise_on_exception: bool = False) -> str:
-        if self._scout:  # where there is one rollout there may be more
-            self._bell.ring()
-        heart = asyncio.create_task(self._beat(next_rollout))
+    async def _take(self, limit: int) -> Sequence[AttemptedRollout]:
+        if not limit:
+            return []
+        worker_id = f"{socket.gethostname()}-{os.getpid()}"
         try:
-            return await super()._step_impl(next_rollout, raise_on_exception)
-        finally:
-            heart.cancel()
-            self._on_attempt_end(next_rollout.rollout_id)
+            return await self._store.dequeue_many_rollouts(limit=limit, worker_id=worker_id)
+        except Exception as error:
+            _log.warning("the runners could not take rollouts: %s", error)
+            return []
 
-    async def _beat(self, rollout: AttemptedRollout) -> None:
-        """Say that the attempt is alive, where the store would otherwise give it to another runner."""
-        patience = rollout.config.unresponsive_seconds
-        if patience is None:
+    async def _run(self, rollout: AttemptedRollout) -> None:
+        heartbeat = asyncio.create_task(self._send_heartbeats(rollout))
+        try:
+            await self._runner._step_impl(rollout)
+        except Exception as error:  # the store failed before the agent was started
+            _log.warning("rollout %s could not be started: %s", rollout.rollout_id, error)
+        finally:
+            heartbeat.cancel()
+
+    async def _send_heartbeats(self, rollout: AttemptedRollout) -> None:
+        """Keep the store from giving the rollout of a slow agent to another runner."""
+        unresponsive_s = rollout.config.unresponsive_seconds
+        if unresponsive_s is None:
             return
-        store, attempt, began = self.get_store(), rollout.attempt, time.monotonic()
+        store, attempt, began = self._store, rollout.attempt, time.monotonic()
         while True:
-            await asyncio.sleep(patience / 3)
-            with suppress(Exception):  # what is wrong with the store will show where it matters
+            await asyncio.sleep(unresponsive_s / 3)
+            with suppress(Exception):  # a lasting problem of the store is reported where rollouts need it
                 now = await store.get_rollout_by_id(rollout.rollout_id)
                 if not isinstance(now, AttemptedRollout) or now.attempt.attempt_id != attempt.attempt_id:
                     return
                 if now.status in ("cancelled", "succeeded", "failed"):
-                    return  # a sign of life would set it going again
-                # In the store's own time: its clock may differ from the one here.
-                alive = attempt.start_time + time.monotonic() - began
-                await store.update_attempt(rollout.rollout_id, attempt.attempt_id, last_heartbeat_time=alive)
-
-    async def _sleep_until_next_poll(self, event: Any = None) -> None:
-        if self._heard == self._bell.rings:
-            self._scout = not self._bell.scouted
-            self._bell.scouted = True
-            try:
-                await self._bell.wait(self._poll_interval if self._scout else None)
-            finally:
-                if self._scout:
-                    self._bell.scouted = False
-        self._heard = self._bell.rings
-
-
-class RunnerPool:
-    """``n_runners`` rollouts at once, taken from ``store`` as they come.
-
-    ``poll_interval`` (seconds) is how often a store that cannot wake idle runners is asked. ``on_attempt_end`` is told
-    the id of each rollout whose attempt ended, whether it will be retried or not.
-    """
-
-    def __init__(
-        self,
-        *,
-        store: LightningStore,
-        agent: LitAgent[Any],
-        n_runners: int,
-        poll_interval: float = 5.0,
-        on_attempt_end: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._store, self._agent, self._n, self._poll = store, agent, n_runners, poll_interval
-        self._on_attempt_end = on_attempt_end
-        self._bell, self._stopping = _Bell(), asyncio.Event()
-        self._tracer = RolloutTracer(self._stopping)
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def start(self) -> None:
-        """Start taking rollouts."""
-        for worker in range(self._n):
-            runner = _WakingRunner(self._tracer, self._bell, self._poll, self._on_attempt_end)
-            runner.init(self._agent)
-            runner.init_worker(worker, self._store)
-            work = runner.iter(event=self._stopping)
-            self._tasks.append(asyncio.create_task(work, name=f"runner-{worker}"))
-
-    def wake(self) -> None:
-        """Tell idle runners that something was enqueued."""
-        self._bell.ring()
-
-    async def stop(self) -> None:
-        """Take no more; what runs is interrupted and given back to the store, for another runner to try."""
-        self._stopping.set()
-        self._bell.ring()
-        for task in list(self._tracer.tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_FAREWELL_S)
-        for task in self._tasks:  # the store is away: it will notice by itself
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-        await self._tracer.close()
+                    return  # a heartbeat would set it to running again
+                # In the time of the store, whose clock may differ.
+                heartbeat_time = attempt.start_time + time.monotonic() - began
+                await store.update_attempt(rollout.rollout_id, attempt.attempt_id, last_heartbeat_time=heartbeat_time)

@@ -1,7 +1,7 @@
-"""Runners of this run in processes of their own: a few hundred agents at once are more than one interpreter's work.
+"""Runners in processes of their own: hundreds of agents are more work than one Python interpreter can do.
 
-They are ``python -m train.runner`` on the run's own store, which is served on the loopback interface for them. They end
-with this process, however it ends: their standard input does.
+The processes are ``python -m train.runner`` on the run's store, which is served to them on the loopback interface. They
+end when their standard input ends, so with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from groundwire.train.store.server import bind, serve
 
 __all__ = ["RunnerProcesses"]
 
-_FAREWELL_S = 5.0
+_STOP_S = 5.0
 
 
 class RunnerProcesses:
-    """``config.runner_processes`` processes with ``config.n_runners`` runners between them."""
+    """``config.runner_processes`` processes that run ``config.n_runners`` rollouts at once between them."""
 
     def __init__(self, store: LightningStore, config: RunConfig) -> None:
         self._config = config
@@ -31,45 +31,46 @@ class RunnerProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> None:
-        """Serve the store and start the processes; they take rollouts as soon as they are up."""
-        address = await self._server.__aenter__()
-        config = self._config
-        each = -(-config.n_runners // config.runner_processes)
+        """Serve the store and start the processes; they take rollouts as soon as they are ready."""
+        address, config = await self._server.__aenter__(), self._config
+        runners_each = -(-config.n_runners // config.runner_processes)
         command = [sys.executable, "-m", "groundwire.train.runner", "--until-eof", "--external-store-address", address]
-        command += ["--backend", config.backend, "--domain", config.domain, "--n-runners", str(each)]
+        command += ["--backend", config.backend, "--domain", config.domain, "--n-runners", str(runners_each)]
         if config.agent is not None:
             command += ["--agent", config.agent]
-        path = os.pathsep.join(
-            dict.fromkeys([str(IMPORT_PATH), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
-        )
-        # Agents have no business on a GPU, and one thread each is what there is for them.
-        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        # Not asyncio's processes: they want the policy's child watcher, and uvloop's policy, which Ray sets, has none.
+        path = filter(None, [str(IMPORT_PATH), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        # The GPUs are for the trainer, and each runner gets one CPU thread.
+        settings = {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         for _ in range(config.runner_processes):
-            self._processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment)  # noqa: ASYNC220, S603
+            # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
+            process = subprocess.Popen(  # noqa: ASYNC220, S603
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, **settings},
             )
+            self._processes.append(process)
 
-    def ended(self) -> str:
-        """What to say where not one of the processes is left, which should all be; "" as long as any is."""
+    def failure(self) -> str:
+        """A message if all processes have ended, which none should; "" as long as one is running."""
         codes = [process.poll() for process in self._processes]
         if None in codes:
             return ""
-        said = ", ".join(sorted({str(code) for code in codes}))
-        return f"all {len(codes)} runner processes ended, with status {said}: nothing is left that runs agents"
+        statuses = ", ".join(sorted({str(code) for code in codes}))
+        return f"all {len(codes)} runner processes have ended, with status {statuses}: nothing runs agents any more"
 
     async def stop(self) -> None:
-        """End the processes; what they were at is given back to the store."""
+        """End the processes; the store gives their rollouts to other runners."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        await asyncio.gather(*(asyncio.to_thread(_end, process) for process in self._processes))
+        await asyncio.gather(*(asyncio.to_thread(_wait_or_kill, process) for process in self._processes))
         await self._server.__aexit__(None, None, None)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
-        process.wait(_FAREWELL_S)
+        process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,7 +1,7 @@
-"""Everything that a rollout needs, in one process: policy server, proxy, store and runners on one event loop.
+"""Everything that rollouts need, on one event loop: store, proxy with the policy server, runners, collector.
 
-The loop runs in its own thread (:mod:`groundwire.train.rollouts.event_loop`), so the trainer can be read as plain
-sequential code: it hands over a batch of jobs, waits, and updates the model while the loop is idle.
+The loop has a thread of its own (:mod:`groundwire.train.rollouts.event_loop`), so a trainer is plain sequential code:
+it submits a batch of requests, waits for the results, and updates the model while the loop is idle.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,28 +25,27 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.agent import RolloutAgent
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.event_loop import EventLoopThread
-from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.memory import MemoryStore
+from groundwire.train.store.memory import SPAN_BYTES, MemoryStore
 from groundwire.train.store.span_sink import LightningSpanSink
 
 __all__ = ["RolloutRuntime", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
-_LEAST_PATIENCE_S = 10.0
-_SPAN_BYTES = 64 << 20  # the store's spans are read once, right after their rollout; older ones may go
+_MIN_BLOCKED_S = 10.0  # imports on a busy machine block the loop for seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """A policy that is served elsewhere, in place of an engine here: any OpenAI-compatible endpoint.
+    """A policy behind an OpenAI-compatible endpoint, in place of an engine in this process.
 
-    ``ids`` says whether it may be asked for token ids, which some refuse.
+    ``ids``: whether to ask for token ids, which some endpoints refuse.
     """
 
     base_url: str
@@ -55,11 +55,10 @@ class Upstream:
 
 
 class RolloutRuntime:
-    """A context manager around the running servers; :meth:`run` is its one job.
+    """A context manager: starts and stops all parts; :meth:`run` runs a batch of rollouts.
 
-    ``engine`` is an :class:`Engine` or answers like one, and then ``server`` are further options of its
-    :class:`PolicyServer`; or it is the :class:`Upstream` of a policy that is served elsewhere.
-    The store that lives with the run forgets the oldest spans beyond ``span_bytes``.
+    ``server`` are options of the :class:`PolicyServer` in front of an ``engine`` of this process. Without an external
+    store, spans are kept in memory, at most ``span_bytes`` of them.
     """
 
     def __init__(
@@ -73,20 +72,23 @@ class RolloutRuntime:
         config: RunConfig,
         run: RunDir,
         server: Mapping[str, Any] | None = None,
-        span_bytes: int = _SPAN_BYTES,
+        span_bytes: int = SPAN_BYTES,
     ) -> None:
         self._server_options, self._span_bytes = dict(server or {}), span_bytes
-        self._engine, self._timer, self._config, self._run_dir = engine, timer, config, run
+        self._engine, self._config, self._run_dir = engine, config, run
 
-        async def timed(task: Any, answer: str, steps: Any) -> float | dict[str, float]:
+        async def timed_reward(task: Any, answer: str, steps: Any) -> float | dict[str, float]:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
-        self.agent = RolloutAgent(backend=backend, domain=domain, reward=timed, timeout_s=config.rollout_timeout_s)
-        # As long as a rollout may take: a loop that is blocked for longer has none left that could succeed. But imports
-        # on a busy machine hold it up for seconds, too.
-        patience_s = max(config.rollout_timeout_s, _LEAST_PATIENCE_S)
-        self._loop = EventLoopThread(timed_event_loop(timer), patience_s=patience_s)
+        self.agent = RolloutAgent(
+            backend=backend, domain=domain, reward=timed_reward, timeout_s=config.rollout_timeout_s
+        )
+        # If the loop is blocked for longer than a rollout may take, none of the running rollouts can succeed.
+        max_blocked_s = max(config.rollout_timeout_s, _MIN_BLOCKED_S)
+        self._loop = EventLoopThread(timed_event_loop(timer), max_blocked_s=max_blocked_s)
+        self._parts = AsyncExitStack()
+        self._processes: RunnerProcesses | None = None
 
     def __enter__(self) -> RolloutRuntime:
         self._loop.start()
@@ -101,98 +103,89 @@ class RolloutRuntime:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._loop.stop(self._stop())
+            self._loop.stop(self._parts.aclose())
         finally:
             if not isinstance(self._engine, Upstream):
                 self._engine.close()
 
     def run(
-        self, jobs: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
+        self, requests: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[RolloutResult]:
-        """Run a batch of rollouts; :meth:`RolloutCollector.run` says how it ends.
+        """Run a batch of rollouts, see :meth:`RolloutCollector.run`.
 
-        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` where an agent blocks them all.
+        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
         """
-        return self._loop.call(self._collector.run(jobs, deadline_s=deadline_s, on_end=on_end))
+        return self._loop.call(self._collector.run(requests, deadline_s=deadline_s, on_end=on_end))
 
-    def begin(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` brings its result."""
+    def submit(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` returns its result."""
         return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
 
-    def wait(self, begun: Future[T]) -> T:
-        """The result of what :meth:`begin` began. Raises :class:`groundwire.train.rollouts.errors.EventLoopError` where
-        it cannot end.
+    def wait(self, submitted: Future[T]) -> T:
+        """The result of submitted work.
+
+        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
         """
-        return self._loop.wait(begun)
+        return self._loop.wait(submitted)
 
-    def ended_runners(self) -> str:
-        """Why no rollout will end any more, where the run's runner processes are gone; else "".
+    def runner_failure(self) -> str:
+        """A message if all runner processes of the run have ended, so no rollout can end any more; else "".
 
-        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` where it is an agent that blocks them all.
+        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
         """
         self._loop.check()
-        return self._processes.ended() if self._processes is not None else ""
+        return self._processes.failure() if self._processes is not None else ""
 
     async def _start(self) -> None:
-        self._running: list[Any] = []
-        self._processes: RunnerProcesses | None = None
         config, external = self._config, self._config.external_store_address
         store: LightningStore
         if external is None:
-            store = MemoryStore(on_attempt_end=self._nudge, span_bytes=self._span_bytes)
+            store = MemoryStore(span_bytes=self._span_bytes)
         else:
             store = StoreClient(external, timeout_s=config.step_deadline_s)
-            await self._run(store)
+            await self._start_part(store)
         proxy = self._proxy(store)
-        await self._run(proxy)
+        await self._start_part(proxy)
         if isinstance(self.agent.backend, adapters.Stoppable):
-            self._running.append(self.agent.backend)
+            self._parts.push_async_callback(self.agent.backend.stop)
         runners = RunnerPool(
             store=store,
             agent=self.agent,
             n_runners=0 if config.runner_processes else config.n_runners,
-            poll_interval=5.0 if external is None else POLL_S,
-            on_attempt_end=self._nudge,
+            poll_s=5.0 if external is None else POLL_S,
         )
-        await self._run(runners)
-        elsewhere = external is not None or config.runner_processes > 0
-        if config.runner_processes:
-            self._processes = RunnerProcesses(store, config)
-            await self._run(self._processes)
-        attendance = None
-        if external is not None:
-            agent = f" --agent {config.agent}" if config.agent else ""
-            runner = f"python -m train.runner --external-store-address {external} --backend {config.backend}{agent}"
-            attendance = NoRunnerWarning(store, start=f"{runner} --domain {config.domain}")
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
             model=MODEL_NAME,
             retries=config.retries,
             rollout_timeout_s=config.rollout_timeout_s,
-            wake=runners.wake,
+            notify_runners=runners.notify,
             resources_id=self._run_dir.resources_id,
             settings=config.for_agents(),
-            unresponsive_s=config.unresponsive_s if elsewhere else None,
-            attendance=attendance,
+            unresponsive_s=config.unresponsive_s if external or config.runner_processes else None,
+            runner_command=_runner_command(config) if external else "",
         )
+        await self._start_part(runners)
+        if config.runner_processes:
+            self._processes = RunnerProcesses(store, config)
+            await self._start_part(self._processes)
 
     def _proxy(self, store: LightningStore) -> LLMProxy:
         engine, config = self._engine, self._config
         if isinstance(engine, Upstream):
-            served: dict[str, Any] = {"upstreams": [engine.base_url], "model": engine.model}
-            served |= {"api_key": engine.api_key, "ids": engine.ids}
+            policy: dict[str, Any] = {"upstreams": [engine.base_url], "model": engine.model}
+            policy |= {"api_key": engine.api_key, "ids": engine.ids}
         else:
-            served = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
-        return LLMProxy(sink=LightningSpanSink(store), host=config.proxy_host, port=config.proxy_port, **served)
+            policy = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
+        return LLMProxy(sink=LightningSpanSink(store), host=config.proxy_host, port=config.proxy_port, **policy)
 
-    def _nudge(self, rollout_id: str) -> None:
-        self._collector.nudge(rollout_id)
-
-    async def _run(self, part: Any) -> None:
+    async def _start_part(self, part: Any) -> None:
         await part.start()
-        self._running.append(part)
+        self._parts.push_async_callback(part.stop)
 
-    async def _stop(self) -> None:
-        for part in reversed(self._running):
-            await part.stop()
+
+def _runner_command(config: RunConfig) -> str:
+    agent = f" --agent {config.agent}" if config.agent else ""
+    command = f"python -m train.runner --external-store-address {config.external_store_address}"
+    return f"{command} --backend {config.backend}{agent} --domain {config.domain}"

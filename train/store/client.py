@@ -21,6 +21,7 @@ import pydantic_core
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Span
 
+from groundwire.train.store.ended_attempts import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
 from groundwire.train.store.request_batcher import RequestBatcher, Response
@@ -34,24 +35,16 @@ _MAX_FAILURES = 4
 _REQUEST_TIMEOUT_S = 60.0
 
 
-class StoreClient(LightningStoreClient):
+class StoreClient(NotifyAttemptEnd, LightningStoreClient):
     """A client of the store at ``address``, ours or Agent Lightning's. Call :meth:`start` before use.
 
     A request whose response was lost is sent again. So a rollout may be enqueued twice, and one taken from the queue
     may have to wait until its runner counts as unresponsive; none is lost.
-
-    ``on_attempt_end`` is called with the rollout's id when an attempt was ended through this client.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout_s: float = float("inf"),
-        on_attempt_end: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, address: str, *, timeout_s: float = float("inf")) -> None:
         super().__init__(address, request_timeout=_REQUEST_TIMEOUT_S, retry_delays=(), health_retry_delays=())
-        self._timeout_s, self._on_attempt_end = timeout_s, on_attempt_end
+        self._timeout_s = timeout_s
         self._batcher: RequestBatcher | None = None
         self._away_since: float | None = None
         self._closed = False
@@ -118,13 +111,6 @@ class StoreClient(LightningStoreClient):
         request = {"limit": limit, "worker_id": worker_id}
         rollouts = await self._request_json("post", "/queues/rollouts/dequeue", json=request)
         return [AttemptedRollout.model_validate(rollout) for rollout in rollouts]
-
-    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
-        """Change an attempt; the result is the new attempt."""
-        attempt = await super().update_attempt(rollout_id, attempt_id, **changes)
-        if attempt.status in ("succeeded", "failed"):
-            self._on_attempt_end(rollout_id)
-        return attempt
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One sequence id for each (rollout, attempt), rising within a rollout."""

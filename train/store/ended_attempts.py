@@ -1,21 +1,36 @@
-"""Keeps ended attempts ended.
-
-Agent Lightning treats a late span as a heartbeat: the attempt runs again, and a rollout that waits for its next attempt
-is marked as running, so no runner takes it until it times out. Late spans are common: the proxy writes the call that an
-interrupted agent had begun.
-"""
+"""What stores do when an attempt ends: notify the trainer, and ignore later spans."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from agentlightning.store.base import LightningStore
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 
-__all__ = ["IgnoreLateSpans"]
+__all__ = ["IgnoreLateSpans", "NotifyAttemptEnd"]
+
+
+class NotifyAttemptEnd(LightningStore):
+    """Base class of stores that call ``on_attempt_end`` with the rollout's id when a runner ends an attempt."""
+
+    on_attempt_end: Callable[[str], None] | None = None
+
+    async def update_attempt(self, rollout_id: str, attempt_id: str, **changes: Any) -> Any:
+        """Change an attempt; returns the new attempt."""
+        attempt = await super().update_attempt(rollout_id, attempt_id, **changes)
+        if self.on_attempt_end is not None and attempt.status in ("succeeded", "failed"):
+            self.on_attempt_end(rollout_id)
+        return attempt
 
 
 class IgnoreLateSpans(CollectionBasedLightningStore[Any]):
-    """Base class of stores in which a span does not revive an ended attempt."""
+    """Base class of stores in which a span does not revive an ended attempt.
+
+    Agent Lightning treats a late span as a heartbeat: the attempt runs again, and a rollout that waits for its next
+    attempt is marked as running, so no runner takes it until it times out. Late spans are common: the proxy writes the
+    call that an interrupted agent had begun.
+    """
 
     async def _on_attempt_heartbeat(self, rollout_id: str, attempt_id: str) -> Any:
         key: Any = {"rollout_id": {"exact": rollout_id}, "attempt_id": {"exact": attempt_id}}

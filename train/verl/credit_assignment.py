@@ -20,7 +20,7 @@ from groundwire.adapters.tracing import Trajectory, Triplet, calls_of_agents, tr
 if TYPE_CHECKING:
     import torch
 
-    from groundwire.train.rollouts.collector import RolloutResult
+    from groundwire.train.rollouts.outcome import RolloutResult
 
 __all__ = ["DISCOUNT", "TrainingRow", "discounted_advantage", "training_rows"]
 

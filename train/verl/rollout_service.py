@@ -23,9 +23,9 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import nothing_judged
 from groundwire.train.evaluation.validation import JUDGED_FAILURES, accuracy, validation_name
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
+from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.rows import row
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import RowQueue
@@ -78,13 +78,13 @@ class RolloutService:
         async def run_groups(collector: RolloutCollector) -> None:
             await asyncio.gather(*(self._run_group(collector, prompt, deadline_s) for prompt in prompts))
 
-        self.runtime.begin(run_groups).add_done_callback(self._store_error)
+        self.runtime.submit(run_groups).add_done_callback(self._store_error)
 
     def check(self) -> None:
         """Raise the error of a background task, or :class:`RolloutsFailedError` if no rollout can succeed any more."""
         if self._error is not None:
             raise self._error
-        if reason := self.runtime.ended_runners():
+        if reason := self.runtime.runner_failure():
             raise RolloutsFailedError(reason)
         if self._empty_groups > _MAX_EMPTY_BATCHES * self._config.tasks_per_step:
             raise RolloutsFailedError(
@@ -108,7 +108,7 @@ class RolloutService:
         if total is None or not continues:
             total = self._steps[partition] = _StepMetrics(step)
         total.add(part)
-        ended = [row(step, result) for result in results]
+        ended = [result.to_row(step) for result in results]
         if ended:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
             self._run.write_rollouts(step, ended, kind=kind, append=continues)

@@ -12,8 +12,8 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.train.rollouts.collector import RolloutCollector, RolloutRequest, RolloutResult
-from groundwire.train.rollouts.no_runner_warning import NoRunnerWarning
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.store.span_sink import LightningSpanSink
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
@@ -27,15 +27,14 @@ async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Ro
             proxy=proxy,
             model="m",
             poll_s=0.01,
-            attendance=NoRunnerWarning(store, start="THE COMMAND", after_s=0.1),
+            runner_command="THE COMMAND",
+            no_runner_s=0.1,
         )
         return await collector.run(JOBS, deadline_s=deadline_s)
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage() for record in caplog.records if record.name == "groundwire.train.rollouts.no_runner_warning"
-    ]
+    return [record.getMessage() for record in caplog.records if record.name == "groundwire.train.rollouts.collector"]
 
 
 async def test_rollouts_that_nobody_takes_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

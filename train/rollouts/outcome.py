@@ -1,0 +1,150 @@
+"""What is asked of a rollout and what comes back: its request, the spans of its runner, its result."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentlightning.types import AttemptedRollout, Rollout, Span
+
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
+from groundwire.domains import Task
+from groundwire.tools.types import AgentStep
+from groundwire.train.store.lightning_calls import with_call_spans
+
+__all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "Mode", "RolloutRequest", "RolloutResult"]
+
+Mode = Literal["train", "val"]
+
+ANSWER_SPAN = "groundwire.answer"
+"""Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
+
+FAILURE_SPAN = "groundwire.failure"
+"""Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """A rollout to run. Requests of one ``group`` are samples of one task; GRPO compares their rewards."""
+
+    task: Task
+    group: str
+    mode: Mode
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutResult:
+    """A finished rollout: its reward, or the type of its failure."""
+
+    request: RolloutRequest
+    rollout_id: str
+    status: str
+    """``succeeded``, or a failure's type: agent, tool, endpoint, prompt_too_long, timeout, reward, judge_abstained,
+    no_result."""
+    reward: float | None
+    reward_components: Mapping[str, float]
+    message: str
+    answer: str
+    steps: Sequence[AgentStep]
+    calls: Sequence[LLMCall]
+    attempts: int
+    seconds: float
+    untrainable: Sequence[LLMCall] = ()
+    """Calls that are not in ``calls``: each has an :attr:`LLMCall.untrainable_reason`."""
+
+    @classmethod
+    def from_spans(
+        cls, request: RolloutRequest, rollout_id: str, rollout: Rollout | None, spans: Sequence[Span]
+    ) -> RolloutResult:
+        """The result of a rollout that the store has ended (None: it is not in the store), from its last attempt."""
+        calls = all_calls_from_spans(with_call_spans(spans))
+        answer, failure = _last_span(spans, ANSWER_SPAN), _last_span(spans, FAILURE_SPAN)
+        reward = reward_from_spans(spans)
+        components: Mapping[str, float] = {}
+        if isinstance(reward, dict):
+            components = {name: value for name, value in reward.items() if name != "total"}
+            reward = reward["total"]
+        status, message = "succeeded", ""
+        if reward is None or rollout is None or rollout.status != "succeeded":
+            reward = None
+            if failure is not None:
+                status = str(failure.attributes["groundwire.kind"])
+                message = str(failure.attributes["groundwire.message"])
+            elif rollout is not None and rollout.status == "cancelled":
+                status, message = "timeout", "not finished by the step's deadline"
+            else:
+                status, message = "no_result", "the runner reported neither a reward nor a failure"
+        started = rollout.start_time if rollout else time.time()
+        ended = (rollout.end_time if rollout else None) or time.time()
+        return cls(
+            request=request,
+            rollout_id=rollout_id,
+            status=status,
+            reward=reward,
+            reward_components=components,
+            message=message,
+            answer=str(answer.attributes["groundwire.text"]) if answer else "",
+            steps=json.loads(str(answer.attributes["groundwire.steps"])) if answer else [],
+            calls=[call for call in calls if not call.untrainable_reason],
+            attempts=rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0,
+            seconds=ended - started,
+            untrainable=[call for call in calls if call.untrainable_reason],
+        )
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether there is a reward."""
+        return self.reward is not None
+
+    def to_row(self, step: int) -> dict[str, Any]:
+        """The rollout as a row of ``rollouts.parquet``."""
+        task = self.request.task
+        return {
+            "step": step,
+            "mode": self.request.mode,
+            "temperature": float(self.request.sampling.get("temperature", 1.0)),
+            "rollout_id": self.rollout_id,
+            "task_id": str(task["id"]),
+            "group": self.request.group,
+            "status": self.status,
+            "message": self.message,
+            "reward": self.reward,
+            "reward_components": json.dumps(self.reward_components),
+            "attempts": self.attempts,
+            "seconds": round(self.seconds, 4),
+            "task": json.dumps(dict(task), ensure_ascii=False, default=str),
+            "answer": self.answer,
+            "agent_steps": json.dumps(list(self.steps), ensure_ascii=False),
+            "calls": [
+                {
+                    "agent": call.agent,
+                    "prompt_ids": call.prompt_ids,
+                    "response_ids": call.response_ids,
+                    "logprobs": call.logprobs,
+                    "finish_reason": call.finish_reason,
+                    "weights_version": call.weights_version,
+                }
+                for call in self.calls
+            ],
+            "call_rewards": json.dumps([call.reward for call in self.calls]),
+            "untrainable": json.dumps(
+                [
+                    {
+                        "agent": call.agent,
+                        "problem": call.untrainable_reason,
+                        "prompt_tokens": len(call.prompt_ids) or call.prompt_tokens,
+                        "response_tokens": len(call.response_ids) or call.response_tokens,
+                    }
+                    for call in self.untrainable
+                ],
+                ensure_ascii=False,
+            ),
+        }
+
+
+def _last_span(spans: Sequence[Span], name: str) -> Span | None:
+    return next((span for span in reversed(spans) if span.name == name), None)
