@@ -20,13 +20,13 @@ BUNDLED = Path(__file__).with_name("library")
 
 
 class Library:
-    """Questions about one database, answered with SQL; a task is a row of questions.csv, and where its database is."""
+    """Questions about one database, answered with SQL; a task is a row of questions.csv and the path of the database."""
 
     name = "library"
-    default_reward = "spider_exec_match"  # compares what ``query`` and the answer return
+    default_reward = "spider_exec_match"  # compares the results of ``query`` and of the answer
 
     def load(self, data_dir: str | None = None) -> TaskData:
-        """Read the folder. What is missing or broken is a :class:`DataError`: one sentence that says what to do."""
+        """Read the folder. Raises :class:`DataError` with one sentence for missing or broken files."""
         folder = Path(data_dir or BUNDLED).resolve()
         database, questions = folder / "library.sqlite", folder / "questions.csv"
         for file in (database, questions):
@@ -41,7 +41,7 @@ class Library:
         )
 
     def database(self, task: Task) -> str:
-        """Where the agent's tools find the task's SQLite file."""
+        """The path of the task's SQLite file, for the agent's tools."""
         return str(task["db_path"])
 
 

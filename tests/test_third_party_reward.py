@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
 
 def _shown() -> tuple[str, str]:
     """The pyproject.toml and the module, as the page shows them."""
-    section = DOCS.read_text(encoding="utf-8").partition("## A reward of your own")[2]
+    section = DOCS.read_text(encoding="utf-8").partition("## Your own reward")[2]
     [project] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     [module] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     return project, module
@@ -57,7 +57,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_an_installed_reward_scores_by_its_name_alone_and_in_a_sum(environment: dict[str, str]) -> None:
     code = """
-import asyncio, rewards
+import asyncio
+from groundwire import rewards
 for name in ("concise", "0.5*executes+0.5*concise"):
     print([rewards.total(asyncio.run(rewards.get(name)({}, answer, []))) for answer in ("short", "long " * 20)])
 """
