@@ -20,7 +20,7 @@ BUNDLED = Path(__file__).with_name("library")
 
 
 class Library:
-    """Questions about one database, answered with SQL; a task is a row of questions.csv and the path of the database."""
+    """Questions about one database, answered with SQL; a task is a row of questions.csv plus ``db_path``."""
 
     name = "library"
     default_reward = "spider_exec_match"  # compares the results of ``query`` and of the answer

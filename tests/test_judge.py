@@ -359,6 +359,9 @@ def test_a_command_line_says_settings_as_names_and_values() -> None:
 
 
 def test_importing_the_rewards_imports_no_client() -> None:
-    code = "import sys; from groundwire import rewards; rewards.get('rule_judge_hybrid'); print({'litellm', 'httpx'} & {*sys.modules})"
+    code = (
+        "import sys; from groundwire import rewards; rewards.get('rule_judge_hybrid');"
+        "print({'litellm', 'httpx'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.strip() == "set()"
