@@ -1,9 +1,9 @@
-"""One HTTP client for all rollouts of a backend, and what its errors mean.
+"""One HTTP client for all rollouts of a backend, and the typed failures of its errors.
 
-Building an OpenAI client with its connection pool costs more than a call; a copy with another base URL does not. The
-client follows no proxy settings of the environment and never retries by itself: a retry is a sample that nobody judged.
-Its connections are aiohttp's: httpx's own pool looks at every connection for every request, which at a hundred rollouts
-is most of an agent's CPU time.
+Building an OpenAI client with a connection pool costs more than a call; copying one with another base URL does not. The
+client ignores the proxy settings of the environment. It does not retry, because a retry would be a sample without a
+reward. Its connections are aiohttp's: httpx's own pool examines every connection for every request, which takes most of
+an agent's CPU time at a hundred rollouts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from groundwire.tools.sql import DatabaseError
 
 __all__ = ["Clients", "typed_failures"]
 
-# Servers close idle connections after 5 s (uvicorn's default, and so vLLM's): let go of them first.
+# Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
 _LIMITS = httpx.Limits(max_connections=512, max_keepalive_connections=512, keepalive_expiry=3.0)
 
 
 class Clients:
-    """OpenAI clients over one connection pool; they live on the event loop that used them first."""
+    """OpenAI clients with one connection pool, which belongs to the event loop that uses it first."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -60,7 +60,7 @@ async def _count_call(request: httpx.Request) -> None:
 
 @contextmanager
 def typed_failures(endpoint: Endpoint) -> Iterator[None]:
-    """Raise what goes wrong inside as the :class:`adapters.BackendError` of the boundary that it crossed."""
+    """Raise every error of an agent as the :class:`groundwire.adapters.BackendError` that says what failed."""
     try:
         yield
     except BackendError:
@@ -72,8 +72,13 @@ def typed_failures(endpoint: Endpoint) -> Iterator[None]:
         failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
         message = f"the model's endpoint answered {error.status_code}: {error.message}"
         raise failure(message, status=error.status_code) from error
-    except (openai.APIError, httpx.TransportError) as error:  # the second: a stream that broke off
-        _check_address(_request(error), endpoint, f"no answer: {error}", error)
+    except (openai.APIError, httpx.TransportError) as error:  # httpx's own: a stream that broke off
+        try:
+            request = getattr(error, "request", None)
+        except RuntimeError:  # raised by httpx's errors before the request is sent
+            request = None
+        if request is not None:
+            _check_address(request, endpoint, f"no answer: {error}", error)
         raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
     except Exception as error:
         if type(error) is openai.OpenAIError and "api_key" in str(error):
@@ -84,23 +89,14 @@ def typed_failures(endpoint: Endpoint) -> Iterator[None]:
         raise AgentError(f"{type(error).__name__}: {error}") from error
 
 
-def _request(error: Exception) -> httpx.Request | None:
-    try:
-        return getattr(error, "request", None)
-    except RuntimeError:  # httpx's own have one only once they were sent
-        return None
-
-
-def _check_address(request: httpx.Request | None, endpoint: Endpoint, said: str, error: Exception) -> None:
-    """Raise :class:`AgentError` where the agent's client asked somebody else: our endpoint has no part in that."""
-    if request is None:
+def _check_address(request: httpx.Request, endpoint: Endpoint, outcome: str, error: Exception) -> None:
+    """Raise :class:`AgentError` if the agent sent ``request`` to another address than its endpoint."""
+    sent, expected = request.url, httpx.URL(endpoint.base_url)
+    same = (sent.scheme, sent.host, sent.port) == (expected.scheme, expected.host, expected.port)
+    if same and sent.path.startswith(expected.path.rstrip("/")):
         return
-    asked, ours = request.url, httpx.URL(endpoint.base_url)
-    same = (asked.scheme, asked.host, asked.port) == (ours.scheme, ours.host, ours.port)
-    if same and asked.path.startswith(ours.path.rstrip("/")):
-        return
-    address = str(asked.copy_with(query=None, fragment=None, userinfo=b""))
+    address = str(sent.copy_with(query=None, fragment=None, userinfo=b""))
     raise AgentError(
-        f"the agent's client asked {address}, not its endpoint ({said}): give it base_url=endpoint.base_url, which "
+        f"the agent's client asked {address}, not its endpoint ({outcome}): give it base_url=endpoint.base_url, which "
         f"is {endpoint.base_url} here"
     ) from error

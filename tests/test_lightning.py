@@ -27,7 +27,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> None:
-    _lazy_agentlightning._import_late("heavy")
+    _lazy_agentlightning._import_lazily("heavy")
     part = importlib.import_module("heavy.part")
     heavy = sys.modules["heavy"]
     assert part.light == 2
@@ -39,7 +39,7 @@ def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> 
 
 
 def test_a_star_finds_everything(package: Path) -> None:
-    _lazy_agentlightning._import_late("heavy")
+    _lazy_agentlightning._import_lazily("heavy")
     names: dict[str, int] = {}
     exec("from heavy import *", names)
     assert (names["light"], names["WHOLE"]) == (2, 1)
@@ -47,13 +47,13 @@ def test_a_star_finds_everything(package: Path) -> None:
 
 def test_a_package_that_was_imported_stays_as_it_is(package: Path) -> None:
     heavy = importlib.import_module("heavy")
-    _lazy_agentlightning._import_late("heavy")
+    _lazy_agentlightning._import_lazily("heavy")
     assert sys.modules["heavy"] is heavy
 
 
 def test_one_that_fails_fails_again(package: Path) -> None:
     (package / "__init__.py").write_text("import not_installed")
-    _lazy_agentlightning._import_late("heavy")
+    _lazy_agentlightning._import_lazily("heavy")
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError, match="not_installed"):
             _ = sys.modules["heavy"].WHOLE

@@ -24,6 +24,11 @@ class HttpServer:
         self.host, self.port, self.drain_timeout_s = host, port, drain_timeout_s
         self._runner: web.AppRunner | None = None
 
+    @property
+    def url(self) -> str:
+        """Its address without a path, such as ``http://127.0.0.1:43210``."""
+        return f"http://{self.host}:{self.port}"
+
     def application(self) -> web.Application:
         """The application to serve."""
         raise NotImplementedError

@@ -199,7 +199,7 @@ class LLMProxy(HttpServer):
     def base_url(self, rollout_id: str, attempt_id: str) -> str:
         """The base URL for the agent of an attempt; any OpenAI client takes it."""
         rollout, attempt = quote(rollout_id, safe=""), quote(attempt_id, safe="")
-        return f"http://{self.host}:{self.port}/rollout/{rollout}/attempt/{attempt}/v1"
+        return f"{self.url}/rollout/{rollout}/attempt/{attempt}/v1"
 
     async def flush(self, rollout_id: str | None = None) -> None:
         """Wait until every call answered so far (of one rollout) is in the store.

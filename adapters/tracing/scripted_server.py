@@ -88,7 +88,7 @@ class ScriptedPolicyServer(HttpServer):
     @property
     def base_url(self) -> str:
         """The OpenAI base URL."""
-        return f"http://{self.host}:{self.port}/v1"
+        return f"{self.url}/v1"
 
     def application(self) -> web.Application:
         """The routes of the server."""

@@ -22,6 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
+from groundwire.tools.http_server import HttpServer
 from groundwire.train.policy.chat_request import ChatRequest, parse_request
 from groundwire.train.policy.chat_response import ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
@@ -36,13 +37,15 @@ CACHED_PROMPTS = 512
 """Rendered prompts whose ids are cached: the rollouts of a group send the same one."""
 
 
-class PolicyServer:
+class PolicyServer(HttpServer):
     """An OpenAI-compatible server in front of an engine, on the running event loop.
+
+    The proxy calls :meth:`chat` and :meth:`models` without a port of this server's own; started, it answers over HTTP.
 
     Args:
         engine: samples the replies; it is not closed with the server.
         host: the address to listen on.
-        port: 0 takes a free one, see :attr:`url`.
+        port: the port to listen on; 0 takes any free one.
         model_name: the name of the one served model; another name is answered with 404.
         tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.tool_parsers.FORMATS`.
         template_options: further variables of the chat template.
@@ -61,39 +64,19 @@ class PolicyServer:
         tool_format: str = "hermes",
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._engine, self._host, self._port, self.model_name = engine, host, port, model_name
+        super().__init__(host=host, port=port)
+        self._engine, self.model_name = engine, model_name
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._token_ids = functools.lru_cache(maxsize=CACHED_PROMPTS)(self._tokenize)
         self._created = int(time.time())
-        self._runner: web.AppRunner | None = None
 
-    @property
-    def url(self) -> str:
-        """Its address without a path: ``http://127.0.0.1:43210``."""
-        return f"http://{self._host}:{self._port}"
-
-    async def start(self) -> None:
-        """Listen."""
+    def application(self) -> web.Application:
+        """The routes of the server."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/chat/completions", self._chat)
-        # A disconnected client cancels the handler, which cancels the request in the engine.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port)
-        try:
-            await site.start()
-        except OSError:
-            await self._runner.cleanup()
-            raise
-        self._port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        """Stop listening, and cancel unanswered requests."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        return app
 
     async def models(self, _: web.Request) -> web.Response:
         """OpenAI's list of models, with the served one."""

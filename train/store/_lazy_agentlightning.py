@@ -1,10 +1,10 @@
-"""Agent Lightning's parts without the whole of it: import this first, then each part from where it lives.
+"""Import single modules of Agent Lightning without the rest of it. Import this module before any of them.
 
-Python runs a package's ``__init__`` before any module of it, and Agent Lightning's imports all that it has: LiteLLM's
-proxy server, AgentOps, every adapter. That is seven times the CPU of the types, stores and runner that are used here,
-and four times their memory. So the ``__init__`` of the packages below waits until somebody asks for a name that only it
-has: ``from agentlightning.types import Span`` costs what it says, and an agent that says ``import agentlightning as
-agl`` finds ``agl.LLM`` as ever.
+Python runs a package's ``__init__`` before any of its modules, and Agent Lightning's imports everything: LiteLLM's
+proxy server, AgentOps, every adapter. That takes seven times the CPU and four times the memory of the types, stores and
+runner that are used here. So the ``__init__`` of these packages is delayed until a name is asked for that only it
+defines: ``from agentlightning.types import Span`` imports that module alone, and ``agl.LLM`` after ``import
+agentlightning as agl`` works as usual.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ _PACKAGES = ("agentlightning", "agentlightning.runner", "agentlightning.tracer")
 _lock = threading.RLock()
 
 
-class _Late(ModuleType):
+class _LazyPackage(ModuleType):
     """A package whose ``__init__`` runs when a name is missing."""
 
     def __getattr__(self, name: str) -> Any:
-        with _lock:
-            # Names that are missing while it runs are really missing; other threads wait until it has run.
+        with _lock:  # other threads wait until __init__ has run
             if not self.__dict__.get("_runs"):
-                self.__dict__["_runs"] = True
+                self.__dict__["_runs"] = True  # a name that is missing meanwhile is really missing
                 spec = self.__spec__
                 assert spec is not None
                 assert spec.loader is not None
@@ -43,20 +42,20 @@ class _Late(ModuleType):
         return ModuleType.__getattribute__(self, name)
 
 
-def _import_late(name: str) -> None:
+def _import_lazily(name: str) -> None:
     spec = importlib.util.find_spec(name)
     if spec is None or name in sys.modules:
         return
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    module.__class__ = _Late
+    module.__class__ = _LazyPackage
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, module)
 
 
-# LiteLLM, which the whole of Agent Lightning imports, otherwise fetches a list of prices from the network.
+# LiteLLM, which Agent Lightning's __init__ imports, would otherwise download a list of prices.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-# Its runner imports a module of its own that warns of being imported.
+# Agent Lightning's runner imports a module of its own that is deprecated.
 warnings.filterwarnings("ignore", message="agentlightning.reward is deprecated")
 for _name in _PACKAGES:
-    _import_late(_name)
+    _import_lazily(_name)
