@@ -52,6 +52,10 @@ def sample(engine, prompts, sampling):
     return [future.result(60) for future in futures]
 
 
+async def generate(engine, prompt, sampling):
+    return await asyncio.wrap_future(engine.submit(prompt, sampling))
+
+
 async def until(check):
     while not check():  # noqa: ASYNC110 -- the engine is another thread
         await asyncio.sleep(0.001)
@@ -146,7 +150,7 @@ def test_a_seeded_reply_is_the_same_alone_and_in_a_crowd(engine):
     seeded = Sampling(max_tokens=12, seed=11)
     prompts = make_prompts(20, seed=3)
     alone = sample(engine, prompts[:1], seeded)[0]
-    others = [engine.submit(prompt) for prompt in prompts[1:]]
+    others = [engine.submit(prompt, Sampling()) for prompt in prompts[1:]]
     crowd = engine.submit(prompts[0], seeded).result(60)
     for future in others:
         future.cancel()
@@ -277,8 +281,8 @@ def test_a_reply_ends_with_the_end_token_or_at_a_limit(tiny_policy):
 
 def test_an_over_long_prompt_is_refused_with_both_numbers(engine):
     with pytest.raises(ContextLengthError, match="256 tokens, and the model's context of 256 tokens"):
-        engine.submit([1] * 256)
-    assert len(engine.submit([1] * 255).result(60).token_ids) == 1
+        engine.submit([1] * 256, Sampling())
+    assert len(engine.submit([1] * 255, Sampling()).result(60).token_ids) == 1
 
 
 def test_new_weights_change_replies_when_they_are_taken_over_and_not_before():
@@ -329,7 +333,7 @@ def test_closing_fails_what_is_pending_and_refuses_what_comes(tiny_policy):
     assert len(failed) >= 5
     assert all(isinstance(future.exception(), EngineClosedError) for future in failed)
     with pytest.raises(EngineClosedError):
-        engine.submit([1])
+        engine.submit([1], Sampling())
     with pytest.raises(EngineClosedError):
         engine.update_weights(1)
 
@@ -351,12 +355,12 @@ def test_a_prompt_that_cannot_be_read_leaves_running_requests_alone(tiny_policy)
 async def test_a_cancelled_task_leaves_the_batch(tiny_policy):
     engine = LocalEngine(*tiny_policy, max_model_len=512)
     try:
-        task = asyncio.ensure_future(engine.generate([1, 2, 3], Sampling(max_tokens=500)))
+        task = asyncio.ensure_future(generate(engine, [1, 2, 3], Sampling(max_tokens=500)))
         await until(lambda: engine.generated_tokens)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await engine.generate([4], GREEDY)
+        await generate(engine, [4], GREEDY)
         assert engine.generated_tokens < 450
         await until(lambda: not engine._batch.requests)
     finally:

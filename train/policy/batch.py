@@ -50,16 +50,7 @@ class Request:
 
 
 class Batch:
-    """Requests with their cache; used by the engine's thread only.
-
-    Args:
-        decoder: the model.
-        tokenizer: its ``decode`` looks for stop strings.
-        end_tokens: the ids that end a reply.
-        max_requests: most rows of the cache.
-        max_length: most tokens of a row.
-        prefix_cache_tokens: most tokens of earlier prompts that are kept.
-    """
+    """Requests with their cache; only the engine's thread uses it. ``end_tokens`` are the ids that end a reply."""
 
     def __init__(
         self,

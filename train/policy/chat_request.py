@@ -1,7 +1,4 @@
-"""The chat completion requests that the policy server accepts.
-
-Unknown fields are ignored, and null is the same as a missing field, as on other servers.
-"""
+"""The chat completion requests that the policy server accepts. Unknown fields are ignored, as on other servers."""
 
 from __future__ import annotations
 
@@ -18,18 +15,7 @@ from groundwire.train.policy.types import Sampling
 __all__ = ["ChatRequest", "parse_request"]
 
 
-class _JsonObject(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, fields: Any) -> Any:
-        return (
-            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
-        )
-
-
-def _joined_text(content: Any) -> Any:
+def _join_text_parts(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     for part in content:
@@ -39,7 +25,7 @@ def _joined_text(content: Any) -> Any:
     return "".join(part["text"] for part in content)
 
 
-def _parsed_arguments(arguments: Any) -> Any:
+def _parse_arguments(arguments: Any) -> Any:
     """Chat templates write the arguments as JSON themselves, so they get the object, as with vLLM."""
     try:
         return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
@@ -47,63 +33,74 @@ def _parsed_arguments(arguments: Any) -> Any:
         raise ValueError(f"must be JSON, not {arguments!r}") from None
 
 
-def _checked_tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _require_function(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError("must be of type 'function' and have a function with a name")
     return tool
 
 
-class _Function(_JsonObject):
+def _drop_nulls(fields: Any) -> Any:
+    if not isinstance(fields, dict):
+        return fields
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+class _Object(BaseModel):
+    """A JSON object; null is the same as a missing field."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize(cls, fields: Any) -> Any:
+        return _drop_nulls(fields)
+
+
+class _Function(_Object):
     name: str
-    arguments: Annotated[Any, BeforeValidator(_parsed_arguments)] = Field(default_factory=dict)
+    arguments: Annotated[Any, BeforeValidator(_parse_arguments)] = Field(default_factory=dict)
 
 
-class _ToolCall(_JsonObject):
+class _ToolCall(_Object):
     id: str | None = None
-    type: Any = "function"
+    type: Literal["function"] = "function"
     function: _Function
 
 
-class _Message(_JsonObject):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_joined_text)] = ""
-    tool_calls: list[_ToolCall] = []
+class _Message(_Object):
+    # Chat templates know OpenAI's newer role "developer" as "system".
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool"],
+        AfterValidator(lambda role: "system" if role == "developer" else role),
+    ]
+    content: Annotated[str, BeforeValidator(_join_text_parts)]
+    tool_calls: Annotated[list[_ToolCall] | None, AfterValidator(lambda calls: calls or None)] = None
     name: str | None = None
     tool_call_id: str | None = None
 
-    @model_validator(mode="after")
-    def _require_content(self) -> _Message:
-        if self.role != "assistant" and "content" not in self.model_fields_set:
-            raise ValueError("must have a content: a string or a list of text parts")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it. They know OpenAI's newer role "developer" as "system"."""
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-        if self.tool_calls and self.role == "assistant":
-            message["tool_calls"] = [
-                {
-                    **({} if call.id is None else {"id": call.id}),
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.arguments},
-                }
-                for call in self.tool_calls
-            ]
-        optional = {"name": self.name, "tool_call_id": self.tool_call_id}
-        return message | {key: value for key, value in optional.items() if value is not None}
+    @model_validator(mode="before")
+    @classmethod
+    def _normalize(cls, fields: Any) -> Any:
+        """Only an assistant may leave out the content and have tool calls."""
+        fields = _drop_nulls(fields)
+        if isinstance(fields, dict):
+            if fields.get("role") == "assistant":
+                return {"content": "", **fields}
+            fields.pop("tool_calls", None)
+        return fields
 
 
-class _StreamOptions(_JsonObject):
+class _StreamOptions(_Object):
     include_usage: bool = False
 
 
-class ChatRequest(_JsonObject):
+class ChatRequest(_Object):
     """A checked request."""
 
     model: str | None = None
     messages: Annotated[list[_Message], Field(min_length=1)]
-    tools: list[Annotated[dict[str, Any], AfterValidator(_checked_tool)]] = []
+    tools: list[Annotated[dict[str, Any], AfterValidator(_require_function)]] = []
     tool_choice: Literal["none", "auto"] = "auto"
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -121,7 +118,12 @@ class ChatRequest(_JsonObject):
     top_logprobs: Annotated[int, Field(ge=0)] = 0
     return_token_ids: bool = False
     session: str = ""
-    """The rollout that sends the request; from the request's header or address."""
+    """The rollout that sends the request; from its header or URL."""
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """The messages as chat templates read them."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
@@ -163,18 +165,17 @@ def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
 
 
 def _first_error(error: ValidationError) -> ChatRequestError:
-    """pydantic's first error in the words of OpenAI's: ``messages[0].role must be 'user' or …, not 'robot'``."""
+    """pydantic's first error as OpenAI words it: ``messages[0].role must be 'user' or …, not 'robot'``."""
     first = error.errors()[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "missing":
-        problem = "is required"
-    elif first["type"] in ("too_short", "string_too_short"):
-        problem = "must not be empty"
-    elif first["type"] == "value_error":
-        problem = str(first["ctx"]["error"])
-    elif first["type"] in ("model_type", "dict_type"):
-        problem = f"must be an object, not {reprlib.repr(first['input'])}"
-    else:
-        requirement = re.sub(r"^\w+ should", "must", first["msg"])
-        problem = f"{requirement}, not {reprlib.repr(first['input'])}"
-    return ChatRequestError(f"{field} {problem}", param=field)
+    value = reprlib.repr(first["input"])
+    problems = {
+        "missing": "is required",
+        "too_short": "must not be empty",
+        "string_too_short": "must not be empty",
+        "model_type": f"must be an object, not {value}",
+        "dict_type": f"must be an object, not {value}",
+        "value_error": str(first.get("ctx", {}).get("error")),
+    }
+    requirement = re.sub(r"^\w+ should", "must", first["msg"])
+    return ChatRequestError(f"{field} {problems.get(first['type'], f'{requirement}, not {value}')}", param=field)

@@ -20,15 +20,7 @@ HELD_TOKENS = 4
 
 
 class ChatResponse:
-    """The response to one request.
-
-    Args:
-        request: the request.
-        prompt_ids: its messages as token ids.
-        model: the name of the served model.
-        tokenizer: decodes sampled ids.
-        tool_format: how the model writes tool calls.
-    """
+    """The response to one request, whose messages are ``prompt_ids``, from the model of the given name."""
 
     def __init__(
         self, request: ChatRequest, prompt_ids: tuple[int, ...], *, model: str, tokenizer: Any, tool_format: ToolFormat

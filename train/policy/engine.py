@@ -5,7 +5,6 @@ Requests join between two decode steps and leave when they finish, so an agent n
 
 from __future__ import annotations
 
-import asyncio
 import random
 import sys
 import threading
@@ -28,6 +27,8 @@ __all__ = ["LocalEngine"]
 
 SWITCH_INTERVAL_S = 2e-4
 """The interpreter's switch interval while an engine exists (Python's default is 5e-3)."""
+MAX_WAIT_S = 0.1
+"""The longest time that a request waits for others, to be read together with them."""
 
 
 class LocalEngine:
@@ -45,7 +46,6 @@ class LocalEngine:
         threads: torch threads of a step. 1 is fastest on two cores with agents in the same process: a second thread
             waits at barriers for the core that the agents use.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
-        max_wait_s: the longest time in seconds that a request waits for others to be read together with.
         prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning.
         timer: attributes the time in which the engine works to ``sampling``.
 
@@ -62,7 +62,6 @@ class LocalEngine:
         max_batch: int = 128,
         threads: int = 1,
         gather_s: float = 0.005,
-        max_wait_s: float = 0.1,
         prefix_cache_tokens: int = 32768,
         timer: StepTimer | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class LocalEngine:
             max_length=max_model_len,
             prefix_cache_tokens=prefix_cache_tokens,
         )
-        self._threads, self._gather_s, self._max_wait_s = threads, gather_s, max_wait_s
+        self._threads, self._gather_s = threads, gather_s
         self._seeds = random.Random(0)
         self._timer = timer
         self._waiting: deque[Request] = deque()
@@ -97,17 +96,9 @@ class LocalEngine:
     # Callers' interface, for any thread.
 
     def submit(
-        self, prompt_ids: Sequence[int], sampling: Sampling | None = None, *, on_token: OnToken | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, on_token: OnToken | None = None
     ) -> Future[Completion]:
-        """Queue a prompt. Cancelling the future takes the request out of the batch.
-
-        ``on_token`` is called from the engine's thread, and must return at once.
-
-        Raises:
-            ContextLengthError: the context has no room for a reply.
-            EngineClosedError: the engine was closed.
-        """
-        sampling = sampling or Sampling()
+        """See :meth:`groundwire.train.policy.types.Engine.submit`; ``on_token`` is called from the engine's thread."""
         prompt = tuple(prompt_ids)
         if not prompt:
             raise ValueError("the prompt has no tokens")
@@ -122,10 +113,6 @@ class LocalEngine:
             self._waiting.append(request)
             self._changed.notify()
         return request.future
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling | None = None) -> Completion:
-        """:meth:`submit`, awaited. Cancelling the task cancels the request."""
-        return await asyncio.wrap_future(self.submit(prompt_ids, sampling))
 
     def update_weights(self, version: int) -> None:
         """Copy the model's present weights; blocks until the requests in the batch have finished with the old ones.
@@ -185,7 +172,7 @@ class LocalEngine:
 
     def _gather(self) -> None:
         """Wait while requests keep arriving: meanwhile this thread would only slow the agents down."""
-        deadline, seen = time.perf_counter() + self._max_wait_s, -1
+        deadline, seen = time.perf_counter() + MAX_WAIT_S, -1
         while seen < len(self._waiting) < self.max_batch and time.perf_counter() < deadline:
             seen = len(self._waiting)
             time.sleep(self._gather_s)
@@ -214,7 +201,7 @@ class LocalEngine:
             if not self._waiting:
                 return arrived
             waited = time.perf_counter() - self._waiting[0].arrived
-            if running and len(self._waiting) < running // 2 and waited < self._max_wait_s:
+            if running and len(self._waiting) < running // 2 and waited < MAX_WAIT_S:
                 return arrived
             while self._waiting and running + len(arrived) < self.max_batch:
                 request = self._waiting.popleft()

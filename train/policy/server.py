@@ -15,7 +15,7 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -127,7 +127,7 @@ class PolicyServer(HttpServer):
     def _render(self, chat: ChatRequest) -> str:
         try:
             text: str = self._engine.tokenizer.apply_chat_template(
-                [message.for_template() for message in chat.messages],
+                chat.template_messages,
                 tools=chat.offered_tools or None,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -154,19 +154,18 @@ class PolicyServer(HttpServer):
     async def _stream(self, request: web.Request, response: ChatResponse, on_sampled: OnSampled) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+
+        def put(index: int, item: tuple[int, float] | Future[Completion]) -> None:
+            if isinstance(item, tuple) or not item.cancelled():
+                loop.call_soon_threadsafe(queue.put_nowait, (index, item))
+
         futures = []
         try:
             for index, sampling in enumerate(response.request.samplings):
-
-                def put(*item: Any, index: int = index) -> None:
-                    loop.call_soon_threadsafe(queue.put_nowait, (index, item))
-
-                def put_end(done: Future[Completion], put: Callable[[Any], None] = put) -> None:
-                    if not done.cancelled():
-                        put(done)
-
-                future = self._engine.submit(response.prompt_ids, sampling, on_token=put)
-                future.add_done_callback(put_end)
+                future = self._engine.submit(
+                    response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
+                )
+                future.add_done_callback(functools.partial(put, index))
                 futures.append(future)
             # This sends the status, so later errors can only be events of the stream.
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -184,7 +183,7 @@ class PolicyServer(HttpServer):
 async def _events(
     response: ChatResponse, queue: asyncio.Queue[tuple[int, Any]], on_sampled: OnSampled
 ) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream; ``queue`` gives each choice's tokens with logprobs, then its finished future."""
+    """The events of a stream. ``queue`` has (choice, (token, logprob)), and at last (choice, its finished future)."""
     request = response.request
     choices = [StreamedChoice(index, response) for index in range(request.n)]
     for index, choice in enumerate(choices):
@@ -193,11 +192,11 @@ async def _events(
     replies: list[Completion] = []
     while len(replies) < len(choices):
         index, item = await queue.get()
-        if len(item) == 2:
+        if isinstance(item, tuple):
             yield response.event(choices[index].add(*item))
             continue
         try:
-            reply = item[0].result()
+            reply = item.result()
         except EngineError as error:
             on_sampled({"error": str(error)})
             yield {"error": {"message": str(error), "type": "server_error", "code": None}}
