@@ -1,17 +1,16 @@
-# ruff: noqa: D102 - the names of the rules say what they are
-"""The conformance kit: does a backend lose, change or invent anything between the policy and the trainer?
+# ruff: noqa: D102 - the name of a test is its rule
+"""The conformance kit: does a backend lose, change or add anything between the policy and the trainer?
 
     python -m pytest -p groundwire.adapters.conformance --pyargs groundwire.adapters.conformance --backend-under-test
     my_module:MyBackend
 
-names a class (built without arguments), a function without arguments that returns a backend, a backend, a function of
-(question, endpoint) as for ``--backend custom``, or a registered name. In a test file of your own, subclass
-:class:`BackendConformance` instead.
+names a backend, a class or function without arguments that makes one, a function of (question, endpoint) as for
+``--backend custom``, or a registered name. In a test file of your own, subclass :class:`BackendConformance` instead.
 
-One scripted conversation is served over HTTP and traced by the real proxy. What the policy samples is fixed by its
-place in the conversation and not by its text: the n-th reply always has the same token ids, which stand for a tool call
-where the agent offers a tool for queries, and for a query in a fenced block where it does not. So every backend that
-makes as many calls must end with the same response ids, loss masks and reward, however its framework words its prompts.
+One scripted conversation is served over HTTP and traced by the real proxy. The policy's token ids depend on the place
+of a reply and not on its text: the n-th reply always has the same ids. They stand for a tool call if the agent offers a
+tool for queries, and for a query in a fenced block otherwise. So all backends with equally many calls must end with the
+same response ids, loss masks and reward, whatever prompts their frameworks write.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import itertools
 import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,30 +32,22 @@ import pytest
 
 from groundwire import adapters
 from groundwire.adapters import Answer, Backend, Endpoint, EndpointError, PromptTooLongError, Question
+from groundwire.adapters._conformance_policy import GOLD, ConformancePolicy, sampled_ids
 from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, text_of
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
 
 T = TypeVar("T")
-GOLD = "SELECT title FROM film WHERE year > 1990"
-_ANSWER = f"```sql\n{GOLD}\n```\nCORRECT"
-_FIRST_SAMPLED = 1000
-_MARKS = {"system": 257, "developer": 257, "user": 258, "assistant": 259, "tool": 260}
-_AT_ONCE = 16
-
-
-def sampled_ids(n: int) -> list[int]:
-    """What the policy samples in its ``n``-th reply of a rollout, from 0. No text has these ids."""
-    return [_FIRST_SAMPLED + 10 * n + i for i in range(5)]
+_CONCURRENT = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A rollout as the trainer would get it."""
+    """A rollout as the trainer receives it, and the requests of its agent."""
 
     answer: Answer
     calls: list[LLMCall]
@@ -64,23 +56,23 @@ class Recording:
 
     @property
     def response_ids(self) -> list[list[int]]:
-        """Of each call."""
+        """The sampled token ids of each call."""
         return [call.response_ids for call in self.calls]
 
     @property
     def trained_ids(self) -> list[int]:
-        """The tokens that the loss masks let through, over all trajectories."""
+        """The token ids that the loss masks select, over all trajectories."""
         merged = trajectories(triplets(self.calls, self.reward))
         return [i for t in merged for i, mask in zip(t.response_ids, t.loss_mask, strict=True) if mask]
 
 
 async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Recording]:
     """Run the conversation through ``backend``, ``rollouts`` times at once, traced by the proxy."""
-    policy, spans = _Policy(), _Spans()
+    policy, spans = ConformancePolicy(), _Spans()
 
     async def one(number: int, base_url: str) -> Answer:
-        question = Question(id=str(number), text="Which films came out after 1990?", database=database)
-        return await backend.run(question, Endpoint(base_url=base_url, model="scripted", sampling=_sampling(number)))
+        endpoint = Endpoint(base_url=base_url, model="scripted", sampling=_sampling(number))
+        return await backend.run(_question(database), endpoint)
 
     async with (
         ScriptedPolicyServer(replies=policy.reply) as server,
@@ -100,7 +92,7 @@ async def play(backend: Backend, database: str, *, rollouts: int = 1) -> list[Re
 
 
 class BackendConformance:
-    """The rules. A subclass overrides the fixture ``backend_under_test``, which is built once for the class."""
+    """The rules. A subclass may override the fixture ``backend_under_test``, which is built once for the class."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -108,13 +100,13 @@ class BackendConformance:
         """The backend that ``--backend-under-test`` names."""
         name = request.config.getoption("--backend-under-test", default=None)
         if name is None:
-            raise pytest.UsageError("say which backend: --backend-under-test my_module:MyBackend")
+            raise pytest.UsageError("no backend to test: add --backend-under-test my_module:MyBackend")
         return load_backend(name)
 
     @pytest.fixture(scope="class")
     @classmethod
     def run(cls, backend_under_test: Backend) -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-        """Runs a coroutine on the one event loop that the backend lives on."""
+        """Runs a coroutine on the backend's event loop, which is the same for all tests."""
         loop = asyncio.new_event_loop()
         try:
             yield loop.run_until_complete
@@ -127,7 +119,7 @@ class BackendConformance:
     @pytest.fixture(scope="class")
     @classmethod
     def films(cls, tmp_path_factory: pytest.TempPathFactory) -> str:
-        """Path of a database."""
+        """The path of a database."""
         path: Path = tmp_path_factory.mktemp("films") / "films.sqlite"
         with contextlib.closing(sqlite3.connect(path)) as conn:
             conn.executescript(
@@ -142,7 +134,7 @@ class BackendConformance:
         [recording] = run(play(backend_under_test, films))
         return recording
 
-    def test_the_policys_query_is_the_answer_and_earns_the_reward(self, recording: Recording) -> None:
+    def test_the_policys_query_is_the_answer_and_is_rewarded(self, recording: Recording) -> None:
         assert recording.reward == 1.0, f"the answer is {recording.answer.text!r}; the policy wrote {GOLD!r}"
 
     def test_every_call_is_recorded_with_the_ids_and_logprobs_that_were_sampled(self, recording: Recording) -> None:
@@ -154,14 +146,14 @@ class BackendConformance:
         sampled = [i for n in range(len(recording.requests)) for i in sampled_ids(n)]
         assert sorted(recording.trained_ids) == sampled
 
-    def test_a_prompt_that_goes_on_contains_the_recorded_prefix(self, recording: Recording) -> None:
+    def test_a_prompt_that_continues_a_conversation_begins_as_recorded(self, recording: Recording) -> None:
         for n, (call, request) in enumerate(zip(recording.calls, recording.requests, strict=True)):
             if all(message["role"] != "assistant" for message in request["messages"]):
-                continue  # it starts a conversation
+                continue  # the start of a conversation
             earlier = [before.prompt_ids + before.response_ids for before in recording.calls[:n]]
             assert any(call.prompt_ids[: len(prefix)] == prefix for prefix in earlier), (
-                f"call {n} goes on with a conversation but does not begin as it was recorded: the agent changed the "
-                f"messages before its last. They are now: {json.dumps(request['messages'])}"
+                f"call {n} continues a conversation, but the agent changed the messages before its last one. "
+                f"They are now: {json.dumps(request['messages'])}"
             )
 
     def test_each_call_is_named_by_one_of_the_backends_agents(
@@ -176,11 +168,11 @@ class BackendConformance:
             given = {**request, "max_tokens": request.get("max_tokens") or request.get("max_completion_tokens")}
             assert {name: given.get(name) for name in _sampling(0)} == _sampling(0)
 
-    def test_rollouts_at_once_are_as_alone(self, run: Any, backend_under_test: Backend, films: str) -> None:
-        alone, *others = run(play(backend_under_test, films, rollouts=1 + _AT_ONCE))
+    def test_concurrent_rollouts_equal_a_single_one(self, run: Any, backend_under_test: Backend, films: str) -> None:
+        first, *others = run(play(backend_under_test, films, rollouts=1 + _CONCURRENT))
         for other in others:
-            assert (other.reward, other.response_ids) == (alone.reward, alone.response_ids)
-            assert [call.prompt_ids for call in other.calls] == [call.prompt_ids for call in alone.calls]
+            assert (other.reward, other.response_ids) == (first.reward, first.response_ids)
+            assert [call.prompt_ids for call in other.calls] == [call.prompt_ids for call in first.calls]
 
     @pytest.mark.parametrize(
         ("reply", "failure"),
@@ -199,22 +191,22 @@ class BackendConformance:
                 assert caught.value.status == reply.status
                 return len(server.requests)
 
-        assert run(refused()) == 1, "a retry by the agent's client is a sample that nobody judged: max_retries=0"
+        assert run(refused()) == 1, "a retry by the agent's client is a sample without a reward: set max_retries=0"
 
-    def test_an_endpoint_that_is_not_there_is_an_endpoint_error(
+    def test_an_unreachable_endpoint_is_an_endpoint_error(
         self, run: Any, backend_under_test: Backend, films: str
     ) -> None:
         with pytest.raises(EndpointError):
             run(backend_under_test.run(_question(films), Endpoint(base_url="http://127.0.0.1:9/v1", model="scripted")))
 
-    def test_a_rollout_that_is_cancelled_leaves_no_call_running(
+    def test_a_cancelled_rollout_leaves_no_call_running(
         self, run: Any, backend_under_test: Backend, films: str
     ) -> None:
         if getattr(backend_under_test, "threaded", False):
-            pytest.skip("it runs in threads, which cannot be interrupted")
+            pytest.skip("the backend runs in threads, which cannot be interrupted")
 
         async def cancelled() -> int:
-            async with ScriptedPolicyServer(replies=lambda _: Reply(text=_ANSWER, delay_s=60)) as server:
+            async with ScriptedPolicyServer(replies=lambda _: Reply(text="too late", delay_s=60)) as server:
                 endpoint = Endpoint(base_url=server.base_url, model="scripted")
                 rollout = asyncio.create_task(backend_under_test.run(_question(films), endpoint))
                 while not server.requests:  # noqa: ASYNC110 - the server has no event for it
@@ -223,20 +215,19 @@ class BackendConformance:
                 with contextlib.suppress(asyncio.CancelledError):
                     await rollout
                 for _ in range(200):
-                    if server.cancelled:
-                        break
-                    await asyncio.sleep(0.02)
+                    if not server.cancelled:
+                        await asyncio.sleep(0.02)
                 return server.cancelled
 
         assert run(cancelled()) == 1
 
 
 class TestBackendUnderTest(BackendConformance):
-    """What the command line runs."""
+    """The tests that the command line runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that names the backend."""
+    """Add the option that names the backend."""
     parser.addoption(
         "--backend-under-test", metavar="MODULE:NAME", help="the backend that groundwire.adapters.conformance tests"
     )
@@ -246,20 +237,16 @@ def load_backend(name: str) -> Backend:
     """The backend called ``name``: ``module:attribute`` (see the module's docstring), or a registered name."""
     module, _, attribute = name.partition(":")
     found: Any = getattr(importlib.import_module(module), attribute) if attribute else adapters.get(name)
-    if inspect.isroutine(found) and not _takes_nothing(found):
+    if inspect.isroutine(found) and _requires_arguments(found):
         from groundwire.adapters.custom import CustomBackend
 
         return CustomBackend(agent=found)
     return found if isinstance(found, Backend) and not isinstance(found, type) else found()
 
 
-def _takes_nothing(function: Callable[..., Any]) -> bool:
-    """Whether it can be called without arguments."""
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        return False
-    return True
+def _requires_arguments(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def _question(database: str) -> Question:
@@ -267,7 +254,7 @@ def _question(database: str) -> Question:
 
 
 def _sampling(rollout: int) -> dict[str, Any]:
-    """The seed tells rollouts apart: it is the one parameter that changes no prompt."""
+    """The seed identifies the rollout, since it is a parameter that changes no prompt."""
     return {"temperature": 0.75, "top_p": 0.5, "max_tokens": 99, "seed": rollout}
 
 
@@ -278,79 +265,16 @@ def _reward(database: str, sql: str) -> float:
         return 0.0
 
 
-@dataclass
 class _Spans:
     """A span sink in memory."""
 
-    of: dict[str, list[SpanRecord]] = field(default_factory=lambda: defaultdict(list))
-    last: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    def __init__(self) -> None:
+        self.of: dict[str, list[SpanRecord]] = defaultdict(list)
+        self._numbers = itertools.count(1)
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
-        numbers = []
-        for pair in attempts:
-            self.last[pair] += 1
-            numbers.append(self.last[pair])
-        return numbers
+        return [next(self._numbers) for _ in attempts]
 
     async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         for span in spans:
             self.of[span.rollout_id].append(span)
-
-
-@dataclass
-class _Policy:
-    """The script. Its tokenizer gives back the ids that it sampled for every reply that it finds in a prompt."""
-
-    requests: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
-    given: dict[int, list[Reply]] = field(default_factory=lambda: defaultdict(list))
-
-    def reply(self, body: dict[str, Any]) -> Reply:
-        if not isinstance(rollout := body.get("seed"), int):
-            return Reply(status=400, text="the request has no seed: the endpoint's sampling parameters were left out")
-        requests, given = self.requests[rollout], self.given[rollout]
-        calls, n = _query_call(body, len(given)), len(given)
-        reply = Reply(
-            text="" if calls else _ANSWER,
-            tool_calls=calls,
-            prompt_ids=_prompt_ids(body["messages"], given),
-            token_ids=sampled_ids(n),
-            logprobs=[-0.5] * 5,
-        )
-        requests.append(body)
-        given.append(reply)
-        return reply
-
-
-def _query_call(body: dict[str, Any], n: int) -> list[dict[str, Any]]:
-    """A call of the tool that runs queries, where there is one that has not run yet."""
-    if any(message["role"] == "tool" for message in body["messages"]):
-        return []
-    for tool in body.get("tools") or ():
-        function = tool["function"]
-        properties = function.get("parameters", {}).get("properties", {})
-        name = next((name for name in ("sql", "query") if name in properties), None)
-        if name is not None:
-            call = {"name": function["name"], "arguments": json.dumps({name: GOLD})}
-            return [{"id": f"call_{body['seed']}_{n}", "type": "function", "function": call}]
-    return []
-
-
-def _prompt_ids(messages: Sequence[dict[str, Any]], given: Sequence[Reply]) -> list[int]:
-    ids: list[int] = []
-    left = list(given)
-    for message in messages:
-        ids.append(_MARKS[message["role"]])
-        same = next((reply for reply in left if message["role"] == "assistant" and _is_reply(message, reply)), None)
-        if same is None:
-            ids += [*encode(text_of(message)), END]
-        else:
-            left.remove(same)
-            ids += same.token_ids or ()
-    return [*ids, _MARKS["assistant"]]
-
-
-def _is_reply(message: dict[str, Any], reply: Reply) -> bool:
-    def functions(calls: Any) -> list[tuple[str, Any]]:
-        return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls or ()]
-
-    return text_of(message) == reply.text and functions(message.get("tool_calls")) == functions(reply.tool_calls)

@@ -109,6 +109,6 @@ def test_a_third_party_runs_it_with_one_command_and_reads_what_is_wrong(tmp_path
         folder=tmp_path,
         environment={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the kit needs nobody else's
     )
-    assert "the agent changed the messages before its last" in done.stdout
+    assert "the agent changed the messages before its last one" in done.stdout
     assert "1 failed, 10 passed" in done.stdout
     assert done.returncode == 1
