@@ -1,1 +1,1 @@
-"""Plain scripts, each printing one small table: ``python -m benchmarks.tracing.proxy``."""
+"""Benchmarks: ``python -m benchmarks`` runs those of the CPU, ``python -m benchmarks.gpu`` those of a GPU."""

@@ -1,7 +1,7 @@
-"""``python -m benchmarks [NAME ...] [--json FILE]``: every benchmark, or those named (``proxy``, ``triplets``, …).
+"""Measure this project's parts beside the alternatives that a user would otherwise run: python -m benchmarks [NAME ...]
 
-Each runs in a process of its own; ours and what a user would otherwise run are measured in the same run. All figures
-end up in one file (``bench.json``) and in one table.
+Each benchmark runs in a process of its own, prints a table, and adds its figures to one JSON file. To run one with
+options of its own: python -m benchmarks.NAME (the tracing ones: python -m benchmarks.tracing.NAME).
 """
 
 from __future__ import annotations
@@ -19,28 +19,43 @@ from typing import Any
 
 from benchmarks._results import FILE, markdown, read
 
+BENCHMARKS = {
+    "proxy": "benchmarks.tracing.proxy",
+    "triplets": "benchmarks.tracing.triplets",
+    "step": "benchmarks.step",
+    "server": "benchmarks.server",
+    "sql": "benchmarks.sql",
+    "execution_match": "benchmarks.execution_match",
+    "growth": "benchmarks.tracing.growth",
+    "driver": "benchmarks.driver",
+    "store": "benchmarks.store",
+}
+"""The module of each benchmark; to add one, write a module that calls :func:`benchmarks._results.record`."""
+
 
 def main() -> int:
-    """Run them one after the other; the exit status is the number that failed."""
-    known = sorted(path.stem.removeprefix("bench_") for path in Path(__file__).parent.glob("bench_*.py"))
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all by default")
-    parser.add_argument("--json", default="bench.json", metavar="FILE", help="where the figures go")
-    chosen = parser.parse_args()
-    if unknown := sorted(set(chosen.names) - set(known)):
-        parser.error(f"no benchmark {unknown[0]!r}; known: {', '.join(known)}")
+    """Run the benchmarks one after the other; the exit status is the number that failed."""
+    names = ", ".join(BENCHMARKS)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {names}; default: all")
+    parser.add_argument("--json", default="bench.json", metavar="FILE", help="the file for the figures")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - BENCHMARKS.keys()):
+        parser.error(f"no benchmark {unknown[0]!r}; known: {names}")
     failed, figures = 0, list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
-        for name in chosen.names or known:
+        for name in options.names or BENCHMARKS:
             print(f"\n## {name}\n", flush=True)
             recorded = Path(folder) / name
             environment = {**os.environ, FILE: str(recorded)}
-            command = [sys.executable, "-m", f"benchmarks.bench_{name}"]
-            failed += subprocess.run(command, check=False, env=environment).returncode != 0
+            result = subprocess.run([sys.executable, "-m", BENCHMARKS[name]], check=False, env=environment)
+            failed += result.returncode != 0
             figures += [{"benchmark": name, **figure} for figure in read(recorded)]
-    result = {"machine": _machine(), "failed": failed, "figures": figures}
-    Path(chosen.json).write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\n{markdown(figures)}\n\n{chosen.json} has these figures")
+    results = {"machine": _machine(), "failed": failed, "figures": figures}
+    Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+    print(f"\n{markdown(figures)}\n\nfigures written to {options.json}")
     return failed
 
 

@@ -1,20 +1,30 @@
-"""Figures as data: each benchmark records what it measured beside what a user would otherwise run.
-
-A figure without its rival says how one of our costs grows. ``python -m benchmarks`` gathers them into one JSON file and
-prints them as the table of the README.
-"""
+"""Figures of the benchmarks, as JSON and as a Markdown table."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "markdown", "record"]
+__all__ = ["FILE", "markdown", "median_s", "read", "record"]
 
-FILE = "LIGHTNING_ROD_BENCH_RESULTS"
-"""The environment variable with the file that figures are added to; without it a benchmark only prints."""
+FILE = "GROUNDWIRE_BENCH_RESULTS"
+"""Environment variable: the file to which figures are appended. Without it a benchmark only prints."""
+
+
+def median_s(run: Callable[[], Any], *, passes: int = 7, repeats: int = 1) -> float:
+    """Seconds of one ``run()``: the median over ``passes``, each the mean of ``repeats`` runs."""
+    times = []
+    for _ in range(passes):
+        started = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        times.append((time.perf_counter() - started) / repeats)
+    return statistics.median(times)
 
 
 def record(
@@ -26,7 +36,10 @@ def record(
     theirs: float | None = None,
     less_is_better: bool = False,
 ) -> None:
-    """Add one figure. Its ratio says how many times as good ours is, whichever way better points."""
+    """Append one figure. Its ratio says how many times better ours is than ``theirs``, measured with ``against``.
+
+    A figure without an alternative shows how one of our costs grows.
+    """
     line: dict[str, Any] = {"figure": figure, "unit": unit, "ours": round(ours, 4)}
     if against is not None and theirs is not None:
         ratio = theirs / ours if less_is_better else ours / theirs
@@ -37,17 +50,17 @@ def record(
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """What one benchmark recorded."""
+    """The figures of one benchmark."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def markdown(figures: list[dict[str, Any]]) -> str:
-    """A table, a row for each figure."""
+    """A table with a row per figure."""
     lines = ["| | ours | otherwise | ratio |", "|---|---|---|---|"]
     for each in figures:
-        rival = f"{_number(each['theirs'])} ({each['against']})" if "against" in each else ""
+        alternative = f"{_number(each['theirs'])} ({each['against']})" if "against" in each else ""
         ratio = f"{each['ratio']:.3g}" if "ratio" in each else ""
-        lines.append(f"| {each['figure']}, {each['unit']} | {_number(each['ours'])} | {rival} | {ratio} |")
+        lines.append(f"| {each['figure']}, {each['unit']} | {_number(each['ours'])} | {alternative} | {ratio} |")
     return "\n".join(lines)
 
 

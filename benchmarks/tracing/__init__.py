@@ -1,1 +1,1 @@
-"""Benchmarks of the proxy and of reading spans."""
+"""Benchmarks of the proxy and of spans."""

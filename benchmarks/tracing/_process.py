@@ -1,7 +1,7 @@
-"""One process of the tracing benchmarks: the upstream, the HTTP store, or one of the two proxies with its store.
+"""A process of the tracing benchmarks: the upstream, the HTTP store, or one of the two proxies with its store.
 
-Each prints one JSON line when it is ready, answers each line on stdin with one more, and ends when stdin closes.
-A request's prompt is as long as its 1,024 ids would be, so both proxies carry and store what they would in earnest.
+It prints one JSON line when it is ready, answers each line on stdin with another, and ends when stdin closes. Prompts
+have as many characters as 1,024 tokens have, so both proxies transfer and store realistic sizes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks._processes import free_port
+
 PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 64
 ROLLOUTS = 64
 MASTER_KEY = "sk-benchmark"
 
 
 def request_body() -> dict[str, Any]:
-    """What an agent sends: about four characters a prompt token."""
+    """An agent's request, with about four characters per prompt token."""
     words = " ".join(random.Random(0).choices(["column", "table", "SELECT", "integer", "name"], k=620))
     return {
         "model": "policy",
@@ -32,7 +34,7 @@ def request_body() -> dict[str, Any]:
 
 
 def reply_body() -> tuple[bytes, bytes]:
-    """What vLLM answers, in two parts: the reply's id, which must differ each time, goes between them."""
+    """vLLM's reply in two parts: the reply's id, which must differ each time, goes between them."""
     rng = random.Random(1)
     tokens = [rng.randrange(151_936) for _ in range(RESPONSE_TOKENS)]
     content = [
@@ -63,7 +65,7 @@ def reply_body() -> tuple[bytes, bytes]:
 
 
 async def upstream() -> None:
-    """A policy that answers at once."""
+    """A policy server that answers at once."""
     from aiohttp import web
 
     before, after = reply_body()
@@ -91,14 +93,14 @@ async def store() -> None:
     """Agent Lightning's store over HTTP."""
     from agentlightning import InMemoryLightningStore, LightningStoreServer
 
-    server = LightningStoreServer(InMemoryLightningStore(thread_safe=True), host="127.0.0.1", port=_free_port())
+    server = LightningStoreServer(InMemoryLightningStore(thread_safe=True), host="127.0.0.1", port=free_port())
     await server.start()
     await _serve({"url": server.endpoint})
     await server.stop()
 
 
 async def proxy(which: str, upstream_url: str, store_url: str) -> None:
-    """``ours`` or ``theirs``, with a store in this process or, where ``store_url`` is given, the one there."""
+    """Our proxy (``ours``) or Agent Lightning's (``theirs``), with the store at ``store_url``, or its own if empty."""
     from agentlightning import InMemoryLightningStore, LightningStoreClient, LLMProxy
     from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
@@ -124,9 +126,9 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
             ],
             launcher_args=PythonServerLauncherArgs(
                 host="127.0.0.1",
-                port=_free_port(),
+                port=free_port(),
                 launch_mode="mp" if store_url else "thread",
-                # /health asks for the master key, which the launcher does not send.
+                # /health needs the master key, which the launcher does not send.
                 healthcheck_url="/health/liveliness",
             ),
         )
@@ -138,7 +140,7 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
         if which == "ours":
             await running.flush()
         else:
-            await asyncio.sleep(1.0)  # theirs has nothing to wait for
+            await asyncio.sleep(1.0)  # it has no flush
         found = [span for r, _ in attempts for span in await spans.query_spans(r)]
         lines = [span.model_dump_json() for span in found]
         await asyncio.to_thread(Path(path).write_text, "\n".join(lines), "utf-8")
@@ -151,26 +153,18 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
 async def _serve(ready: dict[str, Any], answer: Any = None) -> None:
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    _say(ready)
+    _print_json(ready)
     while line := await lines.readline():
-        _say(await answer(line.decode().strip()))
+        _print_json(await answer(line.decode().strip()))
 
 
-def _say(value: dict[str, Any]) -> None:
+def _print_json(value: dict[str, Any]) -> None:
     os.write(REAL_STDOUT, json.dumps(value).encode() + b"\n")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":
     os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_MASTER_KEY=MASTER_KEY, LITELLM_LOG="ERROR")
-    # LiteLLM prints a banner and more: stdout is for the one who started this process.
+    # LiteLLM prints to stdout, which is for the parent process alone.
     REAL_STDOUT = os.dup(1)
     os.dup2(2, 1)
     logging.disable(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Starts the processes of the tracing benchmarks and drives them."""
+"""Starts the processes of the tracing benchmarks and sends them calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def started(*arguments: str) -> AsyncIterator[Process]:
-    """Run one process, and end it by closing its stdin."""
+    """Run one process; it ends when its stdin is closed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -76,7 +76,7 @@ async def _answer(process: asyncio.subprocess.Process) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Load:
-    """What a load of calls measured."""
+    """Measurements of a series of calls."""
 
     calls: int
     failed: int
@@ -85,12 +85,12 @@ class Load:
 
     @property
     def per_s(self) -> float:
-        """Calls a second."""
+        """Calls per second."""
         return self.calls / self.wall_s
 
 
 async def load(urls: list[str], *, key: str = "none", clients: int, seconds: float, at_most: int = 10**9) -> Load:
-    """``clients`` calls at a time over kept connections, each client with a rollout of its own."""
+    """Make ``clients`` calls at a time over persistent connections; each client uses the URL of one rollout."""
     body = json.dumps(request_body()).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     latencies: list[float] = []

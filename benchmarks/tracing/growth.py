@@ -1,23 +1,23 @@
-"""How costs grow: ten times the calls, ten times the rollouts, a hundred times the spans, prompts of 8,000 tokens.
+"""How costs grow with the number of calls, rollouts and spans, and with the length of prompts.
 
-A cost per call, rollout or token that stays where it was is a straight line. The proxy's memory is read while 100,000
-calls go through it (``python -m benchmarks.tracing.growth [proxy|rollouts|spans]``).
+A constant cost per call, rollout or token is linear growth. The proxy's memory is read while it handles 100,000 calls.
+
+    python -m benchmarks.tracing.growth [proxy] [rollouts] [spans]
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
 
-from benchmarks._results import record
+from benchmarks._processes import our_store, store_process
+from benchmarks._results import median_s, record
 from benchmarks.tracing._setup import load, started
 from groundwire.adapters._openai_client import Clients
 
@@ -25,37 +25,26 @@ CALLS = (1_000, 10_000, 100_000)
 ROLLOUTS = (32, 320)
 SPANS = (6, 60, 600)
 PROMPTS = (1_024, 8_192)
-_PORT = 48_747
 _clients = Clients(timeout_s=60)
 
 
 async def proxy() -> None:
-    """Calls through the proxy into a durable store: time and memory at ten and a hundred times the calls."""
-    from groundwire.train.store.health import check_store
-
+    """Calls through the proxy into a durable store: calls/s and memory at ten and a hundred times the calls."""
     print(f"{'calls':>10}{'calls/s':>10}{'median ms':>11}{'proxy MB':>10}")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "train.store", "--path", f"{folder}/store.db", "--port", str(_PORT)]
-        store = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-        try:
-            url = f"http://127.0.0.1:{_PORT}"
-            await asyncio.to_thread(check_store, url, timeout_s=60)
-            async with started("upstream") as upstream, started("proxy", "ours", upstream.ready["url"], url) as made:
-                done = 0
-                for mark in CALLS:
-                    part = await load(made.ready["urls"], clients=16, seconds=3600.0, at_most=mark - done)
-                    done = mark
-                    memory = psutil.Process(made.process.pid).memory_info().rss / 1e6
-                    print(f"{mark:10,}{part.per_s:10.0f}{part.median_ms:11.2f}{memory:10.0f}", flush=True)
-                    record(f"proxy after {mark:,} calls: resident memory", memory, unit="MB")
-                    record(f"proxy after {mark:,} calls: throughput", part.per_s, unit="calls/s")
-        finally:
-            store.terminate()
-            await store.wait()
+    with tempfile.TemporaryDirectory() as folder, store_process(our_store(folder)) as (url, _):
+        async with started("upstream") as upstream, started("proxy", "ours", upstream.ready["url"], url) as made:
+            done = 0
+            for mark in CALLS:
+                part = await load(made.ready["urls"], clients=16, seconds=3600.0, at_most=mark - done)
+                done = mark
+                memory = psutil.Process(made.process.pid).memory_info().rss / 1e6
+                print(f"{mark:10,}{part.per_s:10.0f}{part.median_ms:11.2f}{memory:10.0f}", flush=True)
+                record(f"proxy after {mark:,} calls: resident memory", memory, unit="MB")
+                record(f"proxy after {mark:,} calls: throughput", part.per_s, unit="calls/s")
 
 
 async def rollouts() -> None:
-    """Rollouts of three calls with a policy that answers at once: all of a rollout's cost but the model."""
+    """Rollouts of three calls with a server that answers at once: the cost of a rollout without the model."""
     from agentlightning.store.memory import InMemoryLightningStore
 
     from groundwire.adapters.custom import CustomBackend
@@ -95,23 +84,23 @@ async def rollouts() -> None:
 
 
 async def three_calls(question: Any, endpoint: Any) -> str:
-    """An agent that goes on with what was said."""
-    said: list[Any] = [{"role": "user", "content": question.text}]
+    """An agent that makes three calls of one conversation."""
+    messages: list[Any] = [{"role": "user", "content": question.text}]
     for _ in range(3):
-        reply = await _clients.at(endpoint).chat.completions.create(model=endpoint.model, messages=said)
-        said.append({"role": "assistant", "content": reply.choices[0].message.content})
-        said.append({"role": "user", "content": "Go on."})
-    return str(said[-2]["content"])
+        reply = await _clients.at(endpoint).chat.completions.create(model=endpoint.model, messages=messages)
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        messages.append({"role": "user", "content": "Go on."})
+    return str(messages[-2]["content"])
 
 
 async def spans() -> None:
-    """Reading one rollout's spans: by the number of calls, and by the length of their prompts."""
+    """Reading the spans of one rollout, by the number of calls and by the length of their prompts."""
     from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
 
     print(f"\n{'calls':>10}{'prompt':>10}{'ms a call':>11}")
     for calls, tokens in [(count, PROMPTS[0]) for count in SPANS] + [(SPANS[0], PROMPTS[1])]:
         made = [_span(number, tokens) for number in range(calls)]
-        ms = _median(lambda made=made: trajectories(triplets(calls_from_spans(made), 1.0))) * 1000 / calls
+        ms = median_s(lambda made=made: trajectories(triplets(calls_from_spans(made), 1.0))) * 1000 / calls
         print(f"{calls:10}{tokens:10}{ms:11.3f}", flush=True)
         record(f"spans to trajectories, {calls} calls of {tokens:,} tokens", ms, unit="ms a call")
 
@@ -133,15 +122,6 @@ def _span(number: int, tokens: int) -> Any:
             reply_json=json.dumps({"role": "assistant", "content": "y" * 256}),
         )
     )
-
-
-def _median(run: Callable[[], Any], times: int = 7) -> float:
-    passes = []
-    for _ in range(times):
-        begun = time.perf_counter()
-        run()
-        passes.append(time.perf_counter() - begun)
-    return statistics.median(passes)
 
 
 def main() -> None:

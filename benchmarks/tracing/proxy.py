@@ -1,8 +1,7 @@
-"""What tracing costs a call: our proxy and Agent Lightning's own (LiteLLM), side by side in one run.
+"""The cost of tracing a call: our proxy beside Agent Lightning's own (LiteLLM).
 
-Upstream, proxies and store are processes of their own; the load comes from this one. "memory" is a store in the
-proxy's process, "http" is Agent Lightning's store server; with it, its own proxy runs in its default mode, a process of
-its own.
+Upstream, proxies and store are separate processes; the calls come from this one. "memory" is a store in the proxy's
+process, "http" is Agent Lightning's store server; with it, its proxy runs in its default mode, as another process.
 """
 
 from __future__ import annotations
@@ -20,8 +19,12 @@ SECONDS = 1.5
 _THEIRS = "Agent Lightning's LLMProxy"
 
 
-async def main() -> None:
+def main() -> None:
     """Print the table."""
+    asyncio.run(_compare())
+
+
+async def _compare() -> None:
     async with started("upstream") as upstream, started("store") as store:
         url = upstream.ready["url"]
         print(f"{'':22}" + "".join(f"{f'c={c}: calls/s':>16}{'median ms':>11}" for c in CLIENTS), end="")
@@ -73,4 +76,4 @@ def _row(name: str, loads: list[Load], rest: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

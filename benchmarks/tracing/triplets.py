@@ -1,6 +1,6 @@
-"""From a rollout's spans to training data: our reader and Agent Lightning's LlmProxyTraceToTriplet, on real spans.
+"""From a rollout's spans to triplets: our reader beside Agent Lightning's LlmProxyTraceToTriplet.
 
-Both proxies trace the same calls first; their spans are then read over and over, as a trainer would after each step.
+Both proxies first trace the same calls; each reader then reads the spans of its own proxy.
 """
 
 from __future__ import annotations
@@ -8,24 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._results import record
+from benchmarks._results import median_s, record
 from benchmarks.tracing._setup import load, started
 
 CALLS_PER_ROLLOUT = 6
 ROLLOUTS = 8
-SECONDS = 2.0
+PASSES = 50
 
 
-async def main() -> None:
+def main() -> None:
     """Print the table."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing agentlightning asks the network
+    asyncio.run(_compare())
+
+
+async def _compare() -> None:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else importing agentlightning asks the network
     from agentlightning import LlmProxyTraceToTriplet
 
     from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
@@ -41,18 +43,13 @@ async def main() -> None:
     print(f"{'':20}{'calls/s':>10}{'spans/rollout':>15}")
     for name, speed in speeds.items():
         print(f"{name:20}{speed:10.0f}{len(readers[name][1][0]):15}")
-    record(
-        "spans to triplets",
-        speeds["ours: triplets"],
-        unit="calls/s",
-        against="LlmProxyTraceToTriplet",
-        theirs=speeds["theirs: triplets"],
-    )
-    print(f"triplets/s: {speeds['ours: triplets'] / speeds['theirs: triplets']:.0f}x")
+    best, other = speeds["ours: triplets"], speeds["theirs: triplets"]
+    record("spans to triplets", best, unit="calls/s", against="LlmProxyTraceToTriplet", theirs=other)
+    print(f"triplets/s: {best / other:.0f}x")
 
 
 async def _spans() -> tuple[list[Any], list[Any]]:
-    """The same rollouts as each proxy stored them."""
+    """The spans of the same rollouts from each proxy, by rollout."""
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(started("upstream"))
         proxies = await asyncio.gather(
@@ -83,18 +80,11 @@ def _by_rollout(lines: str) -> list[Any]:
 
 
 def _speed(read: Callable[[Any], Any], rollouts: list[Any]) -> float:
-    """Calls read a second: the median over the passes that fit in the time."""
+    """Calls read per second, the median over the passes."""
     for rollout in rollouts:
         assert len(read(rollout)) == CALLS_PER_ROLLOUT, f"{len(read(rollout))} of {CALLS_PER_ROLLOUT} calls were read"
-    passes = []
-    until = time.perf_counter() + SECONDS
-    while time.perf_counter() < until:
-        start = time.perf_counter()
-        for rollout in rollouts:
-            read(rollout)
-        passes.append(time.perf_counter() - start)
-    return CALLS_PER_ROLLOUT * len(rollouts) / statistics.median(passes)
+    return CALLS_PER_ROLLOUT * len(rollouts) / median_s(lambda: [read(rollout) for rollout in rollouts], passes=PASSES)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -1,6 +1,7 @@
-"""Pairs judged a second in one process, on the published predictions for real Spider, each pair new to the judge.
+"""Execution match: pairs judged per second in one process, on published predictions for real Spider.
 
-Run as ``python -m benchmarks.bench_execution_match``; the official evaluator does 243 pairs/s on two cores.
+``SPIDER_DATA_DIR`` names the folder with Spider and with the official verdicts, ``parity/public.jsonl.gz``. The
+official evaluator judges 243 pairs/s on two cores.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from pathlib import Path
 from benchmarks._results import record
 from groundwire.rewards.spider.execution_match import execution_match
 
-_OFFICIAL = 243.0  # pairs/s on two cores, EXECUTION_MATCH.md
+OFFICIAL = 243.0  # pairs/s on two cores, EXECUTION_MATCH.md
 SPIDER = Path(os.environ.get("SPIDER_DATA_DIR") or Path(__file__).parents[2] / "shared" / "spider")
 
 
 def main() -> None:
-    """Print pairs/s by the wall and by the CPU, for all pairs and for each different pair once, and peak memory."""
-    asyncio.run(asyncio.to_thread(_measure))  # where rewards' queries run; the main thread's wait for a thread each
+    """Print pairs/s of wall time and of CPU time, for all pairs and for the different ones, and the peak memory."""
+    asyncio.run(asyncio.to_thread(_measure))  # rewards' queries run in threads; in the main thread each needs a new one
 
 
 def _measure() -> None:
     cases = SPIDER / "parity" / "public.jsonl.gz"
     if not cases.is_file():
-        print(f"the official verdicts are not at {cases} (SPIDER_DATA_DIR names another place)")
+        print(f"the official verdicts are not at {cases}; set SPIDER_DATA_DIR to their folder")
         return
     with gzip.open(cases, "rt") as lines:
         pairs = [
@@ -37,23 +38,19 @@ def _measure() -> None:
             if case["source"].startswith("model:")
         ]
     print(f"{'pairs':24}{'n':>8}{'pairs/s':>10}{'pairs/CPU-s':>13}")
-    # A verdict is kept for the timeout it was judged under, so another timeout judges everything anew.
+    # Verdicts are cached by timeout, so another timeout judges every pair again.
     for name, chosen, timeout_s in (
         ("as published", pairs, 5.0),
         ("each different one once", list(dict.fromkeys(pairs)), 6.0),
     ):
-        wall, cpu = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         for predicted, gold, database in chosen:
             execution_match(predicted, gold, database, timeout_s=timeout_s)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        record(
-            f"execution match, {name}",
-            len(chosen) / wall,
-            unit="pairs/s",
-            against="official evaluator, as it was measured once",
-            theirs=_OFFICIAL,
-        )
-        print(f"{name:24}{len(chosen):8}{len(chosen) / wall:10.0f}{len(chosen) / cpu:13.0f}")
+        per_s = len(chosen) / (time.perf_counter() - started)
+        per_cpu_s = len(chosen) / (time.process_time() - cpu_started)
+        against = "official evaluator, measured once"
+        record(f"execution match, {name}", per_s, unit="pairs/s", against=against, theirs=OFFICIAL)
+        print(f"{name:24}{len(chosen):8}{per_s:10.0f}{per_cpu_s:13.0f}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
 
 

@@ -1,13 +1,12 @@
-"""What a rollout of one call costs the process of verl's trainer: store, proxy, prompt, reply, spans and rows.
+"""CPU time of a rollout with one call in the process of verl's trainer: store, proxy, prompt, reply, spans and rows.
 
-Agents run in processes of their own, and a policy in verl's place answers all of them at one moment with 256 tokens, as
-replies of one length do. What that process does before and after is time in which no GPU has anything to do.
+Agents run in processes of their own. A stand-in for verl's inference servers answers all of them at the same moment
+with 256 tokens, as replies of equal length do. During the time measured here no GPU has work.
 """
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,101 +17,84 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from benchmarks._processes import our_store, running, store_process
 from benchmarks._results import record
-from benchmarks._store_process import store_process
 
 AGENT = "benchmarks.gpu.agents:once"
 ROLLOUTS = (128, 512)
-GROUP, REPLY = 8, 256
+GROUP_SIZE, REPLY_TOKENS = 8, 256
 STEPS, WARM_UP = 5, 1
 
 
 @dataclass(frozen=True)
 class _Output:
-    token_ids: list[int] = field(default_factory=lambda: [100 + each for each in range(REPLY)])
-    log_probs: list[float] = field(default_factory=lambda: [-0.5] * REPLY)
+    token_ids: list[int] = field(default_factory=lambda: [100 + each for each in range(REPLY_TOKENS)])
+    log_probs: list[float] = field(default_factory=lambda: [-0.5] * REPLY_TOKENS)
     extra_fields: dict[str, Any] = field(default_factory=dict)
 
 
 class _Client:
-    """verl's client: nobody gets a reply before everybody has asked."""
+    """Stands in for verl's client: it answers when the requests of all rollouts have arrived."""
 
     def __init__(self, rollouts: int) -> None:
-        self._rollouts, self._asked, self._all = rollouts, 0, asyncio.Event()
+        self._rollouts, self._requests, self._complete = rollouts, 0, asyncio.Event()
         self.answered_cpu_s = 0.0
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> _Output:
-        self._asked += 1
-        everybody = self._all
-        if self._asked % self._rollouts:
-            await everybody.wait()
+        self._requests += 1
+        complete = self._complete
+        if self._requests % self._rollouts:
+            await complete.wait()
         else:
-            self.answered_cpu_s, self._all = time.process_time(), asyncio.Event()
-            everybody.set()
+            self.answered_cpu_s, self._complete = time.process_time(), asyncio.Event()
+            complete.set()
         return _Output()
 
 
 class _Queue:
-    """TransferQueue, with nobody behind it."""
+    """Stands in for TransferQueue: it only counts the finished groups."""
 
     def __init__(self, groups: int) -> None:
-        self._groups, self._ended, self.done = groups, 0, threading.Event()
+        self._groups, self._finished, self.done = groups, 0, threading.Event()
 
     async def set_status(self, uid: str, partition: str, status: str) -> None:
         assert status != "failure", f"group {uid} has no rewards"
         if status == "finished":
-            self._ended += 1
-            if self._ended % self._groups == 0:
+            self._finished += 1
+            if self._finished % self._groups == 0:
                 self.done.set()
 
     async def put(self, rows: Sequence[Any], partition: str) -> None:
-        """Take them."""
+        """Drop the rows."""
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
-        """There are none."""
+        """Nothing is stored."""
 
 
 def main() -> None:
-    """Print CPU milliseconds a rollout before the replies and after them, by where the store is."""
+    """Print CPU milliseconds per rollout before and after the replies, with the run's own store and an external one."""
     print(f"{'rollouts':>10}{'store':>12}{'before':>10}{'after':>10}   CPU ms a rollout")
     for rollouts in ROLLOUTS:
-        for elsewhere in (False, True):
-            store = "elsewhere" if elsewhere else "the run's"
-            with _store(rollouts) if elsewhere else nullcontext() as address:
-                before, after = _cost(rollouts, address)
+        for external in (False, True):
+            store = "elsewhere" if external else "the run's"
+            with _external_store(rollouts) if external else nullcontext() as address:
+                before, after = _measure(rollouts, address)
             print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}", flush=True)
             name = f"verl's process, a rollout of one call, {rollouts} at once, store {store}"
             record(name, before + after, unit="CPU ms")
 
 
 @contextmanager
-def _store(rollouts: int) -> Iterator[str]:
-    """A durable store and two processes of runners; its address."""
-    python = [sys.executable, "-m"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        store_process([*python, "groundwire.train.store", "--path", f"{folder}/store.db"]) as (address, _),
-    ):
-        runner = [
-            *python,
-            "groundwire.train.runner",
-            "--external-store-address",
-            address,
-            "--n-runners",
-            str(rollouts // 2),
-        ]
-        runner += ["--backend", "custom", "--agent", AGENT, "--domain", "spider"]
-        running = [subprocess.Popen(runner, stdout=subprocess.DEVNULL) for _ in range(2)]
-        try:
+def _external_store(rollouts: int) -> Iterator[str]:
+    """Run a durable store and two runner processes; yields the store's address."""
+    with tempfile.TemporaryDirectory() as folder, store_process(our_store(folder)) as (address, _):
+        runner = [sys.executable, "-m", "groundwire.train.runner", "--external-store-address", address]
+        runner += ["--n-runners", str(rollouts // 2), "--backend", "custom", "--agent", AGENT, "--domain", "spider"]
+        with running(runner, runner):
             yield address
-        finally:
-            for process in running:
-                process.terminate()
-            for process in running:
-                process.wait(30)
 
 
-def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
+def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
     from groundwire import domains
     from groundwire.tools.step_timer import StepTimer
     from groundwire.train.artifacts.run_dir import RunDir
@@ -127,8 +109,8 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
     runners: dict[str, Any] = {"n_runners": rollouts, "runner_processes": 2}
     if address is not None:
         runners = {"n_runners": 0, "external_store_address": address}
-    config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY, **runners)
-    domain, timer, groups = domains.get("spider"), StepTimer(), rollouts // GROUP
+    config = RunConfig(backend="custom", agent=AGENT, max_tokens=REPLY_TOKENS, **runners)
+    domain, timer, groups = domains.get("spider"), StepTimer(), rollouts // GROUP_SIZE
     tasks = domain.load().train[:groups]
     client, queue = _Client(rollouts), _Queue(groups)
     engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, timer=timer, server="vllm")
@@ -143,17 +125,18 @@ def _cost(rollouts: int, address: str | None) -> tuple[float, float]:
             service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=0)
             for step in range(STEPS):
                 queue.done.clear()
-                begun = time.process_time()
+                started_s = time.process_time()
                 service.submit(
                     [
-                        Prompt(uid=f"{step}-{place}", task=task, rollouts=GROUP, step=step, partition="train")
+                        Prompt(uid=f"{step}-{place}", task=task, rollouts=GROUP_SIZE, step=step, partition="train")
                         for place, task in enumerate(tasks)
                     ]
                 )
                 assert queue.done.wait(120), "the rollouts did not end"
-                costs.append((client.answered_cpu_s - begun, time.process_time() - client.answered_cpu_s))
+                costs.append((client.answered_cpu_s - started_s, time.process_time() - client.answered_cpu_s))
                 service.finish_sampling("train", step, timer.split())
-    return tuple(1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
+    before, after = (1000 * median(part) / rollouts for part in zip(*costs[WARM_UP:], strict=True))
+    return before, after
 
 
 if __name__ == "__main__":

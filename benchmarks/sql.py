@@ -1,19 +1,14 @@
-"""What the guard around a small query costs, against the same query on a bare open connection.
-
-Run as ``python -m benchmarks.bench_sql``.
-"""
+"""Time of a small query through ``tools.sql``, beside the same query on an open connection without any protection."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
-from benchmarks._results import record
+from benchmarks._results import median_s, record
 from groundwire.tools.sql import run_query
 
 QUERIES = {
@@ -26,8 +21,8 @@ ROUNDS, REPEATS = 15, 200
 
 
 def main() -> None:
-    """Print microseconds a query, bare and guarded, and the median ratio over interleaved rounds."""
-    asyncio.run(asyncio.to_thread(_measure))  # where agents' queries run; the main thread's wait for a thread each
+    """Print microseconds per query, bare and guarded, and the median ratio over alternating rounds."""
+    asyncio.run(asyncio.to_thread(_measure))  # agents' queries run in threads; in the main thread each needs a new one
 
 
 def _measure() -> None:
@@ -39,23 +34,14 @@ def _measure() -> None:
         bare.commit()
         print(f"{'query':16}{'bare us':>10}{'guarded us':>12}{'ratio':>8}")
         for name, sql in QUERIES.items():
-            pairs = [
-                (_time(lambda sql=sql: bare.execute(sql).fetchall()), _time(lambda sql=sql: run_query(path, sql)))
-                for _ in range(ROUNDS)
-            ]
-            ratio = statistics.median(guarded / plain for plain, guarded in pairs)
+            ways = (lambda sql=sql: bare.execute(sql).fetchall(), lambda sql=sql: run_query(path, sql))
+            pairs = [[median_s(run, passes=1, repeats=REPEATS) for run in ways] for _ in range(ROUNDS)]
+            ratio = median(guarded / plain for plain, guarded in pairs)
             plain, guarded = (min(times) * 1e6 for times in zip(*pairs, strict=True))
-            figure, rival = f"guarded query, {name}", "bare connection"
-            record(figure, guarded, unit="µs", against=rival, theirs=plain, less_is_better=True)
+            figure, against = f"guarded query, {name}", "bare connection"
+            record(figure, guarded, unit="µs", against=against, theirs=plain, less_is_better=True)
             print(f"{name:16}{plain:10.1f}{guarded:12.1f}{ratio:8.2f}")
         bare.close()
-
-
-def _time(run: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    for _ in range(REPEATS):
-        run()
-    return (time.perf_counter() - started) / REPEATS
 
 
 if __name__ == "__main__":

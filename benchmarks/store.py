@@ -1,0 +1,179 @@
+"""Rollouts per second through a store over HTTP, and the cost of its history: our durable store beside ``agl store``.
+
+A runner only makes a rollout's requests: enqueue it, take it, eight numbers, eight spans of 1 kB, one update; 19
+requests with Agent Lightning's client. Our own client sends numbers and spans in batches.
+
+    python -m benchmarks.store [speed] [history]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from benchmarks._processes import our_store, store_process
+from benchmarks._results import record
+
+SPANS = 8
+SECONDS, PASSES = 4.0, 3
+CLIENTS, RUNNERS = 2, (1, 16, 128)
+HISTORY, MARKS = 20_000, 4
+PAYLOAD = "x" * 1000
+CONTEXT = multiprocessing.get_context("fork")
+
+
+def main() -> None:
+    """Print the tables."""
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    import agentlightning  # noqa: F401  (once, before the clients are forked)
+
+    parts = {"speed": speed, "history": history}
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+
+
+def speed() -> None:
+    """Rollouts per second by number of runners; the stores take turns."""
+    their_command = [str(Path(sys.executable).with_name("agl")), "store", "--host", "127.0.0.1", "--log-level", "ERROR"]
+    rates: dict[tuple[str, int], float] = {}
+    cpu_ms: dict[tuple[str, int], float] = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        store_process(their_command) as theirs,
+        store_process(our_store(folder)) as ours,
+    ):
+        ways = {
+            "agl store": (theirs, False),
+            "durable store": (ours, False),
+            "durable store, our client": (ours, True),
+        }
+        for runners in RUNNERS:
+            passes = [{way: _rate(*server, runners) for way, server in ways.items()} for _ in range(PASSES)]
+            for way in ways:
+                rates[way, runners] = median(each[way][0] for each in passes)
+                cpu_ms[way, runners] = median(each[way][1] for each in passes)
+    print(f"{'rollouts/s (server ms)':28}" + "".join(f"{n:>10} runners" for n in RUNNERS))
+    for way in ways:
+        print(f"{way:28}" + "".join(f"{rates[way, n]:10.1f} ({cpu_ms[way, n]:4.1f})" for n in RUNNERS))
+    for way in list(ways)[1:]:
+        ratios = [rates[way, n] / rates["agl store", n] for n in RUNNERS]
+        print(f"{way + ', times':28}" + "".join(f"{ratio:10.1f}x      " for ratio in ratios))
+        for n in RUNNERS:
+            other = rates["agl store", n]
+            record(f"{way}, {n} runners", rates[way, n], unit="rollouts/s", against="agl store", theirs=other)
+
+
+def _rate(server: tuple[str, psutil.Process], batches: bool, runners: int) -> tuple[float, float]:
+    """Rollouts per second, and the server's CPU milliseconds per rollout."""
+    url, process = server
+    shares = [len(range(i, runners, CLIENTS)) for i in range(min(CLIENTS, runners))]
+    cpu_s, queue = sum(process.cpu_times()[:2]), CONTEXT.Queue()
+    clients = [CONTEXT.Process(target=_client, args=(url, share, batches, queue)) for share in shares]
+    for client in clients:
+        client.start()
+    results = [queue.get() for _ in clients]
+    for client in clients:
+        client.join()
+    cpu_s = sum(process.cpu_times()[:2]) - cpu_s
+    return sum(count / seconds for count, seconds in results), 1000 * cpu_s / sum(count for count, _ in results)
+
+
+def _client(url: str, runners: int, batches: bool, queue: Any) -> None:
+    queue.put(asyncio.run(_run_rollouts(url, runners, batches)))
+
+
+async def _run_rollouts(url: str, runners: int, batches: bool) -> tuple[int, float]:
+    from agentlightning import LightningStoreClient
+
+    from groundwire.train.store.client import StoreClient
+
+    client = StoreClient(url) if batches else LightningStoreClient(url)
+    if isinstance(client, StoreClient):
+        await client.start()
+    started = time.perf_counter()
+
+    async def run(worker: str) -> int:
+        count = 0
+        while time.perf_counter() < started + SECONDS:
+            await _rollout(client, worker, batches)
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(run(f"{os.getpid()}-{n}") for n in range(runners)))
+    seconds = time.perf_counter() - started
+    await client.close()
+    return sum(counts), seconds
+
+
+async def _rollout(store: Any, worker: str, batches: bool) -> Any:
+    await store.enqueue_rollout({"question": "?"})
+    attempted = await store.dequeue_rollout(worker)
+    pair = (attempted.rollout_id, attempted.attempt.attempt_id)
+    if batches:
+        numbers = await store.get_many_span_sequence_ids([pair] * SPANS)
+        await store.add_many_spans([_span(pair, number) for number in numbers])
+    else:
+        for _ in range(SPANS):
+            await store.add_span(_span(pair, await store.get_next_span_sequence_id(*pair)))
+    await store.update_attempt(*pair, status="succeeded")
+    return attempted
+
+
+def _span(pair: tuple[str, str], number: int) -> Any:
+    from agentlightning.types import Span, SpanCoreFields, TraceStatus
+
+    fields = SpanCoreFields(
+        name="call",
+        attributes={"payload": PAYLOAD},
+        status=TraceStatus(status_code="OK"),
+        start_time=time.time(),
+        end_time=time.time(),
+    )
+    return Span.from_core_fields(fields, rollout_id=pair[0], attempt_id=pair[1], sequence_id=number)
+
+
+def history() -> None:
+    """Memory, and CPU time of a rollout and of two queries, while the durable store fills."""
+    process = CONTEXT.Process(target=lambda: asyncio.run(_fill()))
+    process.start()
+    process.join()
+
+
+async def _fill() -> None:
+    from groundwire.train.store.sqlite import SqliteLightningStore
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.db"
+        store = SqliteLightningStore(path)
+        print(f"\n{'rollouts':>10}{'RSS MB':>10}{'file MB':>10}{'rollout ms':>12}{'spans ms':>10}{'queue ms':>10}")
+        for mark in range(1, MARKS + 1):
+            rollout_ms = await _cpu_ms(lambda: _rollout(store, "w", True), times=HISTORY // MARKS)
+            last = await _rollout(store, "w", True)
+            spans_ms = await _cpu_ms(lambda id=last.rollout_id: store.query_spans(id))  # type: ignore[misc]
+            queue_ms = await _cpu_ms(lambda: store.query_rollouts(status_in=["queuing", "running"]))
+            rss, size = psutil.Process().memory_info().rss >> 20, path.stat().st_size >> 20
+            done = mark * HISTORY // MARKS
+            record(f"durable store, {done:,} rollouts of {SPANS} spans: resident memory", rss, unit="MB")
+            record(f"durable store, {done:,} rollouts of {SPANS} spans: CPU for one more", rollout_ms, unit="ms")
+            print(f"{done:10}{rss:10}{size:10}{rollout_ms:12.2f}{spans_ms:10.2f}{queue_ms:10.2f}", flush=True)
+        store.close()
+
+
+async def _cpu_ms(call: Any, times: int = 50) -> float:
+    started = time.process_time()
+    for _ in range(times):
+        await call()
+    return 1000 * (time.process_time() - started) / times
+
+
+if __name__ == "__main__":
+    main()
