@@ -19,8 +19,9 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
 from groundwire.rewards.judge import Judge
 from groundwire.rewards.judge.cache import JudgeCache
-from groundwire.rewards.judge.settings import API_KEY, parse_settings
+from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.types import AgentStep
+from groundwire.train.cli.judge_options import parse_judge
 
 RAN = AgentStep(agent="a", kind="tool", input="SELECT 1", output="[(1,)]", ok=True)
 FAILED = AgentStep(agent="a", kind="tool", input="SELECT", output="Error", ok=False)
@@ -99,7 +100,7 @@ async def test_weights_are_those_of_the_settings(tmp_path: Path) -> None:
 
 async def test_samples_and_both_orders_are_averaged_and_their_spread_is_a_metric(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(each) for each in (0.2, 0.4, 0.6, 0.8)]) as server:
-        judge = settings(server, tmp_path, samples=2, temperature=1.0, swap=True, concurrency=1)
+        judge = settings(server, tmp_path, samples=2, temperature=1.0, swap_order=True, concurrency=1)
         parts = await rewards.get("rule_judge_hybrid", judge=judge)(TASK, "It is for fever.", [RAN])
         firsts = [request["messages"][1]["content"].split("\n")[2].partition(":")[0] for request in server.requests]
     assert parts["judge"] == pytest.approx(0.5)
@@ -331,31 +332,31 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
     ("given", "sentence"),
     [
         ({"modle": "x"}, "unknown judge setting 'modle'; known: accuracy, base_url, "),
-        ({"samples": "three"}, "judge samples is 'three': input should be a valid integer"),
-        ({"swap": "perhaps"}, "judge swap is 'perhaps': input should be a valid boolean"),
+        ({"samples": "three"}, "judge samples is 'three'; it must be a whole number"),
+        ({"swap": "perhaps"}, "judge swap_order is 'perhaps'; it must be true or false"),
         ({"samples": "3"}, "judge samples is 3 at temperature 0, where all are the same: set a temperature"),
         ({"base_url": "http://h/v1"}, "judge base_url is given without the judge's model"),
         ({"base_url": "h:1", "model": "m"}, "judge base_url is 'h:1'; it must be like http"),
         ({"base_url": "http://me:pw@h/v1", "model": "m"}, f"base_url of h has a key in it: put the key into {API_KEY}"),
         ({"base_url": "http://h/v1", "model": "m", "max_usd": "1"}, "judge max_usd needs the endpoint's prices"),
-        ({"max_calls": "-1"}, "judge max_calls is '-1': input should be greater than or equal to 0"),
-        ({"deadline_s": "0"}, "judge deadline_s is '0': input should be greater than 0"),
+        ({"max_calls": "-1"}, "judge max_calls is '-1'; it must be at least 0"),
+        ({"deadline_s": "0"}, "judge deadline_s is '0'; it must be above 0"),
         (dict.fromkeys(("accuracy", "completeness", "clarity", "professionalism"), 0), "weights .* must be above 0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(JudgeSettingsError, match=sentence):
-        JudgeSettings.of(given)
+        JudgeSettings(**given)
 
 
 def test_a_command_line_says_settings_as_names_and_values() -> None:
-    assert parse_settings([]) is None
-    given = parse_settings(["samples=3", "temperature=0.7", "swap=true"], model="m")
-    assert given == {"model": "m", "samples": 3, "temperature": 0.7, "swap": True}
+    assert parse_judge() == {}
+    given = parse_judge(judge=["samples=3", "temperature=0.7", "swap=true"], judge_model="m")
+    assert given == {"model": "m", "samples": 3, "temperature": 0.7, "swap_order": True}
     with pytest.raises(JudgeSettingsError, match="--judge 'samples' is not a setting: write it as NAME=VALUE"):
-        parse_settings(["samples"])
+        parse_judge(judge=["samples"])
     with pytest.raises(JudgeSettingsError, match="judge model is given twice: 'm' and 'n'"):
-        parse_settings(["model=n"], model="m")
+        parse_judge(judge=["model=n"], judge_model="m")
 
 
 def test_importing_the_rewards_imports_no_client() -> None:

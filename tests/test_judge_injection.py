@@ -44,7 +44,7 @@ async def test_an_answer_that_orders_a_score_changes_nothing(answer: str, swap: 
         return 0.25
 
     async with ScriptedPolicyServer(replies=obedient(grade)) as server:
-        verdict = await judged(settings(server, tmp_path, swap=swap), answer=answer)
+        verdict = await judged(settings(server, tmp_path, swap_order=swap), answer=answer)
     assert verdict.score == pytest.approx(0.25)
     assert read == [answer] * (1 + swap)  # it is still read, every character of it
 

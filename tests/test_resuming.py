@@ -44,10 +44,10 @@ def _cut(run: RunDir, step: int, name: str) -> None:
 
 
 def test_more_steps_are_asked_for_once(run: RunDir) -> None:
-    config = config_for_resume(run, None, {**NOTHING, "steps": 5, "device": "cuda"})
+    config = config_for_resume(run, {**NOTHING, "steps": 5, "device": "cuda"})
     assert (config.steps, config.device) == (5, "cuda")
     save_step_count(run, config.steps)
-    again = config_for_resume(run, None, NOTHING)
+    again = config_for_resume(run, NOTHING)
     assert (again.steps, again.device) == (5, "cpu")
 
 
@@ -66,22 +66,22 @@ def test_the_data_that_a_variable_names_is_the_runs(run: RunDir, tmp_path: Path)
 def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Path) -> None:
     config = resolve("fast", trainer="verl", verl={"trainer.total_training_steps": 10, "data.seed": 3})
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
-    save_step_count(run, config_for_resume(run, None, {**NOTHING, "steps": 20}).steps)
-    again = config_for_resume(run, None, NOTHING)
+    save_step_count(run, config_for_resume(run, {**NOTHING, "steps": 20}).steps)
+    again = config_for_resume(run, NOTHING)
     assert (again.steps, again.verl) == (20, {"data.seed": 3})
 
 
 @pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])
 def test_a_run_with_no_step_left_says_how_to_go_on(run: RunDir, steps: int, over: bool) -> None:
-    said = finished(run, config_for_resume(run, None, {**NOTHING, "steps": steps}))
+    said = finished(run, config_for_resume(run, {**NOTHING, "steps": steps}))
     assert said.startswith("all 2 steps are done; give --steps ") if over else not said
 
 
 def test_a_run_that_was_stopped_before_its_last_validation_has_that_left(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
-    assert not finished(run, config_for_resume(run, None, NOTHING))
+    assert not finished(run, config_for_resume(run, NOTHING))
     run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
-    assert finished(run, config_for_resume(run, None, NOTHING))
+    assert finished(run, config_for_resume(run, NOTHING))
 
 
 def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_settings_that_are_no_runs_are_damage(run: RunDir, missing: str) -> None
     del stored[missing]
     run.write_config(stored)
     with pytest.raises(RunDamagedError, match=f"has no '{missing}'"):
-        config_for_resume(run, None, NOTHING)
+        config_for_resume(run, NOTHING)
 
 
 def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
@@ -117,7 +117,7 @@ def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "trainer.pt"])
 def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDir, name: str) -> None:
-    config = config_for_resume(run, None, NOTHING)
+    config = config_for_resume(run, NOTHING)
     assert load_initial_state(config, run).state == {"step": 2}
     _cut(run, 2, name)
     start = load_initial_state(config, run)
@@ -131,14 +131,14 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDi
 
 def test_an_empty_file_of_the_trainers_is_damage_like_any_other(run: RunDir) -> None:
     (run.path / "checkpoints" / "step-00002" / "trainer.pt").write_bytes(b"")
-    assert load_initial_state(config_for_resume(run, None, NOTHING), run).state == {"step": 1}
+    assert load_initial_state(config_for_resume(run, NOTHING), run).state == {"step": 1}
 
 
 def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) -> None:
     _cut(run, 1, "model.safetensors")
     _cut(run, 2, "trainer.pt")
     with pytest.raises(RunDamagedError, match=r"step-00002/trainer.pt cannot be loaded: .* no earlier checkpoint"):
-        load_initial_state(config_for_resume(run, None, NOTHING), run)
+        load_initial_state(config_for_resume(run, NOTHING), run)
     assert [folder.name for folder in run.checkpoints.paths()] == ["step-00001", "step-00002"]
 
 

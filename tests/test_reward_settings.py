@@ -62,7 +62,7 @@ def test_the_local_grader_is_announced_where_no_model_judges() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--judge-model", "m"), "a judge means nothing to reward 'spider_exec_match': leave out --judge-model"),
+        (("--judge-model", "m"), "reward 'spider_exec_match' uses no judge: leave out the judge's options"),
         ((*HYBRID, "--judge", "samples"), "--judge 'samples' is not a setting: write it as NAME=VALUE"),
         ((*HYBRID, "--judge", "modle=x"), "unknown judge setting 'modle'; known: accuracy, "),
         ((*HYBRID, "--judge-base-url", "http://h/v1"), "judge base_url is given without the judge's model"),

@@ -1,28 +1,30 @@
-"""A setting has one way in: its option, or its name; what cannot be is one sentence."""
+"""Every setting is an option, KEY=VALUE and a key of a file; a wrong one is refused in one sentence."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import by_name, parse_overrides, setting_types
+from groundwire.train.config.files import read_settings
+from groundwire.train.config.overrides import merge_overrides, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
-from groundwire.train.run import app, main
+from groundwire.train.run import app
 from groundwire.train.verl.hydra_config import flat_config
 
-OPTIONS = inspect.signature(main).parameters.keys()
+JUDGED = ("--reward", "rule_judge_hybrid", "--judge-model", "m")
 
 
 def _printed(*arguments: str) -> Result:
@@ -35,23 +37,45 @@ def _config(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(result.output[result.output.index("{") :]))
 
 
-def test_every_setting_has_exactly_one_way_in() -> None:
-    for name in setting_types().keys() - {"verl"}:
-        arguments = [f"{name}={json.dumps(getattr(resolve('fast'), name), default=list)}"]
-        if name in OPTIONS:
-            with pytest.raises(ConfigError, match=f"give it as the option --{name.replace('_', '-')}"):
-                by_name(parse_overrides(arguments), options=OPTIONS)
-        else:
-            assert by_name(parse_overrides(arguments), options=OPTIONS) == {
-                name: getattr(resolve("fast"), name),
-                "verl": None,
-            }
+def _given(*arguments: str) -> dict[str, Any]:
+    return merge_overrides({}, parse_overrides(arguments))
+
+
+PLAIN = [name for name in RunConfig.model_fields if name not in ("judge", "verl")]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_setting_is_an_option_and_a_name(name: str) -> None:
+    value = getattr(resolve("fast"), name)
+    value = {"agent": "m:f", "reward": "executes", "data_dir": "d", "agent_match": "x"}.get(name, value)
+    value = "http://h:1" if name == "external_store_address" else value
+    assert _given(f"{name}={json.dumps(value)}") == {name: value}
+    [option] = [each for each in typer.main.get_command(app).params if each.name == name]
+    assert f"--{name.replace('_', '-')}" in option.opts
 
 
 @pytest.mark.parametrize("preset", [*PRESETS.values(), *VERL_PRESETS.values()])
 def test_whatever_a_preset_changes_the_command_line_can(preset: dict[str, Any]) -> None:
-    names = {name for name in preset if "." not in name and name not in OPTIONS}
-    assert names <= by_name({name: preset[name] for name in names}, options=OPTIONS).keys()
+    names = {name: value for name, value in preset.items() if "." not in name}
+    assert merge_overrides({}, names) == names
+
+
+def test_a_setting_as_option_and_by_name_is_one_setting() -> None:
+    assert _config("--trainer", "local", "table_info_truncate=6000")["table_info_truncate"] == 6000
+    assert _config("--trainer", "local", "--learning-rate", "1e-4")["learning_rate"] == 1e-4
+    assert _config("--trainer", "local", "--steps", "3", "steps=3")["steps"] == 3
+    assert _config("--config", "hf", "--no-show-keys")["show_keys"] is False
+
+
+def test_old_names_are_accepted() -> None:
+    config = _config("--trainer", "local", "keys=true", "sample_values=2", "--judge", "swap=true", *JUDGED)
+    assert (config["show_keys"], config["example_values"], config["judge"]["swap_order"]) == (True, 2, True)
+    assert resolve("hf", keys=False, judge={"swap": True}).show_keys is False
+
+
+def test_a_setting_of_the_judge_by_its_name() -> None:
+    config = _config("--trainer", "local", "judge.temperature=0.5", "judge.samples=3", *JUDGED)
+    assert (config["judge"]["temperature"], config["judge"]["samples"]) == (0.5, 3)
 
 
 def test_a_setting_by_its_name_wins_over_the_presets() -> None:
@@ -61,12 +85,12 @@ def test_a_setting_by_its_name_wins_over_the_presets() -> None:
 
 
 def test_with_verl_it_is_verls() -> None:
-    given = by_name(parse_overrides(["learning_rate=1e-5", "data.shuffle=false", "val_every=-1"]), options=OPTIONS)
+    given = _given("learning_rate=1e-5", "data.shuffle=false", "val_every=-1")
     chosen = flat_config(resolve("fast", trainer="verl", **given))
     assert chosen[SHARED["learning_rate"]] == 1e-5
     assert chosen[SHARED["val_every"]] == -1
     assert chosen["data.shuffle"] is False
-    given = by_name(parse_overrides(["learning_rate=1e-5", f"{SHARED['learning_rate']}=1e-6"]), options=OPTIONS)
+    given = _given("learning_rate=1e-5", f"{SHARED['learning_rate']}=1e-6")
     with pytest.raises(ConfigError, match="lr=1e-06 but learning_rate is 1e-05: they are one setting"):
         resolve("fast", trainer="verl", **given)
 
@@ -75,16 +99,17 @@ def test_with_verl_it_is_verls() -> None:
     ("arguments", "said"),
     [
         (["learning_rat=1"], "unknown setting learning_rat=1; did you mean learning_rate?"),
-        (["batch=1"], "unknown setting batch=1; python -m train.run --print-config shows all there are"),
+        (["batch=1"], "unknown setting batch=1; docs/settings.md and python -m train.run --print-config list all"),
         (["learning_rate=high"], "learning_rate is 'high'; it must be a number"),
-        (["learning_rate=NaN"], "learning_rate is nan; it must be a number"),
+        (["learning_rate=NaN"], "learning_rate is nan; it must be a finite number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),
         (["group_size=true"], "group_size is True; it must be a whole number"),
         (["show_keys=1"], "show_keys is 1; it must be true or false"),
         (["group_size=4", "group_size=5"], "group_size is given twice"),
-        (["group_size=1"], "group_size is 1; a rollout needs another one"),
-        (["steps=3"], "steps=3: give it as the option --steps"),
-        (["--steps", "3", "steps=3"], "steps=3: give it as the option --steps"),
+        (["group_size=1"], "group_size is 1; it must be at least 2"),
+        (["--steps", "4", "steps=3"], "steps=3 but --steps 4: they are one setting, give it once"),
+        (["--judge-model", "m", "judge.model=n"], "judge.model=n but --judge m: they are one setting"),
+        (["--config", "nope.toml"], "nope.toml cannot be read: No such file"),
         (["data.seed=3"], "data.seed=… is a setting of verl's: it needs --trainer verl"),
         (["verl={}"], "unknown setting verl"),
     ],
@@ -112,6 +137,59 @@ def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
         def config(self) -> dict[str, Any]:
             return resolve("fast", trainer="verl", verl={SHARED["learning_rate"]: 1e-4}).to_dict()
 
-    none = dict.fromkeys(("trainer", "backend", "agent", "domain", "model", "data_dir", "seed"))
-    config = config_for_resume(Stored(), None, {**none, **by_name({"learning_rate": 1e-5}, options=OPTIONS)})  # type: ignore[arg-type]
+    config = config_for_resume(Stored(), _given("learning_rate=1e-5"))  # type: ignore[arg-type]
     assert (config.learning_rate, dict(config.verl)) == (1e-5, {})
+
+
+TOML = """
+config = "hf"
+steps = 7
+track = ["tensorboard"]
+keys = false
+[judge]
+temperature = 0.5
+[verl]
+data.shuffle = false
+"""
+YAML = """
+config: hf
+steps: 7
+learning_rate: 1e-5
+judge: {temperature: 0.5}
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML)])
+def test_a_file_has_settings_and_the_command_line_wins(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text.partition("[verl]")[0])
+    given = ("--trainer", "local", "--config", str(tmp_path / name), "--judge", "max_tokens=99", *JUDGED)
+    config = _config(*given, "steps=8")
+    assert (config["config"], config["steps"], config["max_tokens"]) == ("hf", 8, 512)
+    assert (config["judge"]["temperature"], config["judge"]["max_tokens"]) == (0.5, 99)
+    assert _config(*given)["steps"] == 7
+    assert _config(*given, "--ci-fast")["steps"] == 1
+
+
+def test_a_file_may_have_settings_of_verls(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(TOML)
+    assert read_settings(tmp_path / "a.toml")["verl"] == {"data.shuffle": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", "stepz = 3", "a.toml: unknown setting stepz; did you mean steps"),
+        ("a.toml", "steps = '3'", "a.toml: steps is '3'; it must be a whole number"),
+        ("a.toml", "steps = ", "a.toml is not valid TOML: Invalid value"),
+        ("a.yaml", "steps: [", "a.yaml is not valid YAML: "),
+        ("a.yaml", "- steps", "a.yaml holds no settings"),
+        ("a.yaml", "judge: {modle: x}", "a.yaml: unknown judge setting 'modle'; known: accuracy"),
+        ("a.yaml", "config: nope", "unknown config 'nope'; known: fast, hf"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_sentence(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    result = _printed("--trainer", "local", "--config", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1

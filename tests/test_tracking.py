@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.tracking import Tracking, check_trackers, numbers, parse_track
+from groundwire.train.artifacts.tracking import Tracking, check_trackers, numbers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
@@ -46,10 +46,9 @@ def test_a_lines_numbers_have_flat_names_and_the_step_is_none_of_them() -> None:
 
 
 def test_names_are_given_with_commas_and_checked() -> None:
-    assert parse_track(None) is None
-    assert parse_track("wandb, tensorboard,wandb") == ["wandb", "tensorboard"]
-    with pytest.raises(ConfigError, match="'tensorbord'; it is one of tensorboard, wandb"):
-        parse_track("tensorbord")
+    assert resolve("fast", track="wandb, tensorboard,wandb").track == ["wandb", "tensorboard"]
+    with pytest.raises(ConfigError, match="track is 'tensorbord'; it must be 'tensorboard' or 'wandb'"):
+        resolve("fast", track="tensorbord")
 
 
 def test_a_package_that_is_missing_is_one_sentence_before_anything_starts(

@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -105,7 +105,7 @@ async def test_prompts_that_are_marked_together_are_one_call(queue: _TransferQue
 def _config(run: RunDir, **settings: Any) -> Any:
     """verl's whole configuration, as far as the manager reads it."""
     config = resolve("starter", trainer="verl", backend="custom", agent=f"{__name__}:ask", n_runners=8, **settings)
-    ours = {**asdict(config), "runner_processes": 0}
+    ours = {**config.to_dict(), "runner_processes": 0}
     rollout = SimpleNamespace(
         n=4,
         val_kwargs=SimpleNamespace(n=1),

@@ -88,7 +88,7 @@ class Judge:
             scores = grade(answer, reference=reference, question=question)
             return Verdict(scores=scores, score=settings.weighted(scores))
         state = self._loop_states.setdefault(asyncio.get_running_loop(), _LoopState(settings))
-        orders = (False, True) if settings.swap else (False,)
+        orders = (False, True) if settings.swap_order else (False,)
         samples = [_Sample(question, reference, answer, swap, n) for n in range(settings.samples) for swap in orders]
         work = [asyncio.ensure_future(self._scores(sample, state)) for sample in samples]
         try:

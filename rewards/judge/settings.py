@@ -1,85 +1,72 @@
-"""The settings of a judge: a flat record that travels with the run's settings to every runner.
+"""The judge's settings: a flat record that is stored with the run's settings and sent to every runner.
 
 API keys are not in it. The process that calls the judge reads them from its environment, so no run folder, store or log
-contains one.
+has one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import model_validator
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.settings import Settings, setting
 
-__all__ = ["API_KEY", "CRITERIA", "JudgeSettings", "JudgeSettingsError", "parse_settings"]
+__all__ = ["API_KEY", "CRITERIA", "JudgeSettings", "JudgeSettingsError"]
 
 API_KEY = "GROUNDWIRE_JUDGE_API_KEY"
 """The environment variable with the judge's key. Without ``base_url``, LiteLLM's own variables work, too."""
 
 CRITERIA = ("accuracy", "completeness", "clarity", "professionalism")
 
-NonNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-
 
 class JudgeSettingsError(UserError):
     """A setting of the judge is unknown or out of range."""
 
 
-class JudgeSettings(BaseModel):
-    """How answers are judged: by a model, or (``model`` None) by the local grader. :meth:`of` checks everything."""
+class JudgeSettings(Settings):
+    """How answers are judged: by a model, or (``model`` None) by the local grader. Values may be given as text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    error = JudgeSettingsError
+    label = "judge "
 
-    model: str | None = None
-    """With ``base_url`` the endpoint's name for the model, else a LiteLLM name (``openai/gpt-5-mini``)."""
-    base_url: str | None = None
-    """An OpenAI-compatible endpoint, including ``/v1``."""
+    model: str | None = setting(None, "Model: with base_url its name there, else a LiteLLM name (openai/gpt-5-mini)")
+    base_url: str | None = setting(None, "An OpenAI-compatible endpoint, up to and including /v1")
 
-    accuracy: NonNegative = 0.4
-    """Weight of the criterion; the four are divided by their sum."""
-    completeness: NonNegative = 0.3
-    clarity: NonNegative = 0.15
-    professionalism: NonNegative = 0.15
+    accuracy: float = setting(0.4, "Weight of the criterion; the four weights are divided by their sum", ge=0)
+    completeness: float = setting(0.3, "As accuracy", ge=0)
+    clarity: float = setting(0.15, "As accuracy", ge=0)
+    professionalism: float = setting(0.15, "As accuracy", ge=0)
 
-    temperature: NonNegative = 0.0
-    max_tokens: Count = 512
-    """Tokens of a verdict, reasoning included."""
-    samples: Count = 1
-    """Verdicts per answer; their mean counts."""
-    swap: bool = False
-    """Also ask with reference and answer in the other order, and take the mean."""
+    temperature: float = setting(0.0, "Sampling temperature of the judge", ge=0)
+    max_tokens: int = setting(512, "Tokens of one verdict, reasoning included", ge=1)
+    samples: int = setting(1, "Verdicts per answer; their mean counts", ge=1)
+    swap_order: bool = setting(
+        False, "Ask again with reference and answer in the other order, and take the mean", old_name="swap"
+    )
 
-    timeout_s: Positive = 20.0
-    """For one request."""
-    deadline_s: Positive = 30.0
-    """For the whole verdict of a rollout, with waiting and retries; then the judge abstains."""
-    retries: Annotated[int, Field(ge=0)] = 3
-    """Further attempts after a transient failure (429, 5xx, a lost connection), with growing pauses."""
-    concurrency: Count = 32
-    """Concurrent requests of each process."""
+    timeout_s: float = setting(20.0, "Seconds that one request may take", gt=0)
+    deadline_s: float = setting(
+        30.0, "Seconds for all requests of one rollout, waiting and retries included; then the judge abstains", gt=0
+    )
+    retries: int = setting(3, "Further attempts after a temporary failure (429, 5xx, a lost connection)", ge=0)
+    concurrency: int = setting(32, "Requests at once, in each process", ge=1)
 
-    max_calls: Annotated[int | None, Field(ge=0)] = None
-    """Requests in total, counted in ``cache``; then the judge abstains."""
-    max_usd: Annotated[float | None, Field(ge=0)] = None
-    """Spending in total, counted in ``cache``; then the judge abstains."""
-    input_usd: Annotated[float | None, Field(ge=0)] = None
-    """USD per million prompt tokens. Default: LiteLLM's prices."""
-    output_usd: Annotated[float | None, Field(ge=0)] = None
-    cache: str = "~/.cache/groundwire/judge.sqlite"
-    """The file with all verdicts and the spending, shared by all processes of a machine."""
+    max_calls: int | None = setting(None, "Most requests in all, counted in cache; then the judge abstains", ge=0)
+    max_usd: float | None = setting(None, "Most USD in all, counted in cache; then the judge abstains", ge=0)
+    input_usd: float | None = setting(None, "USD per million tokens read. Without it, LiteLLM's price list", ge=0)
+    output_usd: float | None = setting(None, "USD per million tokens written", ge=0)
+    cache: str = setting(
+        "~/.cache/groundwire/judge.sqlite", "File with all verdicts and costs, shared by all processes of a machine"
+    )
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> JudgeSettings:
-        """The settings with ``given`` values, which may be texts. Raises :class:`JudgeSettingsError`."""
-        settings = _parse(given)
-        if problem := settings._conflict():
+    @model_validator(mode="after")
+    def _check(self) -> JudgeSettings:
+        if problem := self._conflict():
             raise JudgeSettingsError(problem)
-        return settings
+        return self
 
     def _conflict(self) -> str:
         """The problem of settings that do not go together; empty if there is none."""
@@ -112,38 +99,6 @@ class JudgeSettings(BaseModel):
                 "model; --judge-model sets one"
             )
         return f"answers are judged by {self.model} at {self.base_url or 'its provider, through LiteLLM'}"
-
-
-def parse_settings(
-    pairs: Iterable[str], *, model: str | None = None, base_url: str | None = None
-) -> dict[str, Any] | None:
-    """The settings on a command line (``["samples=3"]`` and two options), without defaults; None if there are none.
-
-    Raises :class:`JudgeSettingsError` for an unknown name or a wrong value. :meth:`JudgeSettings.of` checks whether the
-    settings go together: those of a resumed run are merged first.
-    """
-    given: dict[str, Any] = {"model": model, "base_url": base_url}
-    for pair in pairs:
-        name, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals:
-            raise JudgeSettingsError(f"--judge {pair!r} is not a setting: write it as NAME=VALUE")
-        if given.get(name) is not None:
-            raise JudgeSettingsError(f"judge {name} is given twice: {given[name]!r} and {value!r}")
-        given[name] = value
-    given = {name: value for name, value in given.items() if value is not None}
-    return _parse(given).model_dump(exclude_unset=True) or None
-
-
-def _parse(given: Mapping[str, Any]) -> JudgeSettings:
-    try:
-        return JudgeSettings(**given)
-    except ValidationError as caught:
-        error = caught.errors()[0]
-        name, problem = error["loc"][0], error["msg"]
-        if error["type"] == "extra_forbidden":
-            known = ", ".join(sorted(JudgeSettings.model_fields))
-            raise JudgeSettingsError(f"unknown judge setting {name!r}; known: {known}") from caught
-        raise JudgeSettingsError(f"judge {name} is {error['input']!r}: {problem[0].lower()}{problem[1:]}") from caught
 
 
 def _url_problem(url: str) -> str:

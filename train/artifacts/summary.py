@@ -27,7 +27,7 @@ _STARTER_IN_PROSE = (
 
 
 def summarize(run: RunDir, config: RunConfig, source: str) -> dict[str, Any]:
-    """Write ``summary.json`` from the metrics so far, and return it. ``source`` says which data was used."""
+    """The content of ``summary.json``, made from the metrics so far. ``source`` names the data."""
     lines = run.metrics()
     steps = [line for line in lines if line["step"] > 0]
     failures: Counter[str] = Counter()
@@ -52,7 +52,6 @@ def summarize(run: RunDir, config: RunConfig, source: str) -> dict[str, Any]:
     if config.model == "starter":
         prose = domains.answer_form(domains.get(config.domain)) == "prose"
         summary["note"] = _STARTER_IN_PROSE if prose else _STARTER
-    run.write_json("summary.json", summary)
     return summary
 
 

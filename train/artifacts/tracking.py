@@ -17,23 +17,11 @@ from typing import Any, Protocol
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.run_config import TRACKERS
 
-__all__ = ["Tracking", "check_trackers", "numbers", "parse_track", "wandb_environment"]
+__all__ = ["Tracking", "check_trackers", "numbers", "wandb_environment"]
 
 PROJECT = "groundwire"
 FOLDER = "tensorboard"
-
-
-def parse_track(text: str | None) -> list[str] | None:
-    """``--track`` as a list. Raises :class:`ConfigError` for a name that is none."""
-    if text is None:
-        return None
-    names = list(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
-    for name in names:
-        if name not in TRACKERS:
-            raise ConfigError(f"--track {name!r}; it is one of {', '.join(TRACKERS)}, or some of them with a comma")
-    return names
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""What a later process finds in a run's settings, and what it may change of them."""
+"""The settings of a run that is resumed: the stored ones, and the changes that are allowed."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +16,35 @@ from groundwire.train.evaluation.validation import validation_missing
 
 __all__ = ["config_for_resume", "finished", "pin_data_dir", "resolve_path", "save_step_count"]
 
-_FIXED = ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
-"""What a resumed run cannot change: it would be another run."""
+_FIXED = ("config", "trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
+"""Settings that cannot change when a run is resumed: it would be another run."""
 
 
-def resolve_path(place: str | None) -> str | None:
-    """A folder's own path, as long as it exists; a name stays what it is.
+def resolve_path(name: str | None) -> str | None:
+    """The absolute path of an existing folder; any other name as it is.
 
-    ``runs/latest``, a link, is another folder as soon as the run begins, and a run may be resumed from another folder.
+    The link ``runs/latest`` changes when a run begins, and a run may be resumed from another working directory.
     """
-    if place is None or place == "starter" or not Path(place).exists():
-        return place
-    return str(Path(place).resolve())
+    if name is None or name == "starter" or not Path(name).exists():
+        return name
+    return str(Path(name).resolve())
 
 
-def config_for_resume(run: RunDir, preset: str | None, given: dict[str, Any]) -> RunConfig:
-    """The run's own settings with what may be changed of them.
+def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
+    """The stored settings of a run, with the given changes.
 
-    Raises :class:`groundwire.train.config.errors.ConfigError`, and
-    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for settings of no run.
+    Raises :class:`groundwire.train.config.errors.ConfigError` for a change that would make it another run, and
+    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for stored settings of no run.
     """
     stored = run.config()
     if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:
         raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
     for name in _FIXED:
-        if given[name] is not None and given[name] != stored.get(name):
+        if given.get(name) not in (None, stored.get(name)):
             raise ConfigError(
                 f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored.get(name)}; "
                 "leave it out, or start a new run"
             )
-    if preset is not None and preset != stored["config"]:
-        raise ConfigError(f"--config {preset} but {run.path} was started with {stored['config']}; leave it out")
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
     preset = stored.pop("config")
     if stored["trainer"] == "verl":
@@ -58,21 +56,20 @@ def config_for_resume(run: RunDir, preset: str | None, given: dict[str, Any]) ->
 
 
 def pin_data_dir(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:
-    """The settings with the folder that was read, which a variable of the environment may have named.
+    """The settings with the data folder that was read, which an environment variable may have named.
 
-    Raises :class:`groundwire.train.config.errors.ConfigError` where ``run``, which is resumed, was started with
-    other data.
+    Raises :class:`groundwire.train.config.errors.ConfigError` if ``run`` is resumed and was started with other data.
     """
     if data.folder is None or (settings.data_dir and data.folder == str(Path(settings.data_dir).resolve())):
         return settings
     if run is not None:
         began = settings.data_dir or "the bundled data"
         raise ConfigError(f"{run.path} was started with {began}, and now there is {data.source}: leave that out")
-    return replace(settings, data_dir=data.folder)
+    return settings.model_copy(update={"data_dir": data.folder})
 
 
 def finished(run: RunDir, settings: RunConfig) -> str:
-    """What to say of a run that has no step left to do; empty where it has one."""
+    """A message for a run without steps left; empty if there are some."""
     saved, lines = run.checkpoints.last_step(), run.metrics()
     if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
         return ""
@@ -82,9 +79,9 @@ def finished(run: RunDir, settings: RunConfig) -> str:
 
 
 def save_step_count(run: RunDir, steps: int) -> None:
-    """Have the run's settings say how far it goes, so that who resumes it next need not say it again.
+    """Store a new number of steps, so that the next resume knows it.
 
-    Nothing else that was changed is kept: a device or a port belongs to one life of the run.
+    Other changes are not stored: a device or a port belongs to one process.
     """
     stored = run.config()
     if stored["steps"] != steps:

@@ -1,4 +1,4 @@
-"""Which trainer a run gets, and what its settings come to."""
+"""The default trainer of a run, and its settings as text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
-__all__ = ["default_trainer", "resolved"]
+__all__ = ["default_trainer", "print_config"]
 
 
 def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str:
-    """verl where it can be used; asking torch takes seconds, so it is asked only where verl is installed."""
+    """verl on a machine with verl and CUDA, else local. Importing torch takes seconds: only if verl is installed."""
     local_only = dev or device == "cpu" or preset in PRESETS.keys() - VERL_PRESETS.keys()
     if local_only or importlib.util.find_spec("verl") is None:
         return "local"
@@ -23,10 +23,8 @@ def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str
     return "verl" if torch.cuda.is_available() else "local"
 
 
-def resolved(settings: RunConfig, data: domains.TaskData, run_dir: str) -> str:
-    """Every setting: JSON, or with verl its whole configuration as YAML. Raises
-    :class:`groundwire.train.config.errors.ConfigError`.
-    """
+def print_config(settings: RunConfig, data: domains.TaskData, run_dir: str) -> str:
+    """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`."""
     if settings.trainer != "verl":
         return json.dumps(settings.to_dict(), indent=2)
     from groundwire.train.verl.hydra_config import compose_for_run

@@ -1,22 +1,20 @@
-"""``KEY=VALUE`` on the command line: a run's settings by their own names, beside those of verl's.
-
-What has an option of its own is given by that option: a setting has one way in.
-"""
+"""Settings given as options, as ``KEY=VALUE`` and in a file, merged under the names of :class:`RunConfig`."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, get_type_hints
+from typing import Any
 
+from groundwire.rewards import JudgeSettings
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["by_name", "check_type", "parse_overrides", "reject_verl_overrides", "setting_types", "suggestion_for"]
+__all__ = ["merge_overrides", "parse_overrides", "reject_verl_overrides", "suggestion_for"]
 
-_KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+NAMES = {name: field for name, field in RunConfig.names().items() if field not in ("judge", "verl")}
+"""Every name of a setting that has one plain value, and its field."""
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
@@ -44,52 +42,43 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def setting_types() -> dict[str, Any]:
-    """The names of a run's settings and their types."""
-    return get_type_hints(RunConfig)
+def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings, checked, by their fields' names: ``options`` (None: not given) and ``overrides``.
 
-
-def by_name(overrides: Mapping[str, Any], *, options: Collection[str]) -> dict[str, Any]:
-    """The run's own settings among ``overrides``, by their names, and the others under ``verl`` (or None).
-
-    ``options`` are the settings that have an option. Raises :class:`ConfigError` for those, and for a value of the
-    wrong kind.
+    ``judge.NAME`` is a setting of the judge. What is no setting of the run is left for verl, under ``verl``. Raises
+    :class:`ConfigError` for a wrong value, and where option and override differ.
     """
-    types = setting_types()
-    types.pop("verl")
-    ours, others = {}, {}
+    given = {name: value for name, value in options.items() if value is not None and name != "judge"}
+    given = {name: RunConfig.check_value(name, value) for name, value in given.items()}
+    judge, verl = dict(options.get("judge") or {}), {}
     for key, value in overrides.items():
-        if key not in types:
-            others[key] = value
-            continue
-        if key in options:
-            raise ConfigError(f"{key}={value}: give it as the option --{key.replace('_', '-')}")
-        check_type(key, value, types[key])
-        ours[key] = float(value) if types[key] is float else value
-    return {**ours, "verl": others or None}
+        if key.startswith("judge."):
+            _set(judge, key.removeprefix("judge."), JudgeSettings, key, value)
+        elif key in NAMES:
+            _set(given, NAMES[key], RunConfig, key, value)
+        else:
+            verl[key] = value
+    return given | ({"judge": judge} if judge else {}) | ({"verl": verl} if verl else {})
 
 
-def check_type(key: str, value: Any, wanted: Any) -> None:
-    """Raise :class:`ConfigError` where ``value`` is not of the type ``wanted``; a whole number is a number, too."""
-    kinds = {float: (int, float)}.get(wanted, (wanted,) if wanted in _KINDS else None)
-    if kinds is None:
-        return
-    fits = isinstance(value, kinds) and isinstance(value, bool) == (wanted is bool)
-    if not fits or (isinstance(value, float) and not math.isfinite(value)):
-        raise ConfigError(f"{key} is {value!r}; it must be {_KINDS[wanted]}")
+def _set(given: dict[str, Any], name: str, record: type[RunConfig] | type[JudgeSettings], key: str, value: Any) -> None:
+    value = record.check_value(name, value, shown_as=key)
+    if given.get(name, value) != value:
+        option = "judge" if record is JudgeSettings else name.replace("_", "-")
+        raise ConfigError(f"{key}={value} but --{option} {given[name]}: they are one setting, give it once")
+    given[name] = value
 
 
 def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raise :class:`ConfigError` where any is left: the local trainer has none of verl's."""
-    for key in overrides:
+    """Raise :class:`ConfigError` for the first key: the local trainer has no settings of verl's."""
+    for key, value in overrides.items():
         if "." in key:
             raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
-        raise ConfigError(f"unknown setting {key}={overrides[key]}{suggestion_for(key)}")
+        raise ConfigError(f"unknown setting {key}={value}{suggestion_for(key)}")
 
 
-def suggestion_for(key: str) -> str:
-    """What else a ``key`` that there is not may have meant, as the end of a sentence."""
-    close = get_close_matches(key, setting_types().keys() - {"verl"}, n=3, cutoff=0.7)
-    if close:
+def suggestion_for(key: str, names: Collection[str] = NAMES) -> str:
+    """A "did you mean …?" suffix for an unknown ``key``."""
+    if close := get_close_matches(key, names, n=3, cutoff=0.7):
         return f"; did you mean {' or '.join(close)}?"
-    return "; python -m train.run --print-config shows all there are"
+    return "; docs/settings.md and python -m train.run --print-config list all settings"

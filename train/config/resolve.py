@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.files import SUFFIXES, read_settings
 from groundwire.train.config.overrides import reject_verl_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import run_settings
+from groundwire.train.config.verl_names import with_verl_names
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
-__all__ = ["resolve"]
+__all__ = ["preset_settings", "resolve", "with_file"]
 
 
 def resolve(preset: str, **given: Any) -> RunConfig:
     """The defaults, then the preset, then what was given (``None`` is not given). Raises :class:`ConfigError`."""
-    verl = given.get("trainer") == "verl"
-    presets = VERL_PRESETS if verl else PRESETS
-    if preset not in presets:
-        other = "" if verl or preset not in VERL_PRESETS else f"; {preset!r} is one of --trainer verl"
-        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}{other}")
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if not verl:
+    names = RunConfig.names()
+    chosen = {names.get(name, name): value for name, value in given.items() if value is not None}
+    verl = chosen.get("trainer") == "verl"
+    settings = preset_settings(preset, "verl" if verl else "local")
+    if chosen.get("external_store_address") is not None:
+        settings.pop("runner_processes", None)  # a preset's belong to a store that lives with the run
+    if verl:
+        chosen = with_verl_names(chosen)
+    else:
         reject_verl_overrides(chosen.get("verl") or {})
-    chosen = run_settings(preset, chosen, chosen.get("verl") or {}) if verl else {**PRESETS[preset], **chosen}
-    known = {field.name for field in fields(RunConfig)}
-    if unknown := sorted(set(chosen) - known):
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    return replace(RunConfig(), config=preset, **chosen)
+    return RunConfig(**{**settings, **chosen, "config": preset})
+
+
+def preset_settings(preset: str, trainer: str) -> dict[str, Any]:
+    """The settings that a preset changes, without verl's own. Raises :class:`ConfigError` for an unknown preset."""
+    presets = VERL_PRESETS if trainer == "verl" else PRESETS
+    if preset not in presets:
+        other = f"; {preset!r} is one of --trainer verl" if preset in VERL_PRESETS else ""
+        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}{other}")
+    return {name: value for name, value in presets[preset].items() if "." not in name}
+
+
+def with_file(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` with the settings of the file that its ``config`` names, if it names one; the given ones win."""
+    file = Path(given.get("config") or "")
+    if file.suffix not in SUFFIXES:
+        return given
+    settings = read_settings(file)
+    merged = {**settings, **given, "config": settings.get("config")}
+    for name in ("judge", "verl"):
+        if name in settings and name in given:
+            merged[name] = {**settings[name], **given[name]}
+    return merged

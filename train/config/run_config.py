@@ -5,190 +5,157 @@ The resolved record is written into the run directory, so a run can be resumed, 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, get_args
 
-from groundwire.rewards import JudgeSettings, JudgeSettingsError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
+
+from groundwire.rewards import JudgeSettings
+from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["TRACKERS", "RunConfig"]
+__all__ = ["TRACKERS", "AgentSettings", "RunConfig"]
 
-TRACKERS = ("tensorboard", "wandb")
+_Tracker = Literal["tensorboard", "wandb"]
+TRACKERS: tuple[str, ...] = get_args(_Tracker)
 
-_AGENTS = (
-    *(
-        "trainer",
-        "config",
-        "backend",
-        "domain",
-        "reward",
-        "max_turns",
-        "table_info_truncate",
-        "example_values",
-        "show_keys",
-    ),
-    *("execution_truncate", "rollout_timeout_s", "judge"),
-)
-
-_LEAST = {
-    **dict.fromkeys(("tasks_per_step", "max_turns", "table_info_truncate", "max_tokens", "max_model_len"), 1),
-    **dict.fromkeys(("runner_processes", "proxy_port", "example_values", "execution_truncate", "retries"), 0),
-    **dict.fromkeys(("val_tasks", "val_every", "val_every_tasks", "clip_low", "clip_high"), 0),
-    "checkpoint_every": 1,
-}
-_POSITIVE = ("temperature", "learning_rate", "unresponsive_s", "rollout_timeout_s", "step_deadline_s")
-
-_CHOICES = {"trainer": ("local", "verl"), "credit": ("broadcast", "last", "discount")}
+_agent = partial(setting, panel="Agent")
+_data = partial(setting, panel="Data, model and output")
+_training = partial(setting, panel="Training")
+_validation = partial(setting, panel="Validation")
+_rollouts = partial(setting, panel="Rollouts")
+_store = partial(setting, panel="Store and proxy")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Every setting of ``python -m train.run``."""
+def _regular_expression(value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise ConfigError(f"agent_match {value!r} is not a regular expression: {error}") from None
+    return value
 
-    backend: str = "langgraph"
-    agent: str | None = None
-    """``module:function`` of an agent that is a function of yours (backend ``custom``)."""
-    domain: str = "spider"
-    reward: str | None = None
-    """Name of the reward, or a sum (``0.9*a+0.1*b``); the domain's own by default."""
-    judge: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the defaults of :class:`rewards.JudgeSettings`, for rewards that ask a judge."""
-    config: str = "fast"
-    model: str = "starter"
-    """``starter`` (the checkpoint that ships with the project) or a folder in Hugging Face's format."""
-    trainer: str = "local"
-    """``local`` (embedded, in this process) or ``verl`` (on GPUs)."""
-    track: Sequence[str] = ()
-    """Where the figures of each step are sent, beside the run's own files: ``tensorboard``, ``wandb``."""
-    device: str = "cpu"
-    data_dir: str | None = None
-    output_dir: str = "runs"
-    seed: int = 0
 
-    steps: int = 28
-    tasks_per_step: int = 12
-    group_size: int = 8
-    """Rollouts per task and step: the group that a reward is compared with."""
-    n_runners: int = 96
-    runner_processes: int = 0
-    """Processes that the runners are spread over; 0 keeps them in the trainer's own, which suits a small model."""
-    external_store_address: str | None = None
-    """A Lightning store in another process (``http://HOST:PORT``); by default it lives and ends with the run."""
-    llm_proxy: bool = False
-    """Accepted and without effect: LLM calls always go through the proxy."""
-    unresponsive_s: float = 30.0
-    """Silence after which a runner elsewhere loses its rollout to another."""
-    proxy_host: str = "127.0.0.1"
-    """Address of this machine at which runners on other machines reach the LLM proxy."""
-    proxy_port: int = 0
-    """Its port; 0 takes any that is free."""
-    agent_match: str | None = None
-    """Regular expression over agent names; only the calls of matching agents are trained. All by default."""
-    max_turns: int = 2
-    """Queries the agent may write for one question: the first and its rewrites."""
-    table_info_truncate: int = 4000
-    """Characters of the schema that the agent reads; cut on whole tables."""
-    example_values: int = 0
-    """Example values per column in the schema; the starter policy has never seen any."""
-    show_keys: bool = False
-    """Whether the schema shows primary and foreign keys; the starter policy has never seen any."""
-    execution_truncate: int = 72
-    """Characters of a query's result that the agent reads."""
-    max_tokens: int = 64
-    """Tokens that one reply may have."""
-    max_model_len: int = 1024
-    """Tokens that prompt and reply may have together."""
+def _split_names(value: Any) -> Any:
+    names = (name.strip() for name in value.split(",")) if isinstance(value, str) else value
+    return list(dict.fromkeys(filter(None, names))) if isinstance(names, Iterable) else names
 
-    temperature: float = 1.0
-    val_temperature: float = 0.0
-    val_tasks: int = 200
-    """Validation questions before and after training (0 is all of them)."""
-    val_every: int = 7
-    """Steps between the shorter validations on the way (0 is never)."""
-    val_every_tasks: int = 64
 
-    credit: str = "broadcast"
-    """Which calls of a rollout its reward is for: all (``broadcast``), the ``last``, or all with a ``discount``."""
-    credit_discount: float = 0.9
-    """With ``discount``: what each call counts less than the one after it."""
+class AgentSettings(Settings):
+    """What the agents of a run need to know: a runner on another machine gets it with each rollout."""
 
-    learning_rate: float = 2e-4
-    minibatches: int = 2
-    clip_low: float = 0.2
-    clip_high: float = 0.3
+    model_config = ConfigDict(strict=True)
+    error = ConfigError
 
-    rollout_timeout_s: float = 60.0
-    step_deadline_s: float = 300.0
-    retries: int = 1
-    checkpoint_every: int = 1
-    """Steps between checkpoints, which is what a kill may lose."""
+    backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
+    agent: str | None = _agent(None, "With --backend custom: your function", metavar="MODULE:FUNCTION")
+    domain: str = _agent("spider", "Domain of the tasks: spider, medical or a plugin's")
+    reward: str | None = _agent(
+        None, "Name of the reward, or a sum such as 0.9*a+0.1*b. Without it, the domain's own reward"
+    )
+    judge: JudgeSettings = _agent(JudgeSettings, "Settings of the judge, for rewards that ask one", strict=False)
+    max_turns: int = _agent(2, "Queries that the agent may write for one question: the first and its rewrites", ge=1)
+    table_info_truncate: int = _agent(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
+    example_values: int = _agent(
+        0, "Example values per column in the schema. The starter policy never saw any", ge=0, old_name="sample_values"
+    )
+    show_keys: bool = _agent(
+        False, "Show primary and foreign keys in the schema. The starter policy never saw any", old_name="keys"
+    )
+    execution_truncate: int = _agent(72, "Characters of a query result in the prompt", ge=0)
+    rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take", gt=0)
 
-    verl: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of verl's own, by their dotted names; they win over a preset's."""
-
-    def __post_init__(self) -> None:
-        verl = self.trainer == "verl"  # there 0 steps are as many as the epochs have, and -1 is never
-        least = dict(_LEAST, n_runners=int(self.external_store_address is None), steps=int(not verl))
-        least |= {"checkpoint_every": -1, "val_every": -1} if verl else {}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low}")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(known)}")
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if isinstance(value, float) and not math.isfinite(value):  # nan is neither above nor below any bound
-                raise ConfigError(f"{each.name} is {value}; it must be a finite number")
-        for name in _POSITIVE:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
-        elsewhere = self.external_store_address is not None
-        for wrong, message in (
-            (self.group_size < 2, f"group_size is {self.group_size}; a rollout needs another one to be compared with"),
-            (self.val_temperature < 0, f"val_temperature is {self.val_temperature}; it must be 0 (greedy) or above"),
-            (
-                self.runner_processes and elsewhere,
-                "runner_processes belong to a store that lives with the run: with another one, start train.runner",
-            ),
-            (
-                self.credit != "broadcast" and self.trainer == "local",
-                f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl",
-            ),
-            (
-                not 0 < self.credit_discount <= 1,
-                f"credit_discount is {self.credit_discount}; it must be above 0 and up to 1",
-            ),
-        ):
-            if wrong:
-                raise ConfigError(message)
-        self.judge_settings()
-        try:
-            re.compile(self.agent_match or "")
-        except re.error as error:
-            raise ConfigError(f"agent_match {self.agent_match!r} is not a regular expression: {error}") from error
-
-    def judge_settings(self) -> JudgeSettings:
-        """The judge of this run. Raises :class:`ConfigError`."""
-        try:
-            judge = JudgeSettings.of(self.judge)
-        except JudgeSettingsError as error:
-            raise ConfigError(str(error)) from error
-        if judge.model is not None and judge.deadline_s > self.rollout_timeout_s:
+    @model_validator(mode="after")
+    def _judge_in_time(self) -> AgentSettings:
+        if self.judge.model is not None and self.judge.deadline_s > self.rollout_timeout_s:
             # The store ends an attempt after twice the rollout's timeout, its verdict included.
             raise ConfigError(
-                f"judge deadline_s is {judge.deadline_s:g}, and rollout_timeout_s {self.rollout_timeout_s:g}: "
+                f"judge deadline_s is {self.judge.deadline_s:g}, and rollout_timeout_s {self.rollout_timeout_s:g}: "
                 "a verdict may take as long as a rollout at most"
             )
-        return judge
+        return self
+
+
+class RunConfig(AgentSettings):
+    """Every setting of ``python -m train.run``."""
+
+    config: str = _data(
+        "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"
+    )
+    trainer: Literal["local", "verl"] = _training("local", "local (in this process) or verl (on GPUs)")
+    model: str = _data("starter", "'starter' (ships with the project) or a folder in Hugging Face's format")
+    data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
+    output_dir: str = _data("runs", "Folder for the run folders", metavar="DIR")
+    device: str = _data("cpu", "cpu or cuda")
+    seed: int = _data(0, "Seed of sampling and of the order of tasks")
+    track: Annotated[list[_Tracker], BeforeValidator(_split_names)] = _data(
+        list, "Also send the metrics of each step to tensorboard, wandb or both", metavar="NAME,NAME"
+    )
+
+    steps: int = _training(28, "Training steps. With verl 0 means as many as its epochs have", ge=0)
+    tasks_per_step: int = _training(12, "Tasks in one training step", ge=1)
+    group_size: int = _training(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)
+    temperature: float = _training(1.0, "Sampling temperature in training", gt=0)
+    learning_rate: float = _training(2e-4, "Learning rate of the optimizer", gt=0)
+    minibatches: int = _training(2, "Optimizer updates per step", ge=1)
+    clip_low: float = _training(0.2, "Lower clipping range of the probability ratio", ge=0)
+    clip_high: float = _training(0.3, "Upper clipping range of the probability ratio", ge=0)
+    credit: Literal["broadcast", "last", "discount"] = _training(
+        "broadcast", "With verl: which LLM calls share the rollout's reward: all (broadcast), the last, or discount"
+    )
+    credit_discount: float = _training(0.9, "With credit discount: factor from a call to the one before", gt=0, le=1)
+    agent_match: Annotated[str | None, AfterValidator(_regular_expression)] = _training(
+        None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
+    )
+    checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
+
+    val_temperature: float = _validation(
+        0.0, "Temperature in validation; 0 is greedy, with a sampled one beside it before and after training", ge=0
+    )
+    val_tasks: int = _validation(200, "Validation questions before and after training; 0 means all", ge=0)
+    val_every: int = _validation(7, "Steps between the shorter validations; 0 means never, with verl also -1", ge=-1)
+    val_every_tasks: int = _validation(64, "Questions of the shorter validations", ge=0)
+
+    n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
+    runner_processes: int = _rollouts(0, "Processes for the runners; 0 keeps them in the trainer's process", ge=0)
+    max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
+    max_model_len: int = _rollouts(1024, "Tokens of prompt and reply together", ge=1)
+    step_deadline_s: float = _rollouts(300.0, "Seconds that the rollouts of one step may take", gt=0)
+    retries: int = _rollouts(1, "Further attempts after a rollout failed for no fault of the policy", ge=0)
+    unresponsive_s: float = _rollouts(
+        30.0, "Seconds without a sign of life after which a remote runner loses its rollout to another", gt=0
+    )
+
+    external_store_address: str | None = _store(
+        None, "Train through a Lightning store in another process", metavar="http://HOST:PORT"
+    )
+    llm_proxy: bool = _store(False, "Accepted and without effect: LLM calls always go through the proxy")
+    proxy_host: str = _store("127.0.0.1", "Address of this machine at which remote runners reach the LLM proxy")
+    proxy_port: int = _store(0, "Port of the LLM proxy; 0 takes a free one", ge=0, le=65535)
+
+    verl: Mapping[str, Any] = setting(dict, "Settings of verl's own, by their dotted names; they win over a preset's")
+
+    @model_validator(mode="after")
+    def _check(self) -> RunConfig:
+        local, external = self.trainer == "local", self.external_store_address is not None
+        least = {"steps": 1, "val_every": 0, "checkpoint_every": 1} if local else {}
+        for name, low in {**least, "n_runners": 0 if external else 1}.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        if self.runner_processes and external:
+            raise ConfigError(
+                f"runner_processes is {self.runner_processes}, but the store at {self.external_store_address} has "
+                "runners of its own: start them with python -m train.runner"
+            )
+        if local and self.credit != "broadcast":
+            raise ConfigError(f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl")
+        return self
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain values."""
-        return asdict(self)
+        """The record as JSON values."""
+        return self.model_dump(mode="json")
 
     def for_agents(self) -> dict[str, Any]:
-        """What a runner elsewhere must know to make the same agents."""
-        return {name: getattr(self, name) for name in _AGENTS}
+        """The values of :class:`AgentSettings`, for runners. ``agent`` is the runner's own: a store names no code."""
+        return self.model_dump(mode="json", include=AgentSettings.model_fields.keys() - {"agent"})

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import check_type, setting_types
-from groundwire.train.config.run_config import TRACKERS
-from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.config.run_config import TRACKERS, RunConfig
 
-__all__ = ["LOGGER", "RUN_NAMES", "SHARED", "drop_aliases", "run_settings"]
+__all__ = ["LOGGER", "RUN_NAMES", "SHARED", "drop_aliases", "with_verl_names"]
 
 SHARED: dict[str, str] = {
     "model": "actor_rollout_ref.model.path",
@@ -35,42 +33,34 @@ RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
 
 
-def run_settings(preset: str, given: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's settings (names of :class:`RunConfig`) of ``preset``, with what was given under either name.
+def with_verl_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings, with those of ``given["verl"]`` that the run has too under the run's names.
 
-    Raises :class:`ConfigError` where both names were given with different values.
+    Raises :class:`ConfigError` where the two names are given with different values.
     """
-    settings = {RUN_NAMES.get(name, name): value for name, value in VERL_PRESETS[preset].items()}
-    settings = {name: value for name, value in settings.items() if "." not in name}
-    if given.get("external_store_address") is not None:
-        settings["runner_processes"] = 0  # a preset's belong to a store that lives with the run
-    settings |= {name: value for name, value in given.items() if value is not None}
-    types = setting_types()
-    for key, said in overrides.items():
-        name = RUN_NAMES.get(key.lstrip("+"))
-        if name is None:
-            continue
-        value = 0 if said is None and name == "steps" else said  # None: as many as the epochs have
-        check_type(key, value, types[name])
-        if given.get(name) not in (None, value):
-            raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
-        settings[name] = value
+    settings, overrides = dict(given), given.get("verl") or {}
+    for key, value in overrides.items():
+        if name := RUN_NAMES.get(key.lstrip("+")):
+            by_epochs = name == "steps" and value is None
+            settings[name] = RunConfig.check_value(name, 0 if by_epochs else value, shown_as=key)
+            if given.get(name) not in (None, settings[name]):
+                raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
     if (logger := overrides.get(LOGGER)) is not None:
         loggers = [logger] if isinstance(logger, str) else list(logger)
-        named = [name for name in loggers if name in TRACKERS]
-        if given.get("track") and set(given["track"]) != set(named):
+        settings["track"] = [name for name in loggers if name in TRACKERS]
+        if given.get("track") and set(given["track"]) != set(settings["track"]):
             raise ConfigError(
                 f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
             )
-        settings["track"] = named
     return settings
 
 
 def drop_aliases(stored: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's settings without those that ``changed`` gives by the other of their two names."""
+    """The ``stored`` settings of a run without those that ``changed`` gives under their other name."""
     overrides = {key.lstrip("+") for key in changed.get("verl") or {}}
-    names = {RUN_NAMES[key] for key in overrides & RUN_NAMES.keys()} | ({"track"} if LOGGER in overrides else set())
-    kept = {name: value for name, value in stored.items() if name not in names}
-    twins = {SHARED[name] for name in changed.keys() & SHARED.keys()} | ({LOGGER} if "track" in changed else set())
-    kept["verl"] = {key: value for key, value in (stored.get("verl") or {}).items() if key.lstrip("+") not in twins}
+    verl_names, run_names = {**SHARED, "track": LOGGER}, {**RUN_NAMES, LOGGER: "track"}
+    aliases = {verl_names[name] for name in changed.keys() & verl_names.keys()}
+    replaced = {run_names[key] for key in overrides & run_names.keys()}
+    kept = {name: value for name, value in stored.items() if name not in replaced}
+    kept["verl"] = {key: value for key, value in (stored.get("verl") or {}).items() if key.lstrip("+") not in aliases}
     return kept

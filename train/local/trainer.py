@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from groundwire.adapters import Backend
 from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
 from groundwire.domains import Domain, TaskData
 from groundwire.tools.step_timer import StepTimer
@@ -77,6 +78,7 @@ class LocalTrainer:
         domain: Domain,
         run: RunDir,
         watcher: Watcher,
+        backend: Backend | None = None,
         shutdown: GracefulShutdown | None = None,
     ) -> None:
         self.config, self.data, self.run, self.watcher = config, data, run, watcher
@@ -107,7 +109,7 @@ class LocalTrainer:
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data = _MAX_EMPTY_STEPS - 1
-        backend = make_backend(config)
+        backend = backend or make_backend(config)
         self.engine = LocalEngine(
             self.model,
             self.tokenizer,

@@ -1,18 +1,19 @@
-"""From a run's settings to its backend and its reward.
+"""From the settings of agents to their backend and their reward, for trainer and runners alike.
 
-A backend takes the options that mean something to it, and its constructor says which: a parameter is filled where it
-has the name of an option. A setting that the user changed and the backend does not take is refused rather than ignored.
+A backend's constructor takes the settings that it has parameters for. A setting that the user changed and the backend
+does not take is an error.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.resolve import resolve
-from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.resolve import preset_settings
+from groundwire.train.config.run_config import AgentSettings, RunConfig
 
 __all__ = ["make_backend", "make_reward"]
 
@@ -20,38 +21,39 @@ _OPTIONS = ("agent", "max_turns", "table_info_truncate", "example_values", "show
 """The settings that a backend's constructor may take, as parameters of the same names."""
 
 _PACKAGES = {"agents": "openai-agents"}
-"""Where a module's package has another name: there is a package ``agents``, and it is something else."""
+"""Packages whose name is not their module's; the package named ``agents`` is an unrelated one."""
 
 
-def make_backend(config: RunConfig) -> adapters.Backend:
-    """The backend of a run. Raises :class:`groundwire.train.config.errors.ConfigError` where it cannot be made with
-    these settings.
-    """
+def make_backend(settings: AgentSettings) -> adapters.Backend:
+    """The backend of a run, or of a runner. Raises :class:`groundwire.train.config.errors.ConfigError`."""
     try:
-        factory = adapters.get(config.backend)
+        factory = adapters.get(settings.backend)
     except ImportError as error:
-        raise ConfigError(f"backend {config.backend!r} cannot be imported: {error}; {_remedy(error)}") from error
-    takes = inspect.signature(factory).parameters
-    usual = resolve(config.config, trainer=config.trainer)
-    options = {}
-    for name in _OPTIONS:
-        value = getattr(config, name)
-        if name in takes:
-            options[name] = value
-        elif value != getattr(usual, name):
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} means nothing to backend {config.backend!r}: leave it out")
+        raise ConfigError(f"backend {settings.backend!r} cannot be imported: {error}; {_remedy(error)}") from error
+    parameters = inspect.signature(factory).parameters
+    if isinstance(settings, RunConfig):
+        _reject_ignored(settings, parameters)
+    options = {name: getattr(settings, name) for name in _OPTIONS if name in parameters}
     if options.get("agent", "") is None:
-        raise ConfigError(f"backend {config.backend!r} needs --agent module:function")
+        raise ConfigError(f"backend {settings.backend!r} needs --agent module:function")
     try:
         return factory(**options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def make_reward(config: RunConfig, domain: Domain) -> rewards.Reward:
+def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
+    preset = preset_settings(config.config, config.trainer)
+    for name in _OPTIONS:
+        usual = preset.get(name, RunConfig.model_fields[name].default)
+        if name not in parameters and getattr(config, name) != usual:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} means nothing to backend {config.backend!r}: leave it out")
+
+
+def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
     """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
-    return rewards.get(config.reward or domain.default_reward, judge=config.judge_settings())
+    return rewards.get(settings.reward or domain.default_reward, judge=settings.judge)
 
 
 def _remedy(error: ImportError) -> str:

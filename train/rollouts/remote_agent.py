@@ -13,7 +13,7 @@ from agentlightning.types import AttemptedRollout, NamedResources, SpanCoreField
 from groundwire import adapters, domains
 from groundwire.tools.errors import UserError
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.agent import RolloutAgent, store_failure
 from groundwire.train.rollouts.factory import make_backend, make_reward
 
@@ -52,18 +52,17 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
             if isinstance(agent.backend, adapters.Stoppable):
                 await agent.backend.stop()
 
-    def _agent_for(self, settings: Mapping[str, Any]) -> RolloutAgent:
-        key = json.dumps(settings, sort_keys=True)
+    def _agent_for(self, given: Mapping[str, Any]) -> RolloutAgent:
+        key = json.dumps(given, sort_keys=True)
         if key not in self._agents:
             for name, value in self._fixed.items():
-                if settings.get(name, value) != value:
-                    raise ConfigError(f"this runner's {name} is {value!r}, and the rollout's is {settings[name]!r}")
-            given = {**settings, **self._fixed, "agent": self._agent}
-            config = resolve(given.pop("config", "fast"), **given)
+                if given.get(name, value) != value:
+                    raise ConfigError(f"this runner's {name} is {value!r}, and the rollout's is {given[name]!r}")
+            settings = AgentSettings(**{**given, **self._fixed, "agent": self._agent})
             self._agents[key] = RolloutAgent(
-                backend=make_backend(config),
+                backend=make_backend(settings),
                 domain=self._domain,
-                reward=make_reward(config, self._domain),
-                timeout_s=config.rollout_timeout_s,
+                reward=make_reward(settings, self._domain),
+                timeout_s=settings.rollout_timeout_s,
             )
         return self._agents[key]

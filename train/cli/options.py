@@ -1,0 +1,100 @@
+"""Command-line options made from the settings' declarations in :class:`RunConfig`."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from types import NoneType
+from typing import Annotated, Any
+
+import typer
+
+from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import merge_overrides, parse_overrides, suggestion_for
+from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_presets import VERL_PRESETS
+
+__all__ = ["given_settings", "takes_settings"]
+
+_JUDGE = {"judge_model": JudgeModel, "judge_base_url": JudgeBaseUrl, "judge": JudgePairs}
+_BY_PRESET = {name for presets in (PRESETS, VERL_PRESETS) for preset in presets.values() for name in preset}
+
+
+def takes_settings(
+    options: Mapping[str, str] | None = None, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator that gives a command an option for every setting, and the judge's options.
+
+    The command receives their values, None where not given, as the dictionary ``settings``. ``options`` are the
+    settings that the command has, and their options' names; ``defaults`` are those shown in ``--help``.
+    """
+    names = options or {name: name for name in RunConfig.model_fields if name not in ("judge", "verl")}
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = [
+            *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name != "settings"),
+            *(_parameter(option, _option(name, option, defaults)) for name, option in names.items()),
+            *(_parameter(option, annotation) for option, annotation in _JUDGE.items()),
+        ]
+
+        @wraps(function)
+        def command(**values: Any) -> None:
+            settings = {name: values.pop(option) for name, option in names.items()}
+            settings["judge"] = {option: values.pop(option) for option in _JUDGE}
+            function(settings=settings, **values)
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(option: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _option(name: str, option: str, defaults: Mapping[str, Any]) -> Any:
+    field, shown = RunConfig.model_fields[name], RunConfig.option(name)
+    default = defaults.get(name, "by preset" if name in _BY_PRESET else field.get_default(call_default_factory=True))
+    flag = "--" + option.replace("_", "-")
+    kind = _option_type(field.annotation)
+    info = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        *shown["flags"],
+        help=field.description,
+        metavar=shown["metavar"],
+        rich_help_panel=shown["panel"],
+        show_default=str(default) if default not in (None, [], False) else False,
+    )
+    return Annotated[kind | None, info]
+
+
+def _option_type(annotation: Any) -> Any:
+    """bool, int or float as declared, with or without None; text for everything else."""
+    kinds = [kind for kind in (typing.get_args(annotation) or (annotation,)) if kind is not NoneType]
+    return kinds[0] if kinds[0] in (bool, int, float) else str
+
+
+def given_settings(
+    settings: Mapping[str, Any], pairs: Iterable[str], names: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The options' values (``settings``) and ``KEY=VALUE`` pairs by the settings' names, checked.
+
+    ``names`` are the settings that the command has, as for :func:`takes_settings`. Raises :class:`ConfigError`.
+    """
+    options = {**settings, "judge": parse_judge(**settings["judge"])}
+    overrides = parse_overrides(pairs)
+    if names is not None:
+        fields = {alias: name for alias, name in RunConfig.names().items() if name in names}
+        fields |= {option: name for name, option in names.items()}
+        for key in overrides:
+            if key not in fields and not key.startswith("judge."):
+                raise ConfigError(f"unknown setting {key}={overrides[key]}{suggestion_for(key, fields)}")
+        overrides = {fields.get(key, key): value for key, value in overrides.items()}
+    return merge_overrides(options, overrides)

@@ -1,0 +1,72 @@
+"""Settings in a TOML or YAML file: ``--config my-run.toml``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from groundwire.tools.errors import UserError
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import NAMES, merge_overrides, suggestion_for
+
+__all__ = ["SUFFIXES", "read_settings"]
+
+SUFFIXES = (".toml", ".yaml", ".yml")
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings in ``file`` by their fields, as :func:`merge_overrides` returns them.
+
+    ``config`` names the preset that the file is based on, the tables ``judge`` and ``verl`` hold their settings. Raises
+    :class:`ConfigError`, which names the file and the key.
+    """
+    try:
+        values = _parse(file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid {file.suffix[1:].upper()}: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} holds no settings: write them as in docs/settings.md")
+    overrides = {}
+    for key, value in _flat(values):
+        if "." not in key and key not in NAMES:
+            raise ConfigError(f"{file}: unknown setting {key}{suggestion_for(key)}")
+        overrides[key.removeprefix("verl.")] = value
+    try:
+        return merge_overrides({}, overrides)
+    except UserError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _parse(file: Path) -> Any:
+    text = file.read_bytes().decode()
+    if file.suffix == ".toml":
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        return tomllib.loads(text)
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML 1.1 takes 1e-5 for text."""
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), "-+0123456789"
+    )
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 (a safe loader)
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
