@@ -19,6 +19,7 @@ from groundwire.adapters.tracing.calls import LLMCall, check_ids, to_json
 __all__ = [
     "CLIENT_GONE",
     "SESSION_HEADER",
+    "UNREADABLE",
     "HttpExchange",
     "OnSampled",
     "RefusedError",
@@ -27,6 +28,7 @@ __all__ = [
     "error_body",
     "has_ended",
     "read_exchange",
+    "read_reply",
     "read_request",
     "traced_request",
 ]
@@ -41,6 +43,8 @@ _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _DONE = b"\ndata: [DONE]"
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""What reading a malformed reply may raise."""
 
 
 class RefusedError(Exception):
@@ -54,6 +58,10 @@ class RefusedError(Exception):
         """The error as OpenAI's API formats it."""
         kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
         return error_body(str(self), kind=kind, status=self.status)
+
+
+class _StreamError(Exception):
+    """A stream that reports an error, or ends too early."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,21 +135,21 @@ def error_body(message: str, *, kind: str, status: int) -> dict[str, Any]:
 
 def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
     """The call of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
-    request = exchange.request
-    reply: dict[str, Any] = {}
-    error = exchange.error
+    request, error = exchange.request, exchange.error
+    fields: dict[str, Any] = {}
     if not error and exchange.status != _STATUS_OK:
         error = _error_message(exchange.body)
     if not error:
         try:
             if exchange.sampled is not None:
-                reply = _read_sampled(exchange.sampled)
+                fields = _read_sampled(exchange.sampled)
             else:
-                reply = _read_stream(exchange.body) if exchange.streamed else _read_whole(json.loads(exchange.body))
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as caught:
+                reply = _merge_stream(exchange.body) if exchange.streamed else json.loads(exchange.body)
+                fields = read_reply(reply)
+        except _StreamError as caught:
+            error = str(caught)
+        except UNREADABLE as caught:
             error = f"the server's reply cannot be read: {type(caught).__name__}: {caught}"
-    versions: dict[str, Any] = {name: reply.pop(name, None) for name in _VERSIONS}
-    versions = {name: version for name, version in versions.items() if isinstance(version, int)}
     return LLMCall(
         rollout_id=exchange.rollout_id,
         attempt_id=exchange.attempt_id,
@@ -151,66 +159,59 @@ def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
         started=exchange.started,
         ended=exchange.ended,
         status=exchange.status,
-        error=error or reply.pop("error", ""),
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
-        **versions,
-        **reply,
+        **{"error": error, **fields},
     )
+
+
+def read_reply(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`LLMCall` in a whole reply. Raises one of :data:`UNREADABLE` for a malformed one."""
+    choice = reply["choices"][0]
+    logprobs = (choice.get("logprobs") or {}).get("content") or ()
+    return {
+        "prompt_ids": check_ids(reply.get("prompt_token_ids") or ()),
+        "response_ids": check_ids(choice.get("token_ids") or ()),
+        "logprobs": [float(token["logprob"]) for token in logprobs],
+        "finish_reason": str(choice.get("finish_reason") or ""),
+        "reply_json": to_json(choice["message"]),
+        **_weights_versions(reply),
+        **_token_counts(reply),
+    }
 
 
 def _read_sampled(sampled: Mapping[str, Any]) -> dict[str, Any]:
     if "error" in sampled:
         return {"error": str(sampled["error"])}
     return {
-        **sampled,
-        "prompt_ids": _ids(sampled["prompt_ids"]),
-        "response_ids": _ids(sampled["response_ids"]),
+        **{name: value for name, value in sampled.items() if name not in _VERSIONS},
+        "prompt_ids": check_ids(sampled["prompt_ids"]),
+        "response_ids": check_ids(sampled["response_ids"]),
         "logprobs": [float(logprob) for logprob in sampled["logprobs"]],
+        **_weights_versions(sampled),
     }
 
 
-def _read_whole(reply: Mapping[str, Any]) -> dict[str, Any]:
-    choice = reply["choices"][0]
-    return {
-        "prompt_ids": _ids(reply.get("prompt_token_ids")),
-        "response_ids": _ids(choice.get("token_ids")),
-        **_token_counts(reply),
-        "logprobs": _logprobs(choice),
-        "finish_reason": str(choice.get("finish_reason") or ""),
-        "reply_json": to_json(choice["message"]),
-        **_versions(reply),
-    }
-
-
-def _read_stream(body: bytes) -> dict[str, Any]:
-    prompt_ids: list[int] = []
-    response_ids: list[int] = []
-    logprobs: list[float] = []
-    finish_reason, versions, counted = "", dict[str, Any](), dict[str, int]()
+def _merge_stream(body: bytes) -> dict[str, Any]:
+    """The whole reply that a stream stands for. Raises :class:`_StreamError` if it reports an error or is cut off."""
     message: dict[str, Any] = {"role": "assistant"}
+    token_ids: list[int] = []
+    logprobs: list[Any] = []
+    choice: dict[str, Any] = {"message": message, "token_ids": token_ids, "logprobs": {"content": logprobs}}
+    reply: dict[str, Any] = {"choices": [choice]}
     for event in _events(body):
         if "error" in event:
-            return {"error": _error_message(json.dumps(event).encode())}
-        prompt_ids = prompt_ids or _ids(event.get("prompt_token_ids"))
-        versions |= _versions(event)
-        counted |= _token_counts(event)
-        for choice in event.get("choices") or ():  # a usage chunk has none
-            response_ids += _ids(choice.get("token_ids"))
-            logprobs += _logprobs(choice)
-            finish_reason = choice.get("finish_reason") or finish_reason
-            _add_delta(message, choice.get("delta") or {})
-    if not finish_reason:
-        return {"error": "the stream ended before the reply was complete"}
-    return {
-        "prompt_ids": prompt_ids,
-        "response_ids": response_ids,
-        **({} if prompt_ids else counted),
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-        "reply_json": to_json(message),
-        **versions,
-    }
+            raise _StreamError(_error_message(json.dumps(event).encode()))
+        reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
+        reply |= {name: event[name] for name in ("usage", *_VERSIONS) if event.get(name) is not None}
+        for part in event.get("choices") or ():  # the event with the usage has none
+            token_ids += part.get("token_ids") or ()
+            logprobs += (part.get("logprobs") or {}).get("content") or ()
+            choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+            _add_delta(message, part.get("delta") or {})
+    if not choice.get("finish_reason"):
+        raise _StreamError("the stream ended before the reply was complete")
+    return reply
 
 
 def _events(body: bytes) -> Iterator[dict[str, Any]]:
@@ -241,8 +242,8 @@ def _add_tool_call(calls: list[dict[str, Any]], part: Mapping[str, Any]) -> None
     call["function"]["arguments"] += function.get("arguments") or ""
 
 
-def _versions(reply: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: reply[name] for name in _VERSIONS if name in reply}
+def _weights_versions(reply: Mapping[str, Any]) -> dict[str, int]:
+    return {name: reply[name] for name in _VERSIONS if isinstance(reply.get(name), int)}
 
 
 def _token_counts(reply: Mapping[str, Any]) -> dict[str, int]:
@@ -252,15 +253,6 @@ def _token_counts(reply: Mapping[str, Any]) -> dict[str, int]:
         return {}
     counts = {"prompt_tokens": usage.get("prompt_tokens"), "response_tokens": usage.get("completion_tokens")}
     return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MAX_TOKENS}
-
-
-def _ids(value: Any) -> list[int]:
-    return check_ids(value or ())
-
-
-def _logprobs(choice: Mapping[str, Any]) -> list[float]:
-    content = (choice.get("logprobs") or {}).get("content") or ()
-    return [float(token["logprob"]) for token in content]
 
 
 def _error_message(body: bytes) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from agentlightning.types import Span
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
-from groundwire.adapters.tracing.calls import check_ids, to_json
+from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
 
 __all__ = ["with_call_spans"]
 
@@ -34,8 +34,9 @@ def with_call_spans(spans: Sequence[Span]) -> list[Any]:
 
 def _call(span: Span, by_id: Mapping[str, Span]) -> LLMCall:
     try:
-        fields = _READERS[span.name](span.attributes)
-    except (ValueError, SyntaxError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        reply = _READERS[span.name](span.attributes)
+        fields = {**read_reply(reply), "model": str(reply["model"])}
+    except (*UNREADABLE, SyntaxError) as error:
         fields = {"error": f"the span cannot be read: {type(error).__name__}: {error}"}
     return LLMCall(
         rollout_id=span.rollout_id,
@@ -48,39 +49,25 @@ def _call(span: Span, by_id: Mapping[str, Span]) -> LLMCall:
     )
 
 
-def _read_tracer(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "model": str(attributes.get("gen_ai.request.model", "")),
-        "prompt_ids": check_ids(attributes.get("prompt_token_ids", ())),
-        "response_ids": check_ids(attributes.get("response_token_ids", ())),
-        "logprobs": _logprobs(json.loads(attributes.get("logprobs.content", "[]"))),
-        "finish_reason": str(attributes.get("gen_ai.completion.0.finish_reason", "")),
+def _tracer_reply(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat completion in a span of the runner-side tracer."""
+    choice = {
+        "message": {"role": "assistant", "content": attributes.get("gen_ai.completion.0.content")},
+        "token_ids": attributes.get("response_token_ids"),
+        "logprobs": {"content": json.loads(attributes.get("logprobs.content", "[]"))},
+        "finish_reason": attributes.get("gen_ai.completion.0.finish_reason"),
     }
+    model, prompt_ids = attributes.get("gen_ai.request.model", ""), attributes.get("prompt_token_ids")
+    return {"model": model, "prompt_token_ids": prompt_ids, "choices": [choice]}
 
 
-def _read_proxy(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists are Python literals there."""
-    prompt_ids, choices, messages = (
-        ast.literal_eval(str(attributes.get(f"{_VLLM}{name}", "[]")))
-        for name in ("prompt_token_ids", "choices", "messages")
-    )
-    choice = choices[0] if choices else {}
-    return {
-        "model": str(attributes.get(f"{_VLLM}model", "")),
-        "prompt_ids": check_ids(prompt_ids),
-        "response_ids": check_ids(choice.get("token_ids") or ()),
-        "logprobs": _logprobs((choice.get("logprobs") or {}).get("content") or ()),
-        "finish_reason": str(choice.get("finish_reason") or ""),
-        "messages_json": to_json(messages),
-        "reply_json": to_json(choice.get("message") or {}),
-    }
+def _proxy_reply(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat completion in a span of the LLM proxy, which writes lists as Python literals."""
+    lists = {name: ast.literal_eval(attributes[_VLLM + name]) for name in ("prompt_token_ids", "choices")}
+    return {"model": attributes.get(f"{_VLLM}model", ""), **lists}
 
 
-_READERS = {"openai.chat.completion": _read_tracer, "raw_gen_ai_request": _read_proxy}
-
-
-def _logprobs(content: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [float(token["logprob"]) for token in content]
+_READERS = {"openai.chat.completion": _tracer_reply, "raw_gen_ai_request": _proxy_reply}
 
 
 def _agent_name(span: Span, by_id: Mapping[str, Span]) -> str:
