@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from groundwire.domains._registry import check, get, names
-from groundwire.domains._types import DataError, Domain, Task, TaskData, answer_form
+from groundwire.domains._types import Breakdowns, DataError, Domain, Task, TaskData, answer_form, breakdowns_of
 
-__all__ = ["DataError", "Domain", "Task", "TaskData", "answer_form", "check", "get", "names"]
+__all__ = [
+    "Breakdowns",
+    "DataError",
+    "Domain",
+    "Task",
+    "TaskData",
+    "answer_form",
+    "breakdowns_of",
+    "check",
+    "get",
+    "names",
+]

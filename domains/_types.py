@@ -9,12 +9,18 @@ from typing import Any, Protocol
 from groundwire.tools.errors import UserError
 from groundwire.tools.types import AnswerForm
 
-__all__ = ["DataError", "Domain", "Task", "TaskData", "answer_form"]
+__all__ = ["Breakdowns", "DataError", "Domain", "Task", "TaskData", "answer_form", "breakdowns_of"]
 
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
 
 Only the trainer and the reward see the whole row. A backend gets ``id``, ``question`` and :meth:`Domain.database`.
+"""
+
+Breakdowns = Mapping[str, Mapping[str, str]]
+"""Task columns by which accuracy is also reported: for each the labels of its values, in display order.
+
+Values without a label follow by name.
 """
 
 
@@ -54,3 +60,9 @@ def answer_form(domain: Domain) -> AnswerForm:
     """The domain's attribute ``form``; ``sql`` if it has none."""
     form: AnswerForm = getattr(domain, "form", "sql")
     return form
+
+
+def breakdowns_of(domain: Domain) -> Breakdowns:
+    """The domain's attribute ``breakdowns``; empty without one."""
+    found: Breakdowns = getattr(domain, "breakdowns", {})
+    return found

@@ -15,15 +15,17 @@ import pytest
 from programs import run as run_program
 from typer.testing import CliRunner
 
+from groundwire import domains
+from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
-from groundwire.train.evaluation.spider_predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
 from groundwire.train.evaluation.table import comparison, details, table
 from groundwire.train.policy import STARTER
 
+BREAKDOWNS = domains.breakdowns_of(domains.get("spider"))
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 
 
@@ -68,11 +70,11 @@ def test_mcnemars_exact_test_is_the_binomials() -> None:
 
 def test_accuracy_is_told_overall_and_by_hardness() -> None:
     figures = compute_metrics(
-        [rollout("a", 1.0), rollout("b", 0.0, hardness="hard"), rollout("c", 1.0, hardness="hard")]
+        [rollout("a", 1.0), rollout("b", 0.0, hardness="hard"), rollout("c", 1.0, hardness="hard")], BREAKDOWNS
     )
     assert (figures["accuracy"], figures["questions"]) == (pytest.approx(2 / 3, abs=1e-4), 3)
     assert figures["by_hardness"]["hard"]["accuracy"] == 0.5
-    assert figures["by_hardness"]["easy"]["questions"] == 1
+    assert figures["by_hardness"]["easy"]["n"] == 1
 
 
 def test_with_several_samples_it_is_told_how_many_questions_they_differ_on() -> None:
@@ -87,7 +89,7 @@ def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
     figures = compute_metrics(
         [rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")]
     )
-    assert (figures["accuracy"], figures["judged"], figures["rollouts"]) == (0.5, 2, 3)
+    assert (figures["accuracy"], figures["n"], figures["total"]) == (0.5, 2, 3)
     assert figures["failures"] == {"endpoint": 1, "agent": 1}
     assert "timed out" not in details(figures)
     assert "run fewer at once" in details(compute_metrics([rollout("a", 1.0), rollout("b", None, status="timeout")]))
@@ -140,7 +142,7 @@ def test_with_several_samples_a_question_is_won_by_its_mean() -> None:
 
 def test_levels_of_hardness_stand_in_their_order() -> None:
     rows = [rollout(level, hardness=level) for level in ("extra", "hard", "easy", "medium", "another")]
-    assert list(compute_metrics(rows)["by_hardness"]) == ["easy", "medium", "hard", "extra", "another"]
+    assert list(compute_metrics(rows, BREAKDOWNS)["by_hardness"]) == ["easy", "medium", "hard", "extra", "another"]
 
 
 # -- the official evaluator's files
@@ -204,7 +206,7 @@ def test_an_evaluation_is_a_folder_like_a_runs(evaluated: tuple[Path, str]) -> N
     assert (len(rows), damaged) == (10, [])
     assert [line["step"] for line in run.metrics()] == [0]
     figures = json.loads((folder / "evaluation.json").read_text())
-    assert (figures["questions"], figures["judged"], figures["samples"]) == (5, 10, 2)
+    assert (figures["questions"], figures["n"], figures["samples"]) == (5, 10, 2)
     assert figures["token_count_source"] == "ids"
     assert len(figures["by_turn"]) in (1, 2)
     assert "5 questions, 2 samples each" in printed
@@ -336,7 +338,7 @@ def test_an_endpoint_without_token_ids_is_evaluated_and_its_lengths_are_its_coun
     done = _evaluate(*arguments, OPENAI_API_KEY="sesame")
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())
-    assert (figures["judged"], figures["calls_per_rollout"], figures["failures"]) == (2, 2, {})
+    assert (figures["n"], figures["calls_per_rollout"], figures["failures"]) == (2, 2, {})
     assert (figures["prompt_tokens"], figures["response_tokens"], figures["token_count_source"]) == (70, 7, "usage")
     assert "The endpoint sent no token ids" in done.stdout
     assert {body["model"] for body in _Endpoint.asked} == {"big-1"}

@@ -16,13 +16,13 @@ from typing import Any
 import openai
 import pytest
 from programs import Program, until
-from watchers import Nobody
 
 from groundwire import domains
 from groundwire.adapters.sql_agents import prompts
 from groundwire.tools.schema import table_info
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.errors import EventLoopError
 from groundwire.train.rollouts.event_loop import EventLoopThread
@@ -115,7 +115,9 @@ def test_a_loop_that_ends_is_not_waited_for(started: Any) -> None:
 def _dev(agent: str, folder: Path) -> list[Any]:
     domain = domains.get("spider")
     config = resolve("fast", backend="custom", agent=f"{__name__}:{agent}", n_runners=4, retries=0)
-    trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(folder), watcher=Nobody())
+    trainer = LocalTrainer(
+        config, data=domain.load(None), domain=domain, run=RunDir(folder), callback=ProgressCallback()
+    )
     return trainer.dev(4)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
-from groundwire.train.cli.progress import Display, show_summary
+from groundwire.train.cli.progress import ProgressDisplay, show_summary
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
@@ -171,14 +171,14 @@ def test_an_evaluation_of_which_nothing_can_be_judged_has_no_figures(
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())
     assert figures["accuracy"] == 1.0
-    assert figures["failures"] == {"reward": 6 - figures["judged"]}
-    assert 0 < figures["judged"] < 6
+    assert figures["failures"] == {"reward": 6 - figures["n"]}
+    assert 0 < figures["n"] < 6
 
 
 def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
     config = resolve("fast", steps=1)
     run = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict())
-    judged = {"accuracy": 0.25, "ci95": [0.1, 0.5], "n": 8, "total": 8, "by_subject_split": {"new": 0.25}}
+    judged = {"accuracy": 0.25, "ci95": [0.1, 0.5], "n": 8, "total": 8, "by_subject_split": {"new": {"accuracy": 0.25}}}
     nothing = {"accuracy": None, "ci95": [0.0, 1.0], "n": 0, "total": 8, "failures": {"timeout": 8}}
     seconds = dict.fromkeys(("update", "sampling", "sql", "reward", "agent", "waiting"), 0.0)
     step = {"step": 1, "reward": None, "rollouts": 4, "failures": {"timeout": 4}, "seconds": seconds}
@@ -186,15 +186,15 @@ def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
     lines.append({**step, "validation": nothing, "wall_time_s": 2.0})
     out = io.StringIO()
     console = Console(file=out, width=200)
-    display = Display(console, 1)
+    display = ProgressDisplay(console, 1)
     for line in lines:
         run.append_metrics(line)
-        display.step(line)
+        display.on_step_end(line)
     summary = summarize(run, config, "data")
     show_summary(console, summary, "here")
     assert summary["validation"]["after"] is None
     assert "greedy accuracy - [0.00, 1.00] of 0" in out.getvalue()
-    assert "greedy: 0.250 before, - after on 8 questions" in out.getvalue()
+    assert "greedy: 0.250 before, - after on 8 validation questions" in out.getvalue()
     assert "new subjects: 0.250 before, - after" in out.getvalue()
     report = build(run)
     assert "0.250 → -" in report.html
@@ -202,7 +202,7 @@ def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
     draw_curve(run.metrics(), tmp_path / "curve.png")
 
     figures = compute_metrics([_failed(mode="val")])
-    assert (figures["accuracy"], figures["calls_per_rollout"], figures["judged"]) == (None, None, 0)
+    assert (figures["accuracy"], figures["calls_per_rollout"], figures["n"]) == (None, None, 0)
     assert details(figures).startswith("accuracy - [0.000, 1.000] of 0 questions")
     entry = {"model": "m", "context": 1, "max_turns": 2, "agents": "a", "before": None, "after": figures}
     assert table([entry], "markdown").splitlines()[-1] == "| m | 1 | 2 | a | - | - | - | - | - |"

@@ -38,7 +38,7 @@ def rollout(**changes: Any) -> dict[str, Any]:
 
 
 def validation(step: int, accuracy: float) -> dict[str, Any]:
-    levels = {"easy": accuracy, "hard": 0.0}
+    levels = {name: {"accuracy": value} for name, value in (("easy", accuracy), ("hard", 0.0))}
     return {"accuracy": accuracy, "ci95": [0.1, 0.9], "n": 2, "total": 2, "by_hardness": levels, "failures": {}}
 
 
@@ -165,7 +165,9 @@ def test_nothing_that_a_model_or_a_data_set_wrote_is_markup(tmp_path: Path) -> N
     )
     run = new_run(tmp_path, model=EVIL)
     run.write_rollouts(1, [evil])
-    run.append_metrics(line(1, failures={EVIL: 3}, validation={**validation(1, 0.5), "by_hardness": {EVIL: 0.5}}))
+    run.append_metrics(
+        line(1, failures={EVIL: 3}, validation={**validation(1, 0.5), "by_hardness": {EVIL: {"accuracy": 0.5}}})
+    )
     html = build(run).html
     page, plain = _Page(html), read(new_run(tmp_path / "plain"))
     assert page.tags.count("script") == plain.tags.count("script") == 2

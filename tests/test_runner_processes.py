@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
-from watchers import Nobody
 
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 
@@ -24,7 +24,9 @@ def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(asyncio.events, "get_child_watcher", none, raising=False)
     config = resolve("fast", runner_processes=2, n_runners=8, seed=1)
     domain = domains.get("spider")
-    trainer = LocalTrainer(config, data=domain.load(None), domain=domain, run=RunDir(tmp_path), watcher=Nobody())
+    trainer = LocalTrainer(
+        config, data=domain.load(None), domain=domain, run=RunDir(tmp_path), callback=ProgressCallback()
+    )
     outcomes = trainer.dev(6)
     assert [outcome.status for outcome in outcomes] == ["succeeded"] * 6
     assert all(outcome.calls for outcome in outcomes)

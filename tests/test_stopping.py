@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from programs import Program, run, until
-from watchers import Nobody
 
 from groundwire import domains
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 
@@ -85,7 +85,7 @@ def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeyp
     monkeypatch.setattr(RunDir, "append_metrics", full)
     config = RunConfig(**folder.config())
     with pytest.raises(OSError, match="no space left"):
-        LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, watcher=Nobody()).train()
+        LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, callback=ProgressCallback()).train()
     assert [line["step"] for line in folder.metrics()] == [0]
     assert folder.checkpoints.paths() == []
 

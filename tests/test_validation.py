@@ -2,56 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from groundwire.train.evaluation.validation import accuracy, choose_tasks, validation_jobs, validation_name, wilson
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire import domains
+from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.statistics import wilson
+from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 
 
-def _outcome(reward: float | None, status: str = "succeeded", **task: Any) -> RolloutResult:
-    return RolloutResult(
-        request=RolloutRequest(task={"id": "1", "question": "?", **task}, group="1", mode="val"),
-        rollout_id="ro",
-        status=status,
-        reward=reward,
-        reward_components={},
-        message="",
-        answer="",
-        steps=[],
-        calls=[],
-        attempts=1,
-        seconds=0.1,
-    )
+def _rows(*rewards: float | str, **columns: list[str]) -> list[dict[str, Any]]:
+    """A row of ``rollouts.parquet`` for each reward, or for the status of a rollout without one."""
+    rows = []
+    for index, reward in enumerate(rewards):
+        task = {"id": str(index), "question": "?", **{name: values[index] for name, values in columns.items()}}
+        failed = isinstance(reward, str)
+        rows.append(
+            {
+                "task_id": task["id"],
+                "task": json.dumps(task),
+                "status": reward if failed else "succeeded",
+                "reward": None if failed else reward,
+                "calls": [],
+            }
+        )
+    return rows
 
 
 def test_accuracy_is_told_overall_and_by_hardness_and_subject() -> None:
-    result = accuracy(
-        [
-            _outcome(1.0, hardness="easy", subject_split="new"),
-            _outcome(0.0, hardness="easy", subject_split="familiar"),
-            _outcome(1.0, hardness="hard", subject_split="new"),
-        ]
-    )
+    rows = _rows(1.0, 0.0, 1.0, hardness=["easy", "easy", "hard"], subject_split=["new", "familiar", "new"])
+    result = compute_accuracy(rows, domains.breakdowns_of(domains.get("spider")))
     assert result["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
-    assert result["by_hardness"] == {"easy": 0.5, "hard": 1.0}
-    assert result["by_subject_split"] == {"familiar": 0.0, "new": 1.0}
+    parts = {key: {value: part["accuracy"] for value, part in result[key].items()} for key in result if "by_" in key}
+    assert parts == {"by_hardness": {"easy": 0.5, "hard": 1.0}, "by_subject_split": {"familiar": 0.0, "new": 1.0}}
+    assert result["by_hardness"]["easy"]["n"] == 2
 
 
 def test_a_broken_infrastructure_changes_no_accuracy() -> None:
-    result = accuracy([_outcome(1.0), _outcome(None, "endpoint"), _outcome(None, "timeout")])
+    result = compute_accuracy(_rows(1.0, "endpoint", "timeout"))
     assert (result["accuracy"], result["n"]) == (1.0, 1)
     assert result["failures"] == {"endpoint": 1, "timeout": 1}
 
 
 def test_of_nothing_judged_there_is_no_accuracy() -> None:
-    result = accuracy([_outcome(None, "reward"), _outcome(None, "judge_abstained")])
+    result = compute_accuracy(_rows("reward", "judge_abstained"))
     assert (result["accuracy"], result["n"], result["total"]) == (None, 0, 2)
 
 
 def test_an_agent_that_gives_up_is_wrong() -> None:
-    result = accuracy([_outcome(1.0), _outcome(None, "prompt_too_long")])
+    result = compute_accuracy(_rows(1.0, "prompt_too_long"))
     assert (result["accuracy"], result["n"]) == (0.5, 2)
 
 
@@ -71,14 +72,14 @@ def test_every_run_judges_the_same_questions_spread_over_all_databases() -> None
 
 
 def test_greedy_is_temperature_zero() -> None:
-    [job] = validation_jobs([{"id": "1", "question": "?"}], temperature=0.0, max_tokens=5, seed=0)
+    [job] = validation_requests([{"id": "1", "question": "?"}], temperature=0.0, max_tokens=5, seed=0)
     assert job.sampling["temperature"] == 0.0
     assert job.mode == "val"
     assert [validation_name(each) for each in (0.0, 0.7, 1.0)] == ["validation", *["validation_sampled"] * 2]
 
 
 def test_rewards_that_are_no_proportion_get_the_interval_of_their_mean() -> None:
-    result = accuracy([_outcome(reward) for reward in (1.1, 1.1, 0.3, 0.9)])
+    result = compute_accuracy(_rows(1.1, 1.1, 0.3, 0.9))
     assert result["accuracy"] == 0.85
-    assert result["ci95"] == [0.479, 1.221]
-    assert accuracy([_outcome(1.1)])["ci95"] == [1.1, 1.1]
+    assert result["ci95"] == [0.5, 1.1]
+    assert compute_accuracy(_rows(1.1))["ci95"] == [1.1, 1.1]

@@ -98,11 +98,11 @@ def _resolve(given: dict[str, Any], base_url: str | None) -> RunConfig:
 
 def _read(paths: list[str], *, compare: bool, form: str) -> str:
     from groundwire.train.evaluation.metrics import compare as compared
-    from groundwire.train.evaluation.run_reader import entry, final_rows
+    from groundwire.train.evaluation.run_reader import final_rows, table_entry
 
     runs = [RunDir.open(path) for path in paths]
     if not compare:
-        return table([entry(run) for run in runs], form)
+        return table([table_entry(run) for run in runs], form)
     try:
         result = compared(*(final_rows(run) for run in runs))
     except ValueError as error:
@@ -113,10 +113,10 @@ def _read(paths: list[str], *, compare: bool, form: str) -> str:
 def _evaluate(config: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
     with spinner("starting"), fast_import():
         from groundwire.tools.log_setup import setup_logging
-        from groundwire.train.cli.progress import Display
+        from groundwire.train.cli.progress import ProgressDisplay
         from groundwire.train.evaluation.evaluator import evaluate
         from groundwire.train.evaluation.probe_endpoint import probe_endpoint
-        from groundwire.train.evaluation.run_reader import entry
+        from groundwire.train.evaluation.run_reader import table_entry
         from groundwire.train.rollouts.runtime import Upstream
 
     adapters.check(config.backend)
@@ -144,20 +144,20 @@ def _evaluate(config: RunConfig, *, base_url: str | None, api_key_env: str, samp
     shown = console(stderr=True)
     shown.print(f"data: {data.source}", markup=False)
     shown.print(f"run:  {run.path}", markup=False)
-    with run.lock(), Display(shown, 0) as display:
+    with run.lock(), ProgressDisplay(shown, 0) as display:
         try:
-            figures = evaluate(
-                config, data=data, domain=domain, run=run, watcher=display, samples=samples, upstream=upstream
-            )
+            evaluate(config, data=data, domain=domain, run=run, callback=display, samples=samples, upstream=upstream)
         except KeyboardInterrupt:
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
             raise CommandError(f"stopped{kept}", 130) from None
-    line = entry(run)
-    for each, name in (("markdown", "table.md"), ("text", "table.txt")):
-        (run.path / name).write_text(f"{table([line], each)}\n\n{details(figures, each)}\n", encoding="utf-8")
-    if form == "json":
-        return table([line], form)
-    return f"{table([line], form)}\n\n{details(figures, form)}"
+    entry = table_entry(run)
+    breakdowns = domains.breakdowns_of(domain)
+    texts = {
+        each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")
+    }
+    (run.path / "table.md").write_text(f"{texts['markdown']}\n", encoding="utf-8")
+    (run.path / "table.txt").write_text(f"{texts['text']}\n", encoding="utf-8")
+    return texts.get(form) or table([entry], form)
 
 
 if __name__ == "__main__":

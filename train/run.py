@@ -31,6 +31,7 @@ from groundwire.train.cli.resume import config_for_resume, finished, pin_data_di
 from groundwire.train.cli.trainer_choice import default_trainer, print_config
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.policy import STARTER_NOTES
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
@@ -155,20 +156,20 @@ def _run(job: _Job, resumed: RunDir | None) -> None:
 
 def _train(job: _Job, run: RunDir) -> dict[str, Any]:
     with spinner("starting"), fast_import():
-        from groundwire.train.cli.progress import Display
+        from groundwire.train.cli.progress import ProgressDisplay
         from groundwire.train.local.graceful_shutdown import GracefulShutdown
         from groundwire.train.local.trainer import LocalTrainer
 
     with GracefulShutdown() as shutdown:
         try:
-            with Display(job.console, job.config.steps) as display:
+            with ProgressDisplay(job.console, job.config.steps) as display:
                 LocalTrainer(
                     job.config,
                     data=job.data,
                     domain=job.domain,
                     backend=job.backend,
                     run=run,
-                    watcher=display,
+                    callback=display,
                     shutdown=shutdown,
                 ).train()
         finally:
@@ -234,7 +235,8 @@ def _conclude(job: _Job, run: RunDir) -> dict[str, Any]:
         launch.collect(run)
     if not (metrics := run.metrics()):
         return {}
-    summary = summarize(run, job.config, job.data.source)
+    note = STARTER_NOTES[domains.answer_form(job.domain)] if job.config.model == "starter" else ""
+    summary = summarize(run, job.config, job.data.source, note=note)
     run.write_json("summary.json", summary)
     with spinner("writing rollouts.parquet and the curve"):
         damaged = run.merge_rollouts()
@@ -273,17 +275,17 @@ def _dev(job: _Job) -> None:
     from tempfile import TemporaryDirectory
 
     with spinner("starting"), fast_import():
-        from groundwire.train.cli.progress import Display, show_rollouts
+        from groundwire.train.cli.progress import ProgressDisplay, show_rollouts
         from groundwire.train.local.trainer import LocalTrainer
 
-    with TemporaryDirectory() as folder, Display(job.console, 0) as display:
+    with TemporaryDirectory() as folder, ProgressDisplay(job.console, 0) as display:
         results = LocalTrainer(
             job.config,
             data=job.data,
             domain=job.domain,
             backend=job.backend,
             run=RunDir(Path(folder)),
-            watcher=display,
+            callback=display,
         ).dev()
     show_rollouts(job.console, results, job.config.agent_match)
 

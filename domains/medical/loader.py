@@ -35,6 +35,7 @@ class MedicalDomain:
     name = "medical"
     default_reward = "rule_judge_hybrid"
     form: AnswerForm = "prose"
+    breakdowns = {"hardness": {"easy": "easy", "medium": "medium", "hard": "hard"}}
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else the bundled data. Raises :class:`DataError`."""

@@ -16,7 +16,8 @@ from groundwire.domains._readers import check_unique_ids, choose_folder, first_n
 from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.spider.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
-from groundwire.domains.spider.hardness import hardness
+from groundwire.domains.spider.hardness import LEVELS, hardness
+from groundwire.domains.spider.predictions import write_predictions
 from groundwire.tools.sql import is_sqlite
 
 __all__ = ["BUNDLED", "FILES", "REPORT", "SpiderDomain", "domain", "find_files", "read_tasks"]
@@ -39,6 +40,11 @@ class SpiderDomain:
 
     name = "spider"
     default_reward = "spider_exec_match"
+    breakdowns = {
+        "hardness": {level: level for level in LEVELS},
+        "subject_split": {"familiar": "familiar subjects", "new": "new subjects"},
+    }
+    write_predictions = staticmethod(write_predictions)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else ``SPIDER_DATA_DIR``, else the bundled data. Raises :class:`DataError`."""

@@ -1,23 +1,27 @@
-"""What a person sees of a run: a live line on a terminal, plain lines anywhere else, and what it came to."""
+"""Shows a run in the terminal: a progress bar, a line per step, and the results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from groundwire import domains
 from groundwire.adapters.tracing import calls_of_agents, triplets
-from groundwire.train.evaluation.validation import shown
+from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.rollouts.outcome import RolloutResult
 
-__all__ = ["Display", "show_rollouts", "show_summary"]
+__all__ = ["ProgressDisplay", "show_rollouts", "show_summary"]
+
+_VALIDATIONS = (("validation", "greedy"), ("validation_sampled", "sampled"))
 
 
-class Display:
-    """The trainer's watcher: a line for each step that ended, and on a terminal a bar for the one under way."""
+class ProgressDisplay(ProgressCallback):
+    """Prints a line per step, and on a terminal shows a progress bar of the current rollouts."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console, self._steps = console, steps
@@ -33,7 +37,7 @@ class Display:
         )
         self._task: TaskID | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressDisplay:
         self._progress.start()
         return self
 
@@ -42,45 +46,44 @@ class Display:
     ) -> None:
         self._progress.stop()
 
-    def phase(self, text: str, total: int) -> None:
-        """A batch of ``total`` rollouts begins."""
+    def on_phase_start(self, name: str, rollouts: int) -> None:
+        """Start a new bar."""
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(text, total=total)
+        self._task = self._progress.add_task(name, total=rollouts)
 
-    def tick(self) -> None:
-        """One of them ended."""
+    def on_rollout_end(self) -> None:
+        """Advance the bar."""
         if self._task is not None:
             self._progress.advance(self._task)
 
-    def step(self, line: dict[str, Any]) -> None:
-        """A step ended: say what it did."""
-        text = f"[bold]step {line['step']:>3}/{self._steps}[/bold]" if line["step"] else "[bold]before training[/bold]"
-        if line.get("reward") is not None:
-            text += f"  reward {line['reward']:.3f}  {line['tokens_per_s']:>5.0f} tokens/s"
-        for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
-            if name in line:
-                result = line[name]
+    def on_step_end(self, metrics: dict[str, Any]) -> None:
+        """Print the step's metrics."""
+        step = metrics["step"]
+        text = f"[bold]step {step:>3}/{self._steps}[/bold]" if step else "[bold]before training[/bold]"
+        if metrics.get("reward") is not None:
+            text += f"  reward {metrics['reward']:.3f}  {metrics['tokens_per_s']:>5.0f} tokens/s"
+        for name, label in _VALIDATIONS:
+            if name in metrics:
+                result = metrics[name]
                 low, high = result["ci95"]
-                text += f"  [green]{label} {result.get('metric_name', 'accuracy')} {shown(result['accuracy'])}[/green]"
-                text += f" \\[{low:.2f}, {high:.2f}] of {result['n']}"
-        failures = line.get("failures") or {}
-        if failures:
-            text += (
-                "  [red]failed: " + ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) + "[/red]"
-            )
-        self._console.print(text + f"  [dim]{line['wall_time_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
+                metric_name, accuracy = result.get("metric_name", "accuracy"), format_accuracy(result["accuracy"])
+                text += f"  [green]{label} {metric_name} {accuracy}[/green] \\[{low:.2f}, {high:.2f}] of {result['n']}"
+        if failures := metrics.get("failures"):
+            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items()))
+            text += f"  [red]failed: {counts}[/red]"
+        self._console.print(f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
 
 
-def show_rollouts(console: Console, outcomes: Sequence[RolloutResult], agent_match: str | None) -> None:
-    """Every call and triplet of some rollouts."""
-    for outcome in outcomes:
-        task = outcome.request.task
-        console.rule(f"{task['id']}: {outcome.status}, reward {outcome.reward}")
-        for name, part in outcome.reward_components.items():
-            console.print(f"part      {name} {part:.4g}", markup=False)
+def show_rollouts(console: Console, results: Sequence[RolloutResult], agent_match: str | None) -> None:
+    """Print every call and triplet of some rollouts."""
+    for result in results:
+        task = result.request.task
+        console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
+        for name, value in result.reward_components.items():
+            console.print(f"part      {name} {value:.4g}", markup=False)
         console.print(f"question  {task['question']}", markup=False)
-        for call in outcome.calls:
+        for call in result.calls:
             console.print(
                 f"span {call.sequence}: {call.agent}, {call.ended - call.started:.3f} s, "
                 f"{call.finish_reason}, weights {call.weights_version}",
@@ -89,41 +92,42 @@ def show_rollouts(console: Console, outcomes: Sequence[RolloutResult], agent_mat
             )
             for message in [*call.messages, call.reply]:
                 console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
-        for triplet in triplets(calls_of_agents(outcome.calls, agent_match), outcome.reward):
+        for triplet in triplets(calls_of_agents(result.calls, agent_match), result.reward):
             console.print(
                 f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}, "
                 f"emitted for this call {triplet.call_reward}\n"
                 f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
                 markup=False,
             )
-        console.print(f"answer    {outcome.answer or outcome.message}", markup=False)
-    scored = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+        console.print(f"answer    {result.answer or result.message}", markup=False)
+    rewards = [result.reward for result in results if result.reward is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    calls = sum(len(result.calls) for result in results)
     console.rule()
-    mean = sum(scored) / len(scored) if scored else None
-    console.print(
-        f"{len(outcomes)} rollouts, {sum(len(outcome.calls) for outcome in outcomes)} calls, mean reward {shown(mean)}"
-    )
+    console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
 
 
-def show_summary(console: Console, summary: dict[str, Any], where: str) -> None:
-    """What a run came to; ``where`` its folder is."""
-    for name, label in (("validation", "greedy"), ("validation_sampled", "sampled")):
+def show_summary(console: Console, summary: Mapping[str, Any], folder: str) -> None:
+    """Print a run's ``summary.json``; ``folder`` is the run's."""
+    breakdowns = domains.breakdowns_of(domains.get(summary["domain"]))
+    for name, way in _VALIDATIONS:
         result = summary[name]
-        if "after" in result:
-            before, after = result["before"], result["after"]
-            gain = "" if None in (before, after) else f" ([bold]{100 * (after - before):+.1f} points[/bold])"
-            # The bundled Spider says so of its tasks; nothing is known of anybody else's.
-            known = "before_by_subject_split" in result
-            what = "questions over databases never trained on" if known else "validation questions"
-            console.print(
-                f"[bold]{label}[/bold]: {shown(before)} before, {shown(after)} after{gain} on {result['n']} {what}"
-            )
-            for split, first in result.get("before_by_subject_split", {}).items():
-                last = result.get("after_by_subject_split", {}).get(split)
-                console.print(f"    {split} subjects: {shown(first)} before, {shown(last)} after")
+        if "after" not in result:
+            continue
+        before, after = result["before"], result["after"]
+        gain = "" if None in (before, after) else f" ([bold]{100 * (after - before):+.1f} points[/bold])"
+        console.print(f"[bold]{way}[/bold]: {_before_after(before, after, gain)} on {result['n']} validation questions")
+        for column, labels in breakdowns.items():
+            after_parts = result.get(f"after_by_{column}", {})
+            for value, part in result.get(f"before_by_{column}", {}).items():
+                console.print(f"    {labels.get(value, value)}: {_before_after(part, after_parts.get(value))}")
     console.print(
         f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
-        f"everything is in {where}"
+        f"everything is in {folder}"
     )
     if "note" in summary:
         console.print(f"[dim]{summary['note']}[/dim]")
+
+
+def _before_after(before: float | None, after: float | None, gain: str = "") -> str:
+    return f"{format_accuracy(before)} before, {format_accuracy(after)} after{gain}"

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.train.evaluation.validation import is_judged
+from groundwire.train.evaluation.metrics import is_judged
 
 __all__ = [
     "GAVE_NOTHING",

@@ -1,4 +1,8 @@
-"""From the rows of rollouts to the figures of an evaluation."""
+"""The metrics of rollouts: accuracy with its confidence interval, token counts, and the comparison of two runs.
+
+All of them are computed from rows of ``rollouts.parquet``, so they are the same for a validation while training, an
+evaluation, and a run that ended long ago.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +11,72 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from groundwire.domains.spider.hardness import LEVELS
-from groundwire.train.evaluation.statistics import bootstrap, mcnemar
-from groundwire.train.evaluation.validation import is_judged
+from groundwire.domains import Breakdowns
+from groundwire.train.evaluation.statistics import bootstrap, confidence_interval, mcnemar
 
-__all__ = ["compare", "compute_metrics", "level_order", "scores_by_question"]
+__all__ = [
+    "AGENT_FAILURES",
+    "compare",
+    "compute_accuracy",
+    "compute_metrics",
+    "format_accuracy",
+    "is_judged",
+    "scores_by_question",
+]
 
 Row = Mapping[str, Any]
 
+AGENT_FAILURES = {"prompt_too_long", "agent"}
+"""Failures that the agent caused: they score 0. Others say nothing about the policy."""
 
-def compute_metrics(rows: Sequence[Row]) -> dict[str, Any]:
-    """The figures of one evaluation; plain values, as ``evaluation.json`` has them.
 
-    Accuracy is the mean reward, None where there is none. A rollout that the infrastructure broke is left out and
-    counted under ``failures``; one in which the agent gave no answer counts as 0. Lengths are means over calls: of
-    token ids, or where an endpoint sent none of its own counts, which ``token_count_source`` says (``ids``, ``usage``,
-    ``both``, ``unknown``).
+def is_judged(row: Row) -> bool:
+    """Whether a rollout counts for accuracy: it has a reward or an agent failure."""
+    return row["reward"] is not None or row["status"] in AGENT_FAILURES
+
+
+def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
+    """Accuracy (the mean reward) with its 95 % interval, overall and by each column of ``breakdowns``.
+
+    ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those without a reward. The accuracy is None if
+    ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
     """
     judged = [row for row in rows if is_judged(row)]
-    levels: dict[str, list[Row]] = defaultdict(list)
-    for row in judged:
-        hardness = json.loads(row["task"]).get("hardness")
-        if hardness:
-            levels[str(hardness)].append(row)
+    binary = all((row["reward"] or 0.0) in (0.0, 1.0) for row in judged)
+    tasks = [json.loads(row["task"]) for row in judged] if breakdowns else []
+    result = {"metric_name": "accuracy" if binary else "mean reward", **_mean_score(judged), "total": len(rows)}
+    for column, labels in (breakdowns or {}).items():
+        parts: dict[str, list[Row]] = {value: [] for value in labels}
+        for row, task in zip(judged, tasks, strict=True):
+            if task.get(column) is not None:
+                parts.setdefault(str(task[column]), []).append(row)
+        found = {value: _mean_score(part) for value, part in parts.items() if part}
+        if found:
+            unknown = sorted(value for value in found if value not in labels)
+            result[f"by_{column}"] = {value: found[value] for value in (*labels, *unknown) if value in found}
+    calls = sum(len(row["calls"] or ()) + len(_calls_without_ids(row)) for row in judged)
     return {
-        **_accuracy(judged),
-        **_spread(scores_by_question(judged)),
-        "rollouts": len(rows),
-        "by_hardness": {level: _accuracy(levels[level]) for level in sorted(levels, key=level_order)},
-        "by_turn": _by_turn(judged),
+        **result,
+        "calls_per_rollout": round(calls / len(judged), 4) if judged else None,
         "failures": dict(Counter(row["status"] for row in rows if row["reward"] is None)),
-        **_lengths(judged),
     }
 
 
-def level_order(name: str) -> tuple[int, str]:
-    """Where a level of hardness stands: Spider's from easy to extra, then others by name."""
-    return (LEVELS.index(name) if name in LEVELS else len(LEVELS)), name
+def compute_metrics(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
+    """The metrics of one evaluation, as in ``evaluation.json``: accuracy, by turn too, and tokens per call."""
+    judged = [row for row in rows if is_judged(row)]
+    scores = scores_by_question(judged)
+    return {
+        **compute_accuracy(rows, breakdowns),
+        "questions": len(scores),
+        **_sample_metrics(scores),
+        "by_turn": _accuracy_by_turn(judged),
+        **_token_metrics(judged),
+    }
 
 
 def scores_by_question(rows: Iterable[Row]) -> dict[str, list[float]]:
-    """The scores of each question's judged samples."""
+    """The scores of each question's judged samples, by task id."""
     scores: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if is_judged(row):
@@ -56,9 +85,9 @@ def scores_by_question(rows: Iterable[Row]) -> dict[str, list[float]]:
 
 
 def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
-    """The second against the first, over the questions that both judged.
+    """The second run against the first, over the questions that both judged.
 
-    A question is won where its mean score is higher in the second. Raises ``ValueError`` where they share none.
+    A question is won if its mean score is higher in the second. Raises ``ValueError`` if the runs share no question.
     """
     scores = scores_by_question(first), scores_by_question(second)
     shared = [task for task in scores[0] if task in scores[1]]
@@ -70,38 +99,36 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
     means = {task: tuple(_mean(each[task]) for each in scores) for task in shared}
     won = [task for task, (a, b) in means.items() if b > a]
     lost = [task for task, (a, b) in means.items() if b < a]
+    interval = bootstrap([[(1 + b - a) / 2] for a, b in means.values()])
     return {
         "questions": len(shared),
         "only_first": len(scores[0]) - len(shared),
         "only_second": len(scores[1]) - len(shared),
-        "accuracy": [_mean([pair[place] for pair in means.values()]) for place in (0, 1)],
+        "accuracy": [_mean([pair[run] for pair in means.values()]) for run in (0, 1)],
         "difference": round(_mean([b - a for a, b in means.values()]), 4),
-        "difference_ci95": _shifted(bootstrap([[(1 + b - a) / 2] for a, b in means.values()])),
+        "difference_ci95": [round(2 * value - 1, 4) for value in interval],
         "won": won,
         "lost": lost,
         "p": mcnemar(len(won), len(lost)),
     }
 
 
-def _shifted(interval: Sequence[float]) -> list[float]:
-    return [round(2 * value - 1, 4) for value in interval]
+def format_accuracy(value: float | None) -> str:
+    """Three decimals; ``-`` if no rollout was judged."""
+    return "-" if value is None else f"{value:.3f}"
 
 
-def _accuracy(rows: Sequence[Row]) -> dict[str, Any]:
-    scores = scores_by_question(rows)
-    every = [score for each in scores.values() for score in each]
-    return {
-        "accuracy": round(_mean(every), 4) if every else None,
-        "ci95": bootstrap(list(scores.values())),
-        "questions": len(scores),
-        "judged": len(every),
-    }
+def _mean_score(judged: Sequence[Row]) -> dict[str, Any]:
+    scores = scores_by_question(judged).values()
+    values = [value for each in scores for value in each]
+    accuracy = round(_mean(values), 4) if values else None
+    return {"accuracy": accuracy, "ci95": confidence_interval(scores), "n": len(values)}
 
 
-def _spread(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Over the questions with several samples: the share in which they differ, and the mean of the best of them.
+def _sample_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """For questions with several samples: the share whose samples differ, and the mean of each question's best one.
 
-    GRPO learns from nothing but differences between the rollouts of a question.
+    GRPO learns only from differences between the rollouts of a question.
     """
     several = [each for each in scores.values() if len(each) > 1]
     if not several:
@@ -112,46 +139,42 @@ def _spread(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-def _by_turn(rows: Sequence[Row]) -> list[float]:
-    """Accuracy if each agent had stopped after its 1st, 2nd, … query; empty where queries were not judged."""
-    by_row = [json.loads(row.get("turn_scores") or "[]") for row in rows]
-    turns = max((len(scores) for scores in by_row), default=0)
+def _accuracy_by_turn(rows: Sequence[Row]) -> list[float]:
+    """Accuracy if each agent had stopped after its 1st, 2nd, … query; empty if queries were not judged."""
+    turn_scores = [json.loads(row.get("turn_scores") or "[]") for row in rows]
     finals = [row["reward"] or 0.0 for row in rows]
-    return [
-        round(
-            _mean(
-                [scores[turn] if turn < len(scores) else final for scores, final in zip(by_row, finals, strict=True)]
-            ),
-            4,
-        )
-        for turn in range(turns)
-    ]
+    result = []
+    for turn in range(max(map(len, turn_scores), default=0)):
+        scores = [each[turn] if turn < len(each) else final for each, final in zip(turn_scores, finals, strict=True)]
+        result.append(round(_mean(scores), 4))
+    return result
 
 
-def _lengths(rows: Sequence[Row]) -> dict[str, Any]:
+def _token_metrics(rows: Sequence[Row]) -> dict[str, Any]:
+    """Mean tokens of a call's prompt and response: of token ids, else the endpoint's own counts (``usage``)."""
     prompts: list[int] = []
     responses: list[int] = []
-    transitions, sources = 0, set[str]()
+    sources = set[str]()
     for row in rows:
         for call in row["calls"] or ():
-            transitions += 1
             prompts.append(len(call["prompt_ids"]))
             responses.append(len(call["response_ids"]))
             sources.add("ids")
-        for call in json.loads(row.get("untrainable") or "[]"):
-            if call["problem"].startswith("failed"):
-                continue
-            transitions += 1
+        for call in _calls_without_ids(row):
             if call["prompt_tokens"]:
                 prompts.append(call["prompt_tokens"])
                 responses.append(call["response_tokens"])
                 sources.add("usage")
     return {
-        "calls_per_rollout": round(transitions / len(rows), 2) if rows else None,
         "prompt_tokens": round(_mean(prompts), 1) if prompts else None,
         "response_tokens": round(_mean(responses), 1) if responses else None,
         "token_count_source": "both" if len(sources) > 1 else next(iter(sources), "unknown"),
     }
+
+
+def _calls_without_ids(row: Row) -> list[dict[str, Any]]:
+    calls = json.loads(row.get("untrainable") or "[]")
+    return [call for call in calls if not call["problem"].startswith("failed")]
 
 
 def _mean(values: Sequence[float]) -> float:

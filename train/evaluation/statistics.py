@@ -1,24 +1,42 @@
-"""The two pieces of statistics that an evaluation needs, with their assumptions said.
-
-The bootstrap resamples questions, not rollouts: several samples of one question are not independent of each other, and
-an interval that took them for it would be too narrow.
-"""
+"""Confidence intervals of accuracies, and the test for two runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-__all__ = ["bootstrap", "mcnemar"]
+__all__ = ["bootstrap", "confidence_interval", "mcnemar", "wilson"]
 
 _RESAMPLES = 4000
 
 
-def bootstrap(questions: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = _RESAMPLES) -> list[float]:
-    """The 95 % percentile interval [low, high] of the mean score; [0, 1] for no question.
+def confidence_interval(questions: Collection[Sequence[float]]) -> list[float]:
+    """The 95 % interval [low, high] of the mean score; [0, 1] without scores.
 
-    ``questions`` has the scores of each question's samples. Every resample draws as many questions as there are, with
-    replacement, each with all its samples (Efron and Tibshirani 1993, section 8.3). With one seed the answer is one.
+    ``questions`` has the scores of each question's samples. Wilson's interval if each question has one score of 0 or
+    1, else a bootstrap over questions.
+    """
+    if all(len(scores) == 1 and scores[0] in (0.0, 1.0) for scores in questions):
+        return wilson(sum(scores[0] for scores in questions), len(questions))
+    return bootstrap(list(questions))
+
+
+def wilson(successes: float, n: int, z: float = 1.96) -> list[float]:
+    """Wilson's interval [low, high] (1927) of a proportion with ``successes`` out of ``n``; [0, 1] if ``n`` is 0."""
+    if n == 0:
+        return [0.0, 1.0]
+    share = successes / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return [round(max(0.0, centre - half), 4), round(min(1.0, centre + half), 4)]
+
+
+def bootstrap(questions: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = _RESAMPLES) -> list[float]:
+    """The 95 % percentile interval [low, high] of the mean score; [0, 1] without scores.
+
+    Every resample draws as many questions as there are, with replacement, each with all its samples (Efron and
+    Tibshirani 1993, section 8.3): samples of one question are not independent, and resampling them would make the
+    interval too narrow.
     """
     import numpy as np
 
@@ -34,10 +52,9 @@ def bootstrap(questions: Sequence[Sequence[float]], *, seed: int = 0, resamples:
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """The two-sided p-value of McNemar's exact test: could ``won`` against ``lost`` be a fair coin's?
+    """The two-sided p-value of McNemar's exact test (1947): are ``won`` and ``lost`` the counts of a fair coin?
 
-    Questions on which both did alike say nothing. ``2 * P(X <= min(won, lost))`` for X binomial with p = 1/2, at most
-    1 (McNemar 1947, in its exact form; the same as a sign test over the questions that differ).
+    It is ``2 * P(X <= min(won, lost))`` for X binomial with p = 1/2, at most 1. Ties are left out.
     """
     n, least = won + lost, min(won, lost)
     if n == 0:

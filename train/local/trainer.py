@@ -14,25 +14,26 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from groundwire.adapters import Backend
 from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
-from groundwire.domains import Domain, TaskData
+from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import Tracking
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged, nothing_to_train
+from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import (
-    accuracy,
     choose_tasks,
-    validation_jobs,
     validation_missing,
     validation_name,
+    validation_requests,
     validation_temperatures,
 )
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
@@ -46,25 +47,12 @@ from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime
 
-__all__ = ["LocalTrainer", "Watcher"]
+__all__ = ["LocalTrainer"]
 
 _DISK_FULL_BYTES = 8 << 20
 """A failed write with less free space than this is reported as a full disk."""
 _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
-
-
-class Watcher(Protocol):
-    """Shows the progress of a run."""
-
-    def phase(self, text: str, total: int) -> None:
-        """A batch of ``total`` rollouts begins."""
-
-    def tick(self) -> None:
-        """A rollout of the batch ended."""
-
-    def step(self, line: dict[str, Any]) -> None:
-        """A line of ``metrics.jsonl`` was written."""
 
 
 class LocalTrainer:
@@ -77,11 +65,12 @@ class LocalTrainer:
         data: TaskData,
         domain: Domain,
         run: RunDir,
-        watcher: Watcher,
+        callback: ProgressCallback,
         backend: Backend | None = None,
         shutdown: GracefulShutdown | None = None,
     ) -> None:
-        self.config, self.data, self.run, self.watcher = config, data, run, watcher
+        self.config, self.data, self.run, self.callback = config, data, run, callback
+        self._breakdowns = breakdowns_of(domain)
         self.shutdown = shutdown or GracefulShutdown()
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
@@ -179,8 +168,8 @@ class LocalTrainer:
                 self._write_checkpoint(step)
 
     def _collect(self, name: str, requests: list[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
-        self.watcher.phase(name, len(requests))
-        return self.runtime.run(requests, deadline_s=deadline_s, on_end=self.watcher.tick)
+        self.callback.on_phase_start(name, len(requests))
+        return self.runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
 
     def _update(self, step: int, results: Sequence[RolloutResult], generated: int) -> dict[str, Any]:
         """Train on the step's rollouts; returns the step's metrics without its validation."""
@@ -222,7 +211,9 @@ class LocalTrainer:
         tasks = choose_tasks(self.data.validation, count)
         validations: dict[str, Any] = {}
         for temperature in validation_temperatures(config, step):
-            requests = validation_jobs(tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed)
+            requests = validation_requests(
+                tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed
+            )
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
             rows = [result.to_row(step) for result in results]
@@ -230,7 +221,7 @@ class LocalTrainer:
             if step == 0 and (reason := nothing_judged(rows) or nothing_to_train(rows)):
                 raise RolloutsFailedError(reason)
             self._check_judged(rows)
-            validations[validation_name(temperature)] = accuracy(results)
+            validations[validation_name(temperature)] = compute_accuracy(rows, self._breakdowns)
         return validations
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
@@ -238,7 +229,7 @@ class LocalTrainer:
         complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
         self.run.replace_last_metrics(complete)
         self.tracking.step(complete)
-        self.watcher.step(complete)
+        self.callback.on_step_end(complete)
 
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
@@ -257,7 +248,7 @@ class LocalTrainer:
         line["wall_time_s"] = self._wall_time_s()
         self.run.append_metrics(line)
         self.tracking.step(line)
-        self.watcher.step(line)
+        self.callback.on_step_end(line)
 
     def _wall_time_s(self) -> float:
         return round(self.earlier_s + time.monotonic() - self.started, 2)

@@ -2,7 +2,16 @@
 
 from pathlib import Path
 
-__all__ = ["STARTER"]
+__all__ = ["STARTER", "STARTER_NOTES"]
 
 STARTER = Path(__file__).resolve().with_name("starter")
 """The checkpoint that ships with the project."""
+
+STARTER_NOTES = {
+    "sql": "The starter is a toy policy that stopped learning early on purpose, so that reinforcement learning has "
+    "room. The bundled validation databases are new to it but generated; on real Spider it scores near zero.",
+    "prose": "The starter is a toy policy that knows nothing but SQL over other databases: it writes no prose, so its "
+    "reward is near zero here, before and after. This run shows that everything works; give --model a model that can "
+    "write.",
+}
+"""What a reader of the starter's results needs to know, by the form of the domain's answers."""

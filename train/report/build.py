@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.validation import shown
+from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.report.charts import Chart, charts
 from groundwire.train.report.plots import css_class, svg
 from groundwire.train.report.rollout_browser import Limits, choose, counted_reasons, read, rollout_data
@@ -86,7 +86,7 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[s
         if results := [line[key] for line in metrics if key in line]:
             first, last = results[0], results[-1]
             low, high = last["ci95"]
-            values = [shown(result["accuracy"]) for result in ([first, last] if len(results) > 1 else [last])]
+            values = [format_accuracy(result["accuracy"]) for result in ([first, last] if len(results) > 1 else [last])]
             name = last.get("metric_name", "accuracy")
             yield " → ".join(values), f"{way} {name}, of {last['n']} [{low:.2f}, {high:.2f}]"
     yield f"{total:,}", "rollouts"

@@ -93,8 +93,8 @@ def _breakdown_charts(metrics: Metrics) -> list[Chart]:
     for line in metrics:
         for key, parts in line.get("validation", {}).items():
             if key.startswith("by_"):
-                for name, value in parts.items():
-                    found.setdefault(key, {}).setdefault(name, []).append((line["step"], value))
+                for name, part in parts.items():
+                    found.setdefault(key, {}).setdefault(name, []).append((line["step"], part["accuracy"]))
     return [
         Chart(
             key=key.removeprefix("by_"),

@@ -17,12 +17,14 @@ from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Any
 
+from groundwire import domains
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import nothing_judged
-from groundwire.train.evaluation.validation import JUDGED_FAILURES, accuracy, validation_name
+from groundwire.train.evaluation.metrics import AGENT_FAILURES, compute_accuracy
+from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -117,7 +119,10 @@ class RolloutService:
         if partition == "val":
             if reason := nothing_judged(ended):
                 raise RolloutsFailedError(reason)
-            line[validation_name(self._config.val_temperature)] = accuracy(total.results)
+            line[validation_name(self._config.val_temperature)] = compute_accuracy(
+                [result.to_row(step) for result in total.results],
+                domains.breakdowns_of(domains.get(self._config.domain)),
+            )
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
@@ -174,7 +179,7 @@ class RolloutService:
         """The rows of a rollout. Without a reward there are none, but validation counts an agent's failure as 0."""
         config, reward = self._config, result.reward
         validating = prompt.partition == "val"
-        if reward is None and validating and result.status in JUDGED_FAILURES:
+        if reward is None and validating and result.status in AGENT_FAILURES:
             reward = 0.0
         if reward is None:
             return []
