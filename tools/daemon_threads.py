@@ -1,7 +1,7 @@
-"""Threads for code that may never return: nothing waits for them when the process ends.
+"""Threads for code that may never return.
 
-Python waits at its end for each thread of a ``ThreadPoolExecutor``, and so of ``asyncio.to_thread``. Those here are
-daemons, and are left behind.
+Python waits at exit for the threads of a ``ThreadPoolExecutor``, and so for those of ``asyncio.to_thread``. The threads
+here are daemons: nothing waits for them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 def in_thread(function: Callable[[], T], *, name: str) -> Future[T]:
-    """Start ``function`` in a thread of its own, with the caller's context variables.
+    """Run ``function`` in a new thread, with the caller's context variables.
 
-    There are as many threads as calls, so one that hangs takes no other's place.
+    Each call has its own thread, so a call that hangs does not delay others.
     """
     future: Future[T] = Future()
     call = partial(copy_context().run, function)
@@ -31,7 +31,7 @@ def in_thread(function: Callable[[], T], *, name: str) -> Future[T]:
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """``count`` threads that take calls in turn. A ``ThreadPoolExecutor`` in name: an event loop takes nothing else."""
+    """``count`` threads that share a queue of calls. An event loop accepts only a ``ThreadPoolExecutor``."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -39,7 +39,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run the call in the next thread that is free."""
+        """Run the call in the next free thread."""
         future: Future[T] = Future()
         self._calls.put((future, partial(fn, *args, **kwargs)))
         if self._started < self._count:
@@ -48,23 +48,23 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let the threads end when they have nothing left to do. Does not wait, whatever ``wait`` says."""
+        """End the threads when the queue is empty. Never waits, whatever ``wait`` is."""
         for _ in range(self._started):
             self._calls.put(None)
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             fulfil(*call)
-            del call  # it may hold much, and the next may be long in coming
+            del call  # free its arguments before waiting for the next call
 
 
 def fulfil(future: Future[T], call: Callable[[], T]) -> None:
-    """Give ``future`` what ``call`` returns or raises, unless it was cancelled: what a thread is started with."""
+    """Set the result or the exception of ``call`` on ``future``, unless it was cancelled before."""
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = call()
-    except BaseException as error:  # SystemExit, too: it is the caller's, and would end only this thread
+    except BaseException as error:  # SystemExit as well: it concerns the caller, not this thread
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -8,9 +8,8 @@ the spans that they emit (``agentlightning.emit_reward``). The rollout is known 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
@@ -43,12 +42,6 @@ class RolloutTracer(Tracer):
         self._writer: SpanWriter | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
 
-    def trace_context(
-        self, name: str | None = None, *, rollout_id: str | None = None, attempt_id: str | None = None
-    ) -> AbstractAsyncContextManager[Any]:
-        """Encloses one attempt. Raises :class:`SpansNotStoredError` where the store refuses an emitted span."""
-        return self._attempt(rollout_id or "", attempt_id or "")
-
     def create_span(
         self,
         name: str,
@@ -71,20 +64,27 @@ class RolloutTracer(Tracer):
         return span
 
     @asynccontextmanager
-    async def _attempt(self, rollout_id: str, attempt_id: str) -> AsyncIterator[None]:
+    async def trace_context(
+        self, name: str | None = None, *, rollout_id: str | None = None, attempt_id: str | None = None
+    ) -> AsyncIterator[None]:
+        """Encloses one attempt. Raises :class:`SpansNotStoredError` if the store refuses an emitted span."""
+        assert rollout_id is not None
+        assert attempt_id is not None
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
         try:
             if self._stopping.is_set():
                 raise _PoolStoppedError
+            if get_active_tracer() is None:  # the emitters look for it; any RolloutTracer finds the attempt
+                set_active_tracer(self)
             writer = self._writer
             if writer is None:
                 assert self._store is not None
                 writer = self._writer = SpanWriter(LightningSpanSink(self._store))
             emissions = Emissions(writer, rollout_id=rollout_id, attempt_id=attempt_id)
             try:
-                with _active_tracer(self), emissions.activate():
+                with emissions.activate():
                     yield
             except Exception:
                 await writer.flush(rollout_id)
@@ -99,6 +99,8 @@ class RolloutTracer(Tracer):
 
     async def close(self) -> None:
         """Write the spans that are left."""
+        if get_active_tracer() is self:
+            clear_active_tracer()
         if self._writer is not None:
             writer, self._writer = self._writer, None
             with suppress(SpansNotStoredError):  # of attempts that another runner repeats
@@ -107,27 +109,3 @@ class RolloutTracer(Tracer):
     def get_last_trace(self) -> list[Span]:
         """Always empty: the spans are in the store."""
         return []
-
-
-_lock = threading.Lock()
-_attempts_running = 0
-
-
-@contextmanager
-def _active_tracer(tracer: Tracer) -> Iterator[None]:
-    """Let Agent Lightning's emitters find ``tracer`` while any agent of this process runs; another active one stays.
-
-    Any of several tracers will do: each finds the attempt by the context.
-    """
-    global _attempts_running  # noqa: PLW0603 (Agent Lightning's active tracer is global, too)
-    with _lock:
-        _attempts_running += 1
-        if get_active_tracer() is None:
-            set_active_tracer(tracer)
-    try:
-        yield
-    finally:
-        with _lock:
-            _attempts_running -= 1
-            if not _attempts_running and isinstance(get_active_tracer(), RolloutTracer):
-                clear_active_tracer()

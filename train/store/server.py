@@ -97,7 +97,6 @@ async def serve(store: LightningStore, listener: socket.socket) -> AsyncIterator
 def application(store: LightningStore) -> web.Application:
     """The API over ``store``, for one event loop."""
     app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
-    app.router.add_get(f"{API}/health", _health)
     app.router.add_post("/v1/traces", _otlp_handler(store))
     endpoints = {route: _endpoint(store, route) for route in _ROUTES}
     for route, endpoint in endpoints.items():
@@ -142,6 +141,10 @@ def _check_query(fields: Mapping[str, Any], model: type[pydantic.BaseModel]) -> 
         raise _BadRequestError(f"offset is {fields['offset']}; it must not be negative")
 
 
+async def _health(store: LightningStore, path: _PathParameters, body: Any) -> Any:
+    return HEALTH
+
+
 async def _enqueue(store: LightningStore, path: _PathParameters, body: Any) -> Any:
     return list(await store.enqueue_many_rollouts(body.rollouts)) if body.rollouts else []
 
@@ -162,6 +165,7 @@ async def _next_sequence_id(store: LightningStore, path: _PathParameters, body: 
 
 _ROLLOUT, _ATTEMPTS = "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/attempts"
 _ROUTES: dict[str, tuple[int, Any, _Call]] = {
+    "GET /health": (200, None, _health),
     "POST /queues/rollouts/enqueue": (201, wire.EnqueueManyRolloutsRequest, _enqueue),
     "POST /queues/rollouts/dequeue": (200, wire.DequeueManyRolloutsRequest, _dequeue),
     "POST /rollouts": (201, wire.RolloutRequest, _with_fields("start_rollout")),
@@ -282,10 +286,6 @@ def _error_response(status: int, detail: str) -> web.Response:
     return _json_response(status, _error_body(detail))
 
 
-async def _health(request: web.Request) -> web.Response:
-    return web.json_response(HEALTH)
-
-
 async def _not_found(request: web.Request) -> web.Response:
     return _error_response(404, _no_route(request.method, request.path))
 
@@ -304,10 +304,8 @@ def _otlp_handler(store: LightningStore) -> Any:
         try:
             message.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
             await store.add_many_spans(await spans_from_proto(message, store.get_many_span_sequence_ids))
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, DecodeError) as error:
             return _error_response(400, f"the spans were refused: {error}")
-        except DecodeError as error:
-            return _error_response(400, f"the body is not an OTLP request: {error}")
         return web.Response(body=ExportTraceServiceResponse().SerializeToString(), content_type=_PROTOBUF)
 
     return handle

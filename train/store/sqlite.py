@@ -16,7 +16,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentlightning.store.base import LightningStoreCapabilities
 from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
@@ -54,11 +53,6 @@ class SqliteLightningStore(IgnoreLateSpans):
 
     def __init__(self, path: str | Path, *, scan_s: float = _SCAN_S) -> None:
         super().__init__(collections=SqliteCollections(path), scan_debounce_seconds=scan_s)
-
-    @property
-    def capabilities(self) -> LightningStoreCapabilities:
-        """It serves one event loop of one process."""
-        return LightningStoreCapabilities(thread_safe=False, async_safe=True, zero_copy=False, otlp_traces=False)
 
     def close(self) -> None:
         """Close the file."""

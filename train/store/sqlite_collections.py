@@ -26,6 +26,7 @@ from agentlightning.store.collection.base import (
     resolve_sort_options,
 )
 from agentlightning.types import FilterField, FilterOptions, PaginatedResult, SortOptions, Span
+from cachetools import LRUCache
 from pydantic import BaseModel
 
 __all__ = ["KeyValueTable", "QueueTable", "Table"]
@@ -63,8 +64,7 @@ class Table(_NamedTable, Collection[M], Generic[M]):
     ) -> None:
         super().__init__(conn, name)
         self._model, self._key, self._columns = model, key, (*key, *indexed)
-        self._cache: dict[tuple[Any, ...], M] = {}
-        self._cache_size = cached
+        self._cache: LRUCache[tuple[Any, ...], M] = LRUCache(maxsize=cached)
         conn.execute(
             f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, "
             + "".join(f"{column} NOT NULL, " for column in self._columns)
@@ -147,12 +147,12 @@ class Table(_NamedTable, Collection[M], Generic[M]):
 
     def _exact_key(self, options: FilterOptions | None) -> tuple[Any, ...] | None:
         """The primary key, if the filter selects exactly one."""
-        if not options or len(options) != len(self._key):
+        if not options or set(options) != set(self._key):
             return None
-        operators = [options.get(name) for name in self._key]
-        if not all(isinstance(one, dict) and len(one) == 1 and one.get("exact") is not None for one in operators):
+        conditions = [dict(options[name]) for name in self._key]
+        if any([*condition] != ["exact"] or condition["exact"] is None for condition in conditions):
             return None
-        return tuple(one["exact"] for one in operators)
+        return tuple(condition["exact"] for condition in conditions)
 
     def _find(self, key: tuple[Any, ...]) -> M | None:
         if (cached := self._cache.get(key)) is not None:
@@ -169,10 +169,7 @@ class Table(_NamedTable, Collection[M], Generic[M]):
         return item
 
     def _add_to_cache(self, key: tuple[Any, ...], item: M) -> None:
-        if self._cache_size:
-            self._cache.pop(key, None)
-            if len(self._cache) >= self._cache_size:
-                del self._cache[next(iter(self._cache))]
+        if self._cache.maxsize:
             self._cache[key] = item
 
     def _update(self, item: M, fields: Sequence[str] | None) -> M:
