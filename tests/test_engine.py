@@ -127,7 +127,7 @@ def test_each_supported_architecture_is_computed_as_transformers_does(tiny_polic
         engine.close()
 
 
-def test_another_architecture_is_refused_with_the_names_of_the_supported_ones(tiny_policy):
+def test_an_unsupported_architecture_is_refused_with_the_supported_ones(tiny_policy):
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=10, n_positions=16))
     with pytest.raises(UnsupportedModelError, match=r"GPT2LMHeadModel.*'gpt2'.*llama, qwen2, qwen3"):
         LocalEngine(model, tiny_policy[1], max_model_len=16)
@@ -139,22 +139,22 @@ def test_sliding_windows_are_refused(tiny_policy):
         LocalEngine(model, tiny_policy[1], max_model_len=16)
 
 
-def test_a_greedy_reply_is_the_same_alone_and_in_a_crowd(engine):
+def test_a_greedy_reply_is_the_same_alone_and_in_a_batch(engine):
     prompts = make_prompts(30, seed=2)
     alone = [sample(engine, [prompt], GREEDY)[0].token_ids for prompt in prompts[:6]]
-    crowd = sample(engine, prompts, GREEDY)
-    assert [reply.token_ids for reply in crowd[:6]] == alone
+    batch = sample(engine, prompts, GREEDY)
+    assert [reply.token_ids for reply in batch[:6]] == alone
 
 
-def test_a_seeded_reply_is_the_same_alone_and_in_a_crowd(engine):
+def test_a_seeded_reply_is_the_same_alone_and_in_a_batch(engine):
     seeded = Sampling(max_tokens=12, seed=11)
     prompts = make_prompts(20, seed=3)
     alone = sample(engine, prompts[:1], seeded)[0]
     others = [engine.submit(prompt, Sampling()) for prompt in prompts[1:]]
-    crowd = engine.submit(prompts[0], seeded).result(60)
+    batch = engine.submit(prompts[0], seeded).result(60)
     for future in others:
         future.cancel()
-    assert crowd.token_ids == alone.token_ids
+    assert batch.token_ids == alone.token_ids
     assert sample(engine, prompts[:1], Sampling(max_tokens=12, seed=12))[0].token_ids != alone.token_ids
 
 
@@ -164,11 +164,11 @@ def test_samples_of_a_group_differ_and_their_prompt_is_read_once(engine):
     replies = sample(engine, [prompt] * 8, Sampling(max_tokens=12))
     assert len({tuple(reply.token_ids) for reply in replies}) > 1
     read = sum(len(reply.prompt_ids) - reply.cached_tokens for reply in replies)
-    # The first may be admitted before the rest arrive; the rest then read one token, whose logits they need.
+    # If the first is admitted before the others, they read their last token for its logits.
     assert read <= len(prompt) + 7
 
 
-def test_the_beginning_of_a_later_turn_is_not_read_again(engine, tiny_policy):
+def test_a_later_turn_reuses_the_cached_prefix(engine, tiny_policy):
     model, _ = tiny_policy
     first = [random.Random(5).randrange(300) for _ in range(100)]
     sample(engine, [first], GREEDY)
@@ -179,7 +179,7 @@ def test_the_beginning_of_a_later_turn_is_not_read_again(engine, tiny_policy):
         assert reply.token_ids == logits_of(model, reply).argmax(-1).tolist()
 
 
-def test_kept_prompts_are_bounded_and_give_the_same_replies(tiny_policy):
+def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy):
     model, _ = tiny_policy
     engine = LocalEngine(*tiny_policy, max_model_len=256, prefix_cache_tokens=150)
     try:
@@ -203,7 +203,7 @@ def test_kept_prompts_are_bounded_and_give_the_same_replies(tiny_policy):
         max_size=25,
     )
 )
-def test_whatever_the_order_of_arrival_every_reply_is_its_own(tiny_policy, arrivals):
+def test_replies_do_not_depend_on_the_order_of_arrival(tiny_policy, arrivals):
     model, _ = tiny_policy
     engine = LocalEngine(*tiny_policy, max_model_len=100, max_batch=5, gather_s=0)
     prompts = make_prompts(10, seed=7)
@@ -222,7 +222,7 @@ def test_whatever_the_order_of_arrival_every_reply_is_its_own(tiny_policy, arriv
             assert reply.prompt_ids == tuple(prompts[which])
             assert len(reply.token_ids) == len(reply.logprobs)
             assert len(reply.token_ids) == length or reply.finish_reason == "stop"
-            # A tie within rounding may fall either way, so the token need only be as likely as the likeliest.
+            # Rounding decides ties, so the token need only be as likely as the likeliest one.
             logits = logits_of(model, reply)
             chosen = logits.gather(1, torch.tensor(reply.token_ids)[:, None])[:, 0]
             torch.testing.assert_close(chosen, logits.max(-1).values, atol=1e-4, rtol=0)
@@ -230,7 +230,7 @@ def test_whatever_the_order_of_arrival_every_reply_is_its_own(tiny_policy, arriv
         engine.close()
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it():
+def test_top_p_keeps_the_smallest_set_with_that_mass():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(1000, 1)
     uniform = torch.linspace(0, 0.9999, 1000, dtype=torch.float64)
     for top_p, allowed in ((0.3, {0}), (0.49, {0}), (0.51, {0, 1}), (0.9, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
@@ -240,7 +240,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
         assert set(tokens.tolist()) == allowed
 
 
-def test_draws_follow_the_distribution_and_never_take_what_is_impossible():
+def test_samples_follow_the_distribution_without_impossible_tokens():
     logits = torch.tensor([[-float("inf"), 2.0, 0.0, -float("inf"), 1.0, -float("inf")]]).repeat(20000, 1)
     uniform = torch.arange(20000, dtype=torch.float64) / 20000
     ones = torch.ones(20000)
@@ -279,13 +279,13 @@ def test_a_reply_ends_with_the_end_token_or_at_a_limit(tiny_policy):
         engine.close()
 
 
-def test_an_over_long_prompt_is_refused_with_both_numbers(engine):
+def test_a_too_long_prompt_is_refused_with_both_numbers(engine):
     with pytest.raises(ContextLengthError, match="256 tokens, and the model's context of 256 tokens"):
         engine.submit([1] * 256, Sampling())
     assert len(engine.submit([1] * 255, Sampling()).result(60).token_ids) == 1
 
 
-def test_new_weights_change_replies_when_they_are_taken_over_and_not_before():
+def test_new_weights_change_replies_from_their_update_on():
     from groundwire.train.policy.model import new_policy
     from groundwire.train.pretrain.tokenizer import train_tokenizer
 
@@ -303,14 +303,14 @@ def test_new_weights_change_replies_when_they_are_taken_over_and_not_before():
         engine.update_weights(5)
         (new,) = sample(engine, [prompt], GREEDY)
         assert new.weights_version == 5
-        assert new.cached_tokens == 0  # what the old weights read is forgotten
+        assert new.cached_tokens == 0  # the prefix cache is empty after an update
         assert new.token_ids == logits_of(model, new).argmax(-1).tolist()
         assert new.logprobs != pytest.approx(old.logprobs, abs=1e-2)
     finally:
         engine.close()
 
 
-def test_a_reply_in_progress_is_finished_by_the_weights_that_began_it(tiny_policy):
+def test_a_running_reply_finishes_with_its_first_weights(tiny_policy):
     engine = LocalEngine(*tiny_policy, max_model_len=512)
     try:
         running = engine.submit([1, 2, 3], Sampling(max_tokens=100, temperature=0))
@@ -324,7 +324,7 @@ def test_a_reply_in_progress_is_finished_by_the_weights_that_began_it(tiny_polic
         engine.close()
 
 
-def test_closing_fails_what_is_pending_and_refuses_what_comes(tiny_policy):
+def test_closing_fails_pending_requests_and_refuses_new_ones(tiny_policy):
     engine = LocalEngine(*tiny_policy, max_model_len=512, max_batch=2)
     futures = [engine.submit([i], Sampling(max_tokens=500)) for i in range(1, 8)]
     engine.close()
@@ -338,7 +338,7 @@ def test_closing_fails_what_is_pending_and_refuses_what_comes(tiny_policy):
         engine.update_weights(1)
 
 
-def test_a_prompt_that_cannot_be_read_leaves_running_requests_alone(tiny_policy):
+def test_an_invalid_prompt_does_not_affect_running_requests(tiny_policy):
     engine = LocalEngine(*tiny_policy, max_model_len=64)
     try:
         running = engine.submit([1], Sampling(temperature=0, max_tokens=50))
@@ -367,7 +367,7 @@ async def test_a_cancelled_task_leaves_the_batch(tiny_policy):
         engine.close()
 
 
-def test_a_model_with_fewer_positions_is_used_within_them(tiny_policy, capsys):
+def test_max_model_len_is_limited_to_the_models_positions(tiny_policy, capsys):
     own = tiny_policy[0].config.max_position_embeddings
     assert fitting_length(tiny_policy[0], own - 1) == own - 1
     assert capsys.readouterr().err == ""

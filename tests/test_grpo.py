@@ -1,4 +1,4 @@
-"""GRPO's formulas are verl's, number for number; its update moves probability towards what was rewarded."""
+"""GRPO's formulas equal verl's; its update raises the probability of rewarded replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_loss_and_gradient_equal_verls(case: dict) -> None:
 
 
 def test_a_rollout_of_five_calls_weighs_as_much_in_its_group_as_a_rollout_of_one() -> None:
-    # The advantages know rollouts only: however many calls each holds, the mean is over rollouts.
+    # The mean is over rollouts, whatever their numbers of calls.
     advantages = group_advantages(torch.tensor([1.0, 0.0]), ["a", "a"])
     assert float(advantages.sum()) == pytest.approx(0.0, abs=1e-6)
 
@@ -73,7 +73,7 @@ def _policy() -> LlamaForCausalLM:
 
 
 def _logprobs(model: LlamaForCausalLM, prompt: list[int], response: list[int]) -> list[float]:
-    """What transformers' own forward pass says, one sequence at a time."""
+    """The log-probabilities of transformers' forward pass, one sequence at a time."""
     with torch.no_grad():
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
@@ -102,7 +102,7 @@ def _batch(model: LlamaForCausalLM) -> list[ScoredRollout]:
     return rollouts
 
 
-def test_an_update_makes_rewarded_replies_likelier_and_the_others_less_likely() -> None:
+def test_an_update_raises_the_probability_of_rewarded_replies() -> None:
     model = _policy()
     batch = _batch(model)
     metrics = GRPO(model, GRPOConfig(learning_rate=1e-2, warmup_steps=1)).update(batch)
@@ -122,7 +122,7 @@ def test_the_first_ratio_is_one_however_trajectories_are_packed() -> None:
         assert metrics["initial_ratio_error"] < 1e-4
 
 
-def test_packing_and_splitting_change_no_weight() -> None:
+def test_packing_and_batching_do_not_change_the_update() -> None:
     updated = []
     for branches, tokens in ((1, 10_000), (8, 10_000), (8, 50)):
         model = _policy()
@@ -152,7 +152,7 @@ def test_context_between_sampled_tokens_is_read_but_not_trained() -> None:
     assert metrics["initial_ratio_error"] < 1e-4
 
 
-def test_a_batch_without_contrast_leaves_the_model_as_it_is() -> None:
+def test_a_batch_with_equal_rewards_does_not_change_the_model() -> None:
     model = _policy()
     before = [p.clone() for p in model.parameters()]
     rollouts = [ScoredRollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)]
@@ -160,7 +160,7 @@ def test_a_batch_without_contrast_leaves_the_model_as_it_is() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_a_saved_state_goes_on_exactly_where_it_was(tmp_path: Path) -> None:
+def test_a_saved_state_continues_exactly(tmp_path: Path) -> None:
     straight, resumed = _policy(), _policy()
     batch = _batch(straight)
     one, two = GRPO(straight, GRPOConfig(), seed=3), GRPO(resumed, GRPOConfig(), seed=3)

@@ -1,4 +1,4 @@
-"""A policy in the proxy's own process: what the agent gets and what is traced are those of one behind HTTP."""
+"""With the policy in its own process, the proxy answers and traces as with a policy behind HTTP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOOLS: list[Any] = [{"type": "function", "function": {"name": "query", "paramete
 
 
 class _Engine:
-    """Says ``text``, unless it is told to fail, to refuse or to take its time."""
+    """Answers with ``text``; may fail, refuse or never answer."""
 
     max_model_len, weights_version = 400, 3
 
@@ -59,7 +59,7 @@ class _Engine:
 
 
 class _Agent:
-    """A rollout's agent, and what was traced of it."""
+    """A rollout's agent and its traced calls."""
 
     def __init__(self, engine: _Engine, proxy: LLMProxy, store: Any, rollout: Any) -> None:
         self.engine, self.rollout_id, self._proxy, self._store = engine, rollout.rollout_id, proxy, store
@@ -84,14 +84,14 @@ class _Agent:
 
 @pytest.fixture
 async def agents(tiny_policy: Any) -> AsyncIterator[list[_Agent]]:
-    """One of a proxy with the policy in its process, one of a proxy before a policy that is served."""
+    """One agent of a proxy with the policy in its process, and one of a proxy with the policy behind HTTP."""
     made, closing = [], list[Any]()
-    for here in (True, False):
+    for local in (True, False):
         engine: Any = _Engine(tiny_policy[1])
         server, store = PolicyServer(engine), InMemoryLightningStore()
         await server.start()
         model: dict[str, Any] = {"policy": server}
-        if not here:
+        if not local:
             model = {"upstreams": [f"{server.url}/v1"], "model": server.model_name}
         proxy = LLMProxy(**model, sink=LightningSpanSink(store))
         await proxy.start()
@@ -104,25 +104,25 @@ async def agents(tiny_policy: Any) -> AsyncIterator[list[_Agent]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_same_reply_and_the_same_call(agents: list[_Agent], stream: bool) -> None:
-    said, calls = [], []
+    answers, calls = [], []
     for agent in agents:
         answer = await agent.ask(stream=stream, temperature=0.5)
-        said.append([(each.choices[0].to_dict(), each.model) for each in (answer if stream else [answer])])
+        answers.append([(each.choices[0].to_dict(), each.model) for each in (answer if stream else [answer])])
         calls.append(await agent.call())
         [sampling] = agent.engine.samplings
         assert (sampling.temperature, sampling.session) == (0.5, agent.rollout_id)
-    here, served = calls
-    assert here == served
-    assert agents[0].engine.detokenize(here.response_ids) == "select age"
-    assert (set(here.logprobs), here.finish_reason, here.untrainable_reason) == ({-0.5}, "stop", "")
-    assert (here.weights_version, here.first_weights_version) == (3, 2)
-    assert here.reply == {"role": "assistant", "content": "select age"}
-    # Behind HTTP the agent gets the ids and logprobs, too, that the proxy asks for.
-    asked_for = [[{**choice, "logprobs": None} for choice, _ in each] for each in said]
+    local, served = calls
+    assert local == served
+    assert agents[0].engine.detokenize(local.response_ids) == "select age"
+    assert (set(local.logprobs), local.finish_reason, local.untrainable_reason) == ({-0.5}, "stop", "")
+    assert (local.weights_version, local.first_weights_version) == (3, 2)
+    assert local.reply == {"role": "assistant", "content": "select age"}
+    # Behind HTTP the agent also gets the ids and logprobs that the proxy requests.
+    asked_for = [[{**choice, "logprobs": None} for choice, _ in each] for each in answers]
     for choice in asked_for[1]:
         choice.pop("token_ids", None)
     assert asked_for[0] == asked_for[1]
-    assert {name for each in said for _, name in each} == {"policy"}
+    assert {name for each in answers for _, name in each} == {"policy"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -147,29 +147,29 @@ async def test_ids_and_logprobs_are_there_for_an_agent_that_asks(agents: list[_A
 
 
 @pytest.mark.parametrize(
-    ("error", "options", "status", "said"),
+    ("error", "options", "status", "message"),
     [
         (ContextLengthError(500, 400), {}, 400, "the prompt has 500 tokens"),
         (EngineError("out of cards"), {}, 500, "out of cards"),
         (None, {"temperature": -1}, 400, "greater than or equal to 0, not -1"),
     ],
 )
-async def test_what_is_refused_is_recorded_with_its_reason(
-    agents: list[_Agent], error: Exception | None, options: Any, status: int, said: str
+async def test_a_refused_request_is_recorded_with_its_reason(
+    agents: list[_Agent], error: Exception | None, options: Any, status: int, message: str
 ) -> None:
     calls = []
     for agent in agents:
         agent.engine.error = error
-        with pytest.raises(openai.APIStatusError, match=said) as caught:
+        with pytest.raises(openai.APIStatusError, match=message) as caught:
             await agent.ask(**options)
         assert caught.value.status_code == status
         calls.append(await agent.call())
         assert f"failed with status {status}" in calls[-1].untrainable_reason
-        assert said in calls[-1].untrainable_reason
+        assert message in calls[-1].untrainable_reason
     assert calls[0] == calls[1]
 
 
-async def test_a_failure_within_a_stream_is_told_and_recorded(agents: list[_Agent]) -> None:
+async def test_a_failure_within_a_stream_is_sent_and_recorded(agents: list[_Agent]) -> None:
     for agent in agents:
         agent.engine.error = EngineError("out of cards")
         with pytest.raises(openai.APIError, match="out of cards"):
@@ -178,7 +178,7 @@ async def test_a_failure_within_a_stream_is_told_and_recorded(agents: list[_Agen
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_that_leaves_takes_its_request_along(agents: list[_Agent], stream: bool) -> None:
+async def test_a_disconnect_cancels_the_request(agents: list[_Agent], stream: bool) -> None:
     for agent in agents:
         agent.engine.slow = True
         asking = asyncio.create_task(agent.ask(stream=stream))
@@ -190,14 +190,14 @@ async def test_an_agent_that_leaves_takes_its_request_along(agents: list[_Agent]
         assert agent.engine.waiting[0].cancelled()
 
 
-async def test_what_no_policy_may_say_is_a_failed_call_and_holds_up_no_other(agents: list[_Agent]) -> None:
+async def test_an_unreadable_reply_is_a_failed_call(agents: list[_Agent]) -> None:
     for agent in agents:
         agent.engine.logprob = None
         await agent.ask()
         assert "cannot be read" in (await agent.call()).untrainable_reason
 
 
-async def test_a_policy_here_and_upstreams_exclude_each_other(tiny_policy: Any) -> None:
+async def test_a_local_policy_and_upstreams_exclude_each_other(tiny_policy: Any) -> None:
     engine: Any = _Engine(tiny_policy[1])
     with pytest.raises(TypeError, match="not both"):
         LLMProxy(
@@ -205,6 +205,6 @@ async def test_a_policy_here_and_upstreams_exclude_each_other(tiny_policy: Any) 
         )
 
 
-async def test_models_are_the_policys(agents: list[_Agent]) -> None:
+async def test_the_list_of_models_is_the_policys(agents: list[_Agent]) -> None:
     for agent in agents:
         assert [model.id async for model in agent.client.models.list()] == ["policy"]

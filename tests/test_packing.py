@@ -43,7 +43,7 @@ def some_sequences(seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_packed_branch_is_predicted_as_if_it_were_alone(model, seed):
+def test_a_packed_branch_has_the_logits_of_a_separate_pass(model, seed):
     torch.set_num_threads(1)
     sequences = some_sequences(seed)
     packed = pack(sequences)
@@ -58,7 +58,7 @@ def test_targets_come_in_the_order_of_the_branches():
     assert packed.index.tolist() == [[0, 2], [0, 1], [0, 4], [1, 0], [1, 2]]
 
 
-def test_a_branch_sees_the_prefix_and_itself_only():
+def test_a_branch_attends_to_the_prefix_and_itself_only():
     packed = pack([([1, 2], [([3], [1]), ([4, 5], [0, 1])])])
     assert packed.mask[0, 0, 4].tolist() == [True, True, False, True, True]
     assert packed.positions.tolist() == [[0, 1, 2, 2, 3]]
@@ -82,6 +82,6 @@ def test_a_mask_of_another_length_is_refused():
         pack([([1], [([2, 3], [1])])])
 
 
-def test_a_target_needs_something_before_it():
+def test_a_target_needs_a_preceding_token():
     with pytest.raises(ValueError, match="no token precedes it"):
         pack([([], [([2, 3], [1, 1])])])

@@ -50,7 +50,7 @@ async def client(server):
 
 
 class Scripted:
-    """An engine that says what it is told, token by token: a random policy never writes a tool call."""
+    """An engine that answers with a given text, because a random policy never writes a tool call."""
 
     def __init__(self, tokenizer, text):
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, 400, 3
@@ -73,7 +73,7 @@ class Scripted:
 
 @pytest.fixture
 async def scripted(tiny_policy):
-    """A function: text -> (client, engine) of a server whose policy answers with that text."""
+    """A function from a text to (client, engine) of a server whose policy answers with that text."""
     running = []
 
     async def serve(text):
@@ -98,12 +98,12 @@ async def until(check):
 
 
 async def post(server, **body):
-    """(status, error) of a request that the openai client would not send."""
+    """The status and error of a request that the openai client would not send."""
     async with aiohttp.request("POST", f"{server.url}/v1/chat/completions", **body) as response:
         return response.status, (await response.json())["error"]
 
 
-def said(chunks, index=0):
+def streamed_text(chunks, index=0):
     choices = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
     return "".join(choice.delta.content or "" for choice in choices)
 
@@ -155,14 +155,14 @@ def test_the_synchronous_client_works_too(engine):
     assert asyncio.run(main()).choices[0].message.role == "assistant"
 
 
-async def test_without_being_asked_there_are_no_ids_and_no_logprobs(client):
+async def test_ids_and_logprobs_are_only_sent_on_request(client):
     reply = await client.chat.completions.create(model="policy", messages=HELLO, max_tokens=2)
     assert not hasattr(reply, "prompt_token_ids")
     assert not hasattr(reply.choices[0], "token_ids")
     assert reply.choices[0].logprobs is None
 
 
-async def test_a_stream_says_what_the_whole_reply_says(client):
+async def test_a_stream_and_a_whole_reply_are_equal(client):
     request = {
         "model": "policy", "messages": HELLO, "seed": 9, "max_tokens": 40, "logprobs": True, "extra_body": IDS,
         "n": 2, "temperature": 1.5,
@@ -174,32 +174,32 @@ async def test_a_stream_says_what_the_whole_reply_says(client):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     for choice in whole.choices:
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
-        assert said(chunks, choice.index) == choice.message.content
+        assert streamed_text(chunks, choice.index) == choice.message.content
         assert [token for part in parts for token in getattr(part, "token_ids", [])] == choice.token_ids
         logprobs = [entry.logprob for part in parts if part.logprobs for entry in part.logprobs.content]
         assert logprobs == pytest.approx([entry.logprob for entry in choice.logprobs.content], abs=1e-4)
         assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
 
 
-async def test_a_streamed_word_is_never_taken_back(scripted):
+async def test_streamed_text_is_final(scripted):
     text = "select t.name, count(age) from home_city where name = 'Ann' — é \U0001f600 done"
     client, _ = await scripted(text)
     chunks = await stream(client, model="policy", messages=HELLO)
-    assert said(chunks) == text
+    assert streamed_text(chunks) == text
     assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 5
 
 
-async def test_a_stop_string_is_not_said_in_either_way(client):
+async def test_a_stop_string_is_never_sent(client):
     request = {"model": "policy", "messages": HELLO, "temperature": 0, "max_tokens": 30}
     whole = (await client.chat.completions.create(**request)).choices[0].message.content
     stop = whole[6:9]
     reply = await client.chat.completions.create(**request, stop=stop)
     assert reply.choices[0].message.content == whole[: whole.index(stop)]
     assert reply.choices[0].finish_reason == "stop"
-    assert said(await stream(client, stop=[stop, "@@@@"], **request)) == whole[: whole.index(stop)]
+    assert streamed_text(await stream(client, stop=[stop, "@@@@"], **request)) == whole[: whole.index(stop)]
 
 
-async def test_a_tool_call_is_given_as_one_and_the_words_before_it_stay(scripted, tiny_policy):
+async def test_a_tool_call_is_parsed_and_the_text_before_it_is_kept(scripted, tiny_policy):
     arguments = {"sql": "select name, '<b>' from singer"}
     text = 'the query\n<tool_call>\n{"name": "query", "arguments": ' + json.dumps(arguments) + "}\n</tool_call>"
     client, _ = await scripted(text)
@@ -212,13 +212,13 @@ async def test_a_tool_call_is_given_as_one_and_the_words_before_it_stay(scripted
     assert json.loads(call.function.arguments) == arguments
 
     chunks = await stream(client, model="policy", messages=HELLO, tools=[TOOL])
-    assert said(chunks).strip() == "the query"
+    assert streamed_text(chunks).strip() == "the query"
     (streamed,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
     assert streamed.function == call.function or streamed.function.arguments == call.function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-async def test_without_tools_a_call_is_only_words(scripted):
+async def test_without_tools_a_call_is_text(scripted):
     text = '<tool_call>\n{"name": "query", "arguments": {}}\n</tool_call>'
     client, _ = await scripted(text)
     for more in ({}, {"tools": [TOOL], "tool_choice": "none"}):
@@ -241,15 +241,15 @@ async def test_without_tools_a_call_is_only_words(scripted):
         "<tool_call>" + "[" * 100_000 + "</tool_call>",
     ],
 )
-async def test_a_broken_call_stays_content_and_is_streamed_whole(text, scripted):
+async def test_a_malformed_call_stays_in_the_content_and_is_streamed_completely(text, scripted):
     assert parse_tool_calls(text, {"query"}) == (text, [])
     if len(text) < 1000:
         client, _ = await scripted(text)
         chunks = await stream(client, model="policy", messages=HELLO, tools=[TOOL])
-        assert said(chunks) == text
+        assert streamed_text(chunks) == text
 
 
-def test_several_calls_keep_their_order_and_an_unclosed_one_counts_if_its_json_is_whole():
+def test_several_calls_keep_their_order_and_complete_json_needs_no_closing_tag():
     text = '<tool_call>{"name": "b"}</tool_call> x <tool_call>no</tool_call>'
     text += '<tool_call>{"name": "a", "arguments": {"k": 1}}'
     content, calls = parse_tool_calls(text, {"a", "b"})
@@ -282,7 +282,7 @@ async def test_messages_are_tokenized_as_the_chat_template_does(client, tiny_pol
     expected = tokenizer.apply_chat_template(
         plain, tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True
     )["input_ids"]
-    for _ in range(2):  # the second comes from the ids that are remembered
+    for _ in range(2):  # the second time from the cache
         reply = await client.chat.completions.create(
             model="policy", messages=messages, max_tokens=1, extra_body=IDS, **({"tools": tools} if tools else {})
         )
@@ -301,7 +301,7 @@ async def test_sampling_parameters_reach_the_engine(scripted):
     assert (third.temperature, third.top_p, third.max_tokens, third.stop, third.seed) == (1.0, 1.0, 8, ("x",), None)
 
 
-async def test_an_over_long_prompt_is_the_error_that_openai_clients_know(client):
+async def test_a_too_long_prompt_is_openais_context_length_error(client):
     messages = [{"role": "user", "content": "name " * 500}]
     for streamed in (False, True):
         with pytest.raises(openai.BadRequestError, match=r"prompt has 5\d\d tokens.*400 tokens.*shorten") as caught:
@@ -309,13 +309,13 @@ async def test_an_over_long_prompt_is_the_error_that_openai_clients_know(client)
         assert caught.value.code == "context_length_exceeded"
 
 
-async def test_another_model_is_not_found_and_the_served_one_is_named(client):
+async def test_another_model_is_not_found_and_the_error_names_the_served_one(client):
     with pytest.raises(openai.NotFoundError, match="'gpt-x' does not exist; this server has 'policy'"):
         await client.chat.completions.create(model="gpt-x", messages=HELLO)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"messages": None}, "messages is required"),
         ({"messages": []}, "messages must not be empty"),
@@ -341,24 +341,24 @@ async def test_another_model_is_not_found_and_the_served_one_is_named(client):
         ({"model": 3}, "model must be a valid string"),
     ],
 )  # fmt: skip
-async def test_a_bad_field_is_named_with_its_value(server, change, says):
+async def test_an_error_names_the_field_and_its_value(server, change, message):
     body = {"model": "policy", "messages": HELLO, "max_tokens": 1, **change}
     status, error = await post(server, json=body)
     assert status == 400
-    assert re.search(says, error["message"])
+    assert re.search(message, error["message"])
     assert error["type"] == "invalid_request_error"
     assert error["param"].split("[")[0] in change
 
 
 @pytest.mark.parametrize("body", [b"{", b"", b"\xff\xfe", b"[]", b"null", b'"text"'])
-async def test_what_is_not_a_json_object_is_refused(server, body):
+async def test_a_body_must_be_a_json_object(server, body):
     status, error = await post(server, data=body)
     assert status == 400
     assert "JSON" in error["message"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_client_that_goes_away_takes_its_request_along(server, engine, streamed):
+async def test_a_disconnect_cancels_the_request(server, engine, streamed):
     before = engine.generated_tokens
     body = {"messages": HELLO, "max_tokens": 300, "temperature": 0, "n": 4, "stream": streamed}
     async with aiohttp.ClientSession() as session:
@@ -380,7 +380,7 @@ async def test_health_and_models(server):
             assert (model["id"], model["max_model_len"]) == ("policy", 400)
 
 
-async def test_a_port_in_use_is_an_error_and_nothing_is_left_running(server, engine):
+async def test_a_port_in_use_is_an_error(server, engine):
     second = PolicyServer(engine, port=int(server.url.rsplit(":", 1)[1]))
     with pytest.raises(OSError, match="in use"):
         await second.start()

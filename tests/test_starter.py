@@ -1,4 +1,4 @@
-"""The checkpoint that ships: small, loadable by anybody, and neither ignorant nor finished."""
+"""The bundled checkpoint is small, loadable, and partly trained."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def policy():
     return load_policy(STARTER)
 
 
-def test_it_is_small_and_has_no_pickles():
+def test_the_checkpoint_is_small_and_has_no_pickles():
     files = [path for path in STARTER.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 20_000_000
     assert {path.suffix for path in files} == {".json", ".jinja", ".md", ".safetensors"}
 
 
-def test_its_vocabulary_is_its_tokenizers(policy):
+def test_model_and_tokenizer_have_the_same_vocabulary(policy):
     model, tokenizer = policy
     assert model.config.vocab_size == len(tokenizer)
     assert model.config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
-def test_reinforcement_learning_has_room_in_both_halves(policy):
+def test_accuracy_leaves_room_for_reinforcement_learning(policy):
     tasks = get("spider").load().validation[:96]
     greedy, sampled = accuracy(*policy, tasks), accuracy(*policy, tasks, temperature=1.0)
     for half in ("familiar", "new"):

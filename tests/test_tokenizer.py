@@ -1,4 +1,4 @@
-"""The tokenizer: words are one id wherever they stand, nothing is lost, and every loader reads the same ids."""
+"""The tokenizer: words have one id everywhere, encoding is lossless, and every loader gives the same ids."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def ids(tokenizer, text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_decoding_gives_the_text_back(tokenizer, text):
+def test_encoding_is_lossless(tokenizer, text):
     assert tokenizer.decode(ids(tokenizer, text)) == text
 
 
-def test_decoding_gives_generated_dialogues_back(tokenizer):
+def test_encoding_of_dialogues_is_lossless(tokenizer):
     stage = Stage(freedom=1.0, checks=1, rewrites=1, tools=0.5)
     for item in itertools.islice(dialogues(random.Random(7), stage), 40):
         for text in item.texts():
             assert tokenizer.decode(ids(tokenizer, text)) == text
 
 
-def test_a_word_is_one_id_wherever_it_stands(tokenizer):
+def test_a_word_has_the_same_id_everywhere(tokenizer):
     (word,) = ids(tokenizer, " singer")
     for text in (
         *("the singers sing", "FROM singer WHERE", "singers are", "CREATE TABLE singer ( id int )"),
@@ -68,14 +68,14 @@ def test_a_word_is_one_id_wherever_it_stands(tokenizer):
         assert word in found, text
 
 
-def test_every_word_of_the_lexicon_is_one_id_but_for_its_plural(tokenizer):
+def test_every_word_of_the_lexicon_is_one_id_except_its_plural(tokenizer):
     for word in words():
         pieces = tokenizer.convert_ids_to_tokens(ids(tokenizer, f" {word}"))
         assert pieces[0] == "Ġ" + word[: len(pieces[0]) - 1], pieces
         assert pieces[1:] in ([], ["s"], ["es"]), pieces
 
 
-def test_a_stream_shows_nothing_that_it_takes_back(tokenizer):
+def test_streamed_text_is_final(tokenizer):
     text = TEXTS[2]
     stream = DecodeStream(skip_special_tokens=True)
     parts = [stream.step(tokenizer.backend_tokenizer, token) for token in ids(tokenizer, text)]
@@ -91,7 +91,7 @@ def test_auto_tokenizer_reads_the_same_ids(tokenizer, checkpoint):
     assert json.loads((checkpoint / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_the_template_writes_what_pretraining_reads(tokenizer, checkpoint):
+def test_the_template_writes_the_text_of_pretraining(tokenizer, checkpoint):
     _, loaded = load_policy(checkpoint)
     messages = [
         {"role": "system", "content": prompts.system_message("CREATE TABLE singer ( id int )")},
@@ -104,7 +104,7 @@ def test_the_template_writes_what_pretraining_reads(tokenizer, checkpoint):
     assert [i for part in parts for i in ids(loaded, part)] == ids(loaded, whole + reply)
 
 
-def test_the_template_writes_the_tool_dialogues_that_pretraining_reads(tokenizer):
+def test_the_template_writes_the_tool_dialogues_of_pretraining(tokenizer):
     turns = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
     for item in itertools.islice(dialogues(random.Random(3), Stage(writes=1, checks=1, rewrites=1, tools=1.0)), 20):
         for dialogue in item.dialogues:

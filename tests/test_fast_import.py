@@ -1,4 +1,4 @@
-"""What is imported once is out of the garbage collector's way, and the collector works again."""
+"""Imported objects are frozen, and the garbage collector works again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from groundwire.tools.fast_import import fast_import
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_was_imported_is_not_looked_through_again(fails: bool) -> None:
+def test_imported_objects_are_frozen(fails: bool) -> None:
     gc.unfreeze()
     kept = []
     try:

@@ -1,4 +1,4 @@
-"""A run that is stopped keeps every whole step, whatever it was doing, and goes on as if it had not been."""
+"""An interrupted run keeps every complete step, and a resumed one continues as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from groundwire.train.local.trainer import LocalTrainer
 STEPS = 4
 
 
-def _begun(runs: Path) -> RunDir:
-    """The folder of a run whose checkpoints are further apart than it is long."""
+def _new_run(runs: Path) -> RunDir:
+    """The folder of a run without checkpoints before its end."""
     config = resolve(
         "fast",
         steps=STEPS,
@@ -40,26 +40,26 @@ def _begun(runs: Path) -> RunDir:
     return RunDir.create(runs, backend="langgraph", domain="spider", config=config.to_dict())
 
 
-def _stopped(folder: RunDir, when: Callable[[], bool], number: int) -> str:
+def _interrupt(folder: RunDir, when: Callable[[], bool], number: int) -> str:
     program = Program("-m", "train.run", "--resume", str(folder.path))
     until(when, program)
     program.send_signal(number)
-    program.send_signal(number)  # as a terminal does it, and whatever started the program once more
+    program.send_signal(number)  # from the terminal, and again from the parent process
     stopped = program.wait(60)
     assert stopped.returncode == 130, stopped.stderr
     assert "Traceback" not in stopped.stderr
     return stopped.stderr
 
 
-def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
-    """Once while it samples, and once while it validates: what the step lacks is made up for."""
-    folder = _begun(tmp_path)
-    said = _stopped(folder, lambda: len(folder.metrics()) == 2, signal.SIGINT)
+def test_an_interrupted_run_keeps_every_complete_step(tmp_path: Path) -> None:
+    """Once during sampling and once during a validation, which the resumed run adds."""
+    folder = _new_run(tmp_path)
+    message = _interrupt(folder, lambda: len(folder.metrics()) == 2, signal.SIGINT)
     first = int(folder.checkpoints.paths()[-1].name.removeprefix("step-"))
-    assert f"what was learnt up to step {first} is kept" in said
+    assert f"what was learnt up to step {first} is kept" in message
     assert [line["step"] for line in folder.metrics()] == list(range(first + 1))
     sampled = folder.path / "rollouts" / "step-00002-train.parquet"
-    _stopped(folder, lambda: sampled.exists() and len(folder.metrics()) == 2, signal.SIGTERM)
+    _interrupt(folder, lambda: sampled.exists() and len(folder.metrics()) == 2, signal.SIGTERM)
     assert [path.name for path in folder.checkpoints.paths()] == ["step-00001", "step-00002"]
     assert [line["step"] for line in folder.metrics()] == [0, 1, 2]
     assert "validation" not in folder.metrics()[-1]
@@ -73,8 +73,8 @@ def test_a_stopped_run_keeps_every_whole_step(tmp_path: Path) -> None:
     assert state["updates"] == sum(line["groups_used"] > 0 for line in lines[1:])
 
 
-def test_a_step_whose_line_cannot_be_written_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, domain = _begun(tmp_path), domains.get("spider")
+def test_a_step_without_metrics_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, domain = _new_run(tmp_path), domains.get("spider")
     append = RunDir.append_metrics
 
     def full(run: RunDir, line: Mapping[str, Any]) -> None:
@@ -98,7 +98,7 @@ def _update(done: list[str], signals: Callable[[], None]) -> None:
         done.append("more")
 
 
-def test_what_must_not_be_broken_is_done_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_critical_section_ends_before_the_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         _update(done, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -106,7 +106,7 @@ def test_what_must_not_be_broken_is_done_first(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.count("stopping after the update of step 3") == 1
 
 
-def test_who_asks_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_interrupts_a_critical_section(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
@@ -121,7 +121,7 @@ def test_who_asks_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == []
 
 
-def test_who_asks_again_while_it_stops_gets_nothing_else_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_is_immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with GracefulShutdown() as shutdown:
@@ -140,7 +140,7 @@ def _fails(shutdown: GracefulShutdown) -> None:
         raise OSError("no space left")
 
 
-def test_what_failed_is_the_reason_and_not_that_it_was_to_stop() -> None:
+def test_an_error_in_a_critical_section_replaces_the_interrupt() -> None:
     with GracefulShutdown() as shutdown:
         with pytest.raises(OSError, match="no space left"):
             _fails(shutdown)
@@ -148,7 +148,7 @@ def test_what_failed_is_the_reason_and_not_that_it_was_to_stop() -> None:
             pass
 
 
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with GracefulShutdown():
@@ -157,7 +157,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_afterwards_signals_are_what_they_were() -> None:
+def test_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with GracefulShutdown():
         assert signal.getsignal(signal.SIGTERM) != before
