@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train.doctor import Finding, app, examine
+from groundwire.train.doctor import Check, app, examine
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
 
 
-def _found(text: str, **options: object) -> Finding:
+def _found(text: str, **options: object) -> Check:
     return next(line for line in examine(**options) if text in line.text)  # type: ignore[arg-type]
 
 

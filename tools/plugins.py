@@ -1,8 +1,11 @@
-"""The one plugin namespace: three pluggy hooks, each receiving a ``register`` callback.
+"""Plugins: three pluggy hooks, each of which receives a ``register`` callback.
 
-It lives in the lowest room so that every room above can own its registry without importing a neighbour.
-A plugin is any module with functions marked ``@hookimpl``; a third party's package names its module in the
-entry-point group ``groundwire``. The built-in backends, rewards and domains register through the same hooks.
+A plugin is a module with functions marked ``@hookimpl``; a package names its module in the entry-point group
+``groundwire``. The built-in backends, rewards and domains register through the same hooks.
+
+    UserError
+    ├── PluginError        an installed plugin cannot be loaded
+    └── UnknownNameError   no plugin registered the name
 """
 
 from __future__ import annotations
@@ -43,10 +46,7 @@ _PLUGINS: list[Any] = []
 
 
 def plugin(module: Any) -> None:
-    """Register a plugin (a module or object with hook functions) by hand: for a script that is no installed package.
-
-    To be called before the first name is looked up.
-    """
+    """Register a module or object with hook functions, from a script; call it before the first look-up of a name."""
     _PLUGINS.append(module)
 
 
@@ -61,11 +61,10 @@ class UnknownNameError(UserError):
 
 
 class Registry(Generic[T]):
-    """Names to objects, filled through one hook on first use.
+    """Objects by name, collected through one hook on first use.
 
-    ``builtin`` is the module of this project that registers the room's own names. A registered value is the object
-    itself, or a ``"module:attribute"`` string that is imported when the name is first asked for, so that listing
-    names never imports a heavy framework.
+    ``builtin`` is the module that registers this project's own names. A registered value is the object, or a
+    ``"module:attribute"`` string that is imported on the first :meth:`get`, so listing names imports no framework.
     """
 
     def __init__(self, kind: str, hook: str, builtin: str) -> None:
@@ -77,15 +76,15 @@ class Registry(Generic[T]):
         return sorted(self._loaded())
 
     def check(self, name: str) -> None:
-        """Raise :class:`UnknownNameError`, which lists the known names, where ``name`` is none; imports nothing."""
+        """Raise :class:`UnknownNameError` if ``name`` is not registered. Imports nothing."""
         if name not in self._loaded():
             raise UnknownNameError(f"unknown {self._kind} {name!r}; known: {', '.join(self.names())}")
 
     def get(self, name: str) -> T:
         """The object registered under ``name``.
 
-        Raises :class:`UnknownNameError`, :class:`PluginError`, and ``ImportError`` or ``AttributeError`` where what it
-        names is not installed: the room knows what to say of that.
+        Raises :class:`UnknownNameError`, :class:`PluginError`, and ``ImportError`` or ``AttributeError`` if a package
+        is missing: the caller knows how to install it.
         """
         self.check(name)
         entries = self._loaded()
@@ -96,7 +95,7 @@ class Registry(Generic[T]):
                 entries[name] = entry = getattr(importlib.import_module(module), attribute)
             except (ImportError, AttributeError):
                 raise
-            except Exception as error:  # whatever somebody else's module does when it is imported
+            except Exception as error:  # a plugin's module may raise anything
                 raise PluginError(
                     f"{self._kind} {name!r} ({entry}) cannot be loaded: {type(error).__name__}: {error}"
                 ) from error
@@ -128,7 +127,7 @@ class Registry(Generic[T]):
 def _load(manager: pluggy.PluginManager, point: metadata.EntryPoint) -> None:
     try:
         manager.load_setuptools_entrypoints(NAMESPACE, point.name)
-    except Exception as error:  # whatever somebody else's module does when it is imported
+    except Exception as error:  # a plugin's module may raise anything
         package = f" of the package {point.dist.name}" if point.dist else ""
         raise PluginError(
             f"plugin {point.name!r} ({point.value}){package} cannot be loaded: {type(error).__name__}: {error}; repair "

@@ -1,4 +1,4 @@
-"""Types that every room shares: what an agent's trace is made of, and what its answer should be."""
+"""Types that all packages share: the steps of an agent, and the form of its answer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Literal, TypedDict
 __all__ = ["AgentStep", "AnswerForm"]
 
 AnswerForm = Literal["sql", "prose"]
-"""What answers a question: the query whose rows are the answer, or sentences that say it."""
+"""The form of an answer: a query whose rows are the answer, or sentences."""
 
 
 class AgentStep(TypedDict):
-    """One thing the agent did: an LLM turn or a tool run, in order."""
+    """An LLM turn or a tool call of an agent."""
 
     agent: str
-    """The node or agent that acted: ``write_query``."""
+    """The name of the agent or node, such as ``write_query``."""
     kind: str
     """``llm`` or ``tool``."""
     input: str
     output: str
     ok: bool
-    """False when the tool reported an error to the agent."""
+    """False if the tool reported an error to the agent."""

@@ -28,7 +28,7 @@ from groundwire.train.policy.tool_parsers import FORMATS
 from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
 
-__all__ = ["KNOWN_GOOD", "Finding", "app", "examine"]
+__all__ = ["KNOWN_GOOD", "Check", "app", "examine"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -52,7 +52,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """``level`` is ok, warning or failure; ``remedy`` says what to do."""
 
     level: str
@@ -108,10 +108,10 @@ def examine(
     endpoint: str | None = None,
     port: int = 0,
     output_dir: str = "runs",
-) -> Iterator[Finding]:
+) -> Iterator[Check]:
     """The findings, in order. A check that raises is a failure of its own."""
     verl = trainer == "verl"
-    checks: list[Callable[[], Iterator[Finding]]] = [
+    checks: list[Callable[[], Iterator[Check]]] = [
         _check_python,
         _check_packages,
         lambda: _check_trainer(verl),
@@ -129,7 +129,7 @@ def examine(
         try:
             yield from check()
         except Exception as error:
-            yield Finding("failure", f"a check raised {type(error).__name__}: {error}", "report this")
+            yield Check("failure", f"a check raised {type(error).__name__}: {error}", "report this")
 
 
 def _version(package: str) -> str | None:
@@ -139,27 +139,27 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _check_python() -> Iterator[Finding]:
+def _check_python() -> Iterator[Check]:
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] < (3, 14):
-        yield Finding("ok", f"Python {version}")
+        yield Check("ok", f"Python {version}")
     else:
-        yield Finding("failure", f"Python {version}", "use Python 3.10 to 3.13")
+        yield Check("failure", f"Python {version}", "use Python 3.10 to 3.13")
 
 
-def _check_packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Check]:
     found = _version("agentlightning")
     if found is None:
-        yield Finding("failure", "agentlightning is not installed", "pip install -e . in a clone")
+        yield Check("failure", "agentlightning is not installed", "pip install -e . in a clone")
     else:
         level = "ok" if found == _AGENTLIGHTNING else "warning"
-        yield Finding(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
+        yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
     found = _version("opentelemetry-sdk")
     if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
-        yield Finding("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
+        yield Check("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
 
 
-def _check_trainer(wanted: bool) -> Iterator[Finding]:
+def _check_trainer(wanted: bool) -> Iterator[Check]:
     """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
     bad = "failure" if wanted else "warning"
     missing = [package for package in KNOWN_GOOD if _version(package) is None]
@@ -167,32 +167,30 @@ def _check_trainer(wanted: bool) -> Iterator[Finding]:
         found = _version(package)
         if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
             same = found.split("+")[0] == good  # 2.11.0+cu130
-            yield Finding(
-                "ok" if same else "warning", f"{package} {found} (known good: {good})", "" if same else INSTALL
-            )
+            yield Check("ok" if same else "warning", f"{package} {found} (known good: {good})", "" if same else INSTALL)
     cuda, devices = _cuda_devices()
     if "verl" in missing and not wanted:
-        yield Finding("ok", f"trainer: local, because verl is not installed; {devices}")
+        yield Check("ok", f"trainer: local, because verl is not installed; {devices}")
         return
     if missing:
-        yield Finding(bad, f"not installed: {', '.join(missing)}", INSTALL)
-    yield Finding("ok", devices) if cuda else Finding(bad, devices, "install a driver and a torch built for it")
+        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
+    yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
     if "verl" not in missing and (problem := peft_problem()):
-        yield Finding("warning", f"LoRA: {problem[0]}", problem[1])
+        yield Check("warning", f"LoRA: {problem[0]}", problem[1])
     if importlib.util.find_spec("flash_attn") is None:
-        yield Finding("ok", "flash-attn is not installed: torch's own attention (sdpa) is used")
+        yield Check("ok", "flash-attn is not installed: torch's own attention (sdpa) is used")
     if _SHARED_MEMORY.exists() and (size := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:
         remedy = "in a container: docker run --shm-size=16g"
-        yield Finding("warning", f"{_SHARED_MEMORY} has {size:.1f} GB, and Ray keeps its objects there", remedy)
+        yield Check("warning", f"{_SHARED_MEMORY} has {size:.1f} GB, and Ray keeps its objects there", remedy)
     if cuda and not missing:
-        yield Finding("ok", "trainer: verl")
+        yield Check("ok", "trainer: verl")
     elif cuda and "verl" not in missing and not wanted:
         remedy = "fix the warnings above, or use --trainer local"
-        yield Finding("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
+        yield Check("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
     elif wanted:
-        yield Finding("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
+        yield Check("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
     else:
-        yield Finding("ok", "trainer: local")
+        yield Check("ok", "trainer: local")
 
 
 def _cuda_devices() -> tuple[bool, str]:
@@ -206,55 +204,55 @@ def _cuda_devices() -> tuple[bool, str]:
     return True, f"torch {torch.__version__} sees {len(names)} GPU(s): {', '.join(sorted(set(names)))}"
 
 
-def _check_port(port: int) -> Iterator[Finding]:
+def _check_port(port: int) -> Iterator[Check]:
     name = f"port {port}" if port else "a free port"
     try:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
-        yield Finding("ok", f"{name} on 127.0.0.1")
+        yield Check("ok", f"{name} on 127.0.0.1")
     except OverflowError:
-        yield Finding("failure", f"{port} is not a port", "give a --proxy-port of 0 (any) to 65535")
+        yield Check("failure", f"{port} is not a port", "give a --proxy-port of 0 (any) to 65535")
     except OSError as error:
-        yield Finding("failure", f"{name} on 127.0.0.1: {error.strerror}", "give another --proxy-port, or 0 for any")
+        yield Check("failure", f"{name} on 127.0.0.1: {error.strerror}", "give another --proxy-port, or 0 for any")
 
 
-def _check_disk(output_dir: str, wanted_gb: int) -> Iterator[Finding]:
+def _check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
     folder = Path(output_dir).absolute()
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        yield Finding("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
+        yield Check("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
         return
     free_gb = shutil.disk_usage(folder).free / 1e9
     if free_gb >= wanted_gb:
-        yield Finding("ok", f"{free_gb:.0f} GB free in {folder}")
+        yield Check("ok", f"{free_gb:.0f} GB free in {folder}")
     else:
         remedy = f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
-        yield Finding("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
+        yield Check("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
     if not os.access(folder, os.W_OK):
-        yield Finding("failure", f"{folder} cannot be written to", "give another --output-dir")
+        yield Check("failure", f"{folder} cannot be written to", "give another --output-dir")
 
 
-def _check_logins() -> Iterator[Finding]:
+def _check_logins() -> Iterator[Check]:
     cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     if os.environ.get("HF_TOKEN") or (cache / "token").exists():
-        yield Finding("ok", "Hugging Face: logged in")
+        yield Check("ok", "Hugging Face: logged in")
     else:
-        yield Finding("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
+        yield Check("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
     if _version("wandb") is not None:
         netrc = Path.home() / ".netrc"
         in_netrc = netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="replace")
         logged_in = os.environ.get("WANDB_API_KEY") or in_netrc
         state = "logged in" if logged_in else "not logged in (--track wandb needs it: wandb login)"
-        yield Finding("ok", f"Weights & Biases: {state}")
+        yield Check("ok", f"Weights & Biases: {state}")
 
 
-def _check_chat_template(model: str, tool_format: str) -> Iterator[Finding]:
+def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     """Whether the model's chat template writes tool calls in the format that the server parses."""
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        yield Finding("warning", f"{model} is no folder here, so its chat template was not checked")
+        yield Check("warning", f"{model} is no folder here, so its chat template was not checked")
         return
     template = ""
     if (folder / "chat_template.jinja").is_file():
@@ -263,20 +261,20 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Finding]:
         try:
             template = str(json.loads(settings.read_text()).get("chat_template") or "")
         except (ValueError, AttributeError) as error:
-            yield Finding("failure", f"{settings} is damaged: {error}", "copy the model again")
+            yield Check("failure", f"{settings} is damaged: {error}", "copy the model again")
             return
     if not template:
-        yield Finding("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
+        yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return
     found = _tool_format(template)
     if found is None:
         remedy = "use the langgraph backend, which calls no tools"
-        yield Finding("warning", f"the chat template of {model} has no tool calls", remedy)
+        yield Check("warning", f"the chat template of {model} has no tool calls", remedy)
     elif found != tool_format:
         remedy = f"actor_rollout_ref.rollout.multi_turn.format={found}"
-        yield Finding("failure", f"{model} writes tool calls as {found}, but they are parsed as {tool_format}", remedy)
+        yield Check("failure", f"{model} writes tool calls as {found}, but they are parsed as {tool_format}", remedy)
     else:
-        yield Finding("ok", f"{model}: chat template with {found} tool calls")
+        yield Check("ok", f"{model}: chat template with {found} tool calls")
 
 
 def _tool_format(template: str) -> str | None:
@@ -285,30 +283,30 @@ def _tool_format(template: str) -> str | None:
     return "llama3_json" if '"parameters"' in template else None
 
 
-def _check_store(address: str) -> Iterator[Finding]:
+def _check_store(address: str) -> Iterator[Check]:
     from groundwire.train.store.errors import StoreAddressError
     from groundwire.train.store.health import check_store
 
     try:
         check_store(address, starting=False)
-        yield Finding("ok", f"store at {address}")
+        yield Check("ok", f"store at {address}")
     except StoreAddressError as error:
-        yield Finding("failure", str(error), "python -m train.store --path store.db")
+        yield Check("failure", str(error), "python -m train.store --path store.db")
 
 
-def _check_endpoint(url: str) -> Iterator[Finding]:
+def _check_endpoint(url: str) -> Iterator[Check]:
     """Training needs the token ids of prompt and reply, and a logprob for each token of the reply."""
     from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 
     try:
         probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_TIMEOUT_S)
     except EndpointUnusableError as error:
-        yield Finding("failure", str(error), "start the server there; its base URL ends in /v1")
+        yield Check("failure", str(error), "start the server there; its base URL ends in /v1")
         return
     if probe.sends_ids:
-        yield Finding("ok", f"{url}: token ids and logprobs")
+        yield Check("ok", f"{url}: token ids and logprobs")
     else:
-        yield Finding("failure", f"{url} sends no token ids with logprobs", "serve the model with vLLM 0.10.2 or newer")
+        yield Check("failure", f"{url} sends no token ids with logprobs", "serve the model with vLLM 0.10.2 or newer")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from groundwire.rewards.judge.settings import API_KEY, JudgeSettings
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["JudgeClient", "JudgeRequestError", "Reply"]
+__all__ = ["JudgeClient", "JudgeReply", "JudgeRequestError"]
 
 _TRANSIENT = {408, 409, 425, 429}
 _SERVER_ERROR = 500
@@ -26,7 +26,7 @@ _MILLION = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class JudgeReply:
     """The model's reply; ``usd`` is None if the reply has no token counts."""
 
     text: str
@@ -53,7 +53,7 @@ class JudgeClient:
         self._name = f"the judge {self._model} at {settings.base_url or 'its provider'}"
         self._http: httpx.AsyncClient | None = None
 
-    async def ask(self, messages: list[dict[str, str]]) -> Reply:
+    async def ask(self, messages: list[dict[str, str]]) -> JudgeReply:
         """Send one request. Raises :class:`JudgeRequestError`."""
         if self._settings.base_url is None:
             await asyncio.to_thread(_import_litellm)  # takes seconds, and must not count as the request's time
@@ -80,7 +80,7 @@ class JudgeClient:
             text = body["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
             raise JudgeRequestError(f"{self._name} sent no chat completion", transient=True, billed=True) from error
-        return Reply(text=text if isinstance(text, str) else "", usd=await self._cost(body.get("usage")))
+        return JudgeReply(text=text if isinstance(text, str) else "", usd=await self._cost(body.get("usage")))
 
     async def max_cost(self, messages: list[dict[str, str]]) -> float:
         """The most that a request can cost, in USD: a text has at most as many tokens as bytes."""

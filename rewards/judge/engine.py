@@ -10,19 +10,20 @@ import asyncio
 import functools
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from groundwire.rewards._types import JudgeAbstainedError
 from groundwire.rewards.judge.cache import JudgeCache, cache_key
-from groundwire.rewards.judge.client import JudgeClient, JudgeRequestError, Reply
+from groundwire.rewards.judge.client import JudgeClient, JudgeReply, JudgeRequestError
 from groundwire.rewards.judge.grader import grade
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
 __all__ = ["Judge", "Verdict"]
 
+_Prompt = Callable[..., list[dict[str, str]]]
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 8.0
 
 
@@ -34,25 +35,6 @@ class Verdict:
     score: float
     spread: float | None = None
     """The largest minus the smallest score of several samples."""
-
-
-@dataclass(frozen=True)
-class _Sample:
-    question: str
-    reference: str
-    answer: str
-    swapped: bool
-    number: int
-
-    def messages(self, fence: str, *, unreadable: str = "") -> list[dict[str, str]]:
-        return messages(
-            question=self.question,
-            reference=self.reference,
-            answer=self.answer,
-            fence=fence,
-            swapped=self.swapped,
-            unreadable=unreadable,
-        )
 
 
 class _LoopState:
@@ -88,9 +70,13 @@ class Judge:
             scores = grade(answer, reference=reference, question=question)
             return Verdict(scores=scores, score=settings.weighted(scores))
         state = self._loop_states.setdefault(asyncio.get_running_loop(), _LoopState(settings))
+        prompt = functools.partial(messages, question=question, reference=reference, answer=answer)
         orders = (False, True) if settings.swap_order else (False,)
-        samples = [_Sample(question, reference, answer, swap, n) for n in range(settings.samples) for swap in orders]
-        work = [asyncio.ensure_future(self._scores(sample, state)) for sample in samples]
+        work = [
+            asyncio.ensure_future(self._scores(functools.partial(prompt, swapped=swapped), sample, state))
+            for sample in range(settings.samples)
+            for swapped in orders
+        ]
         try:
             return self._mean(await asyncio.wait_for(asyncio.gather(*work), settings.deadline_s))
         except asyncio.TimeoutError as error:
@@ -108,26 +94,37 @@ class Judge:
         spread = max(means) - min(means) if len(means) > 1 else None
         return Verdict(scores=scores, score=self._settings.weighted(scores), spread=spread)
 
-    async def _scores(self, sample: _Sample, state: _LoopState) -> dict[str, float]:
+    async def _scores(self, prompt: _Prompt, sample: int, state: _LoopState) -> dict[str, float]:
         """The scores of one sample: from the cache, or from a reply, which is requested twice if it is unreadable."""
-        key = self._cache_key(sample)
+        settings = self._settings
+        key = cache_key(
+            {
+                "model": settings.model,
+                "base_url": settings.base_url,
+                "messages": prompt(fence="FENCE"),
+                "temperature": settings.temperature,
+                "max_tokens": settings.max_tokens,
+                "response_format": RESPONSE_FORMAT,
+                "sample": sample,
+            }
+        )
         async with state.lock(key):  # concurrent callers with the same request wait for one reply
             cached = await asyncio.to_thread(self._cache.reply, key)
             if cached is not None:
                 return parse_scores(cached)
             problem = ""
             for _ in range(2):
-                reply = await self._reply(sample.messages(secrets.token_hex(16), unreadable=problem), state)
+                reply = await self._reply(prompt(fence=secrets.token_hex(16), unreadable=problem), state)
                 try:
                     scores = parse_scores(reply.text)
                 except UnreadableError as error:
                     problem = str(error)
                     continue
-                await asyncio.to_thread(self._cache.store, key, model=str(self._settings.model), reply=reply.text)
+                await asyncio.to_thread(self._cache.store, key, model=str(settings.model), reply=reply.text)
                 return scores
-        raise JudgeAbstainedError(f"the judge {self._settings.model} gave no verdict in two replies: {problem}")
+        raise JudgeAbstainedError(f"the judge {settings.model} gave no verdict in two replies: {problem}")
 
-    async def _reply(self, request: list[dict[str, str]], state: _LoopState) -> Reply:
+    async def _reply(self, request: list[dict[str, str]], state: _LoopState) -> JudgeReply:
         """One reply, with retries after transient failures."""
         pause_s, attempts = _FIRST_PAUSE_S, self._settings.retries + 1
         for attempt in range(1, attempts + 1):
@@ -143,7 +140,7 @@ class Judge:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _paid_reply(self, request: list[dict[str, str]], client: JudgeClient) -> Reply:
+    async def _paid_reply(self, request: list[dict[str, str]], client: JudgeClient) -> JudgeReply:
         """One reply, counted against the caps."""
         settings = self._settings
         cost = await client.max_cost(request)
@@ -157,17 +154,3 @@ class Judge:
         if reply.usd is not None:
             await asyncio.to_thread(self._cache.settle, cost, reply.usd)
         return reply
-
-    def _cache_key(self, sample: _Sample) -> str:
-        settings = self._settings
-        return cache_key(
-            {
-                "model": settings.model,
-                "base_url": settings.base_url,
-                "messages": sample.messages("FENCE"),
-                "temperature": settings.temperature,
-                "max_tokens": settings.max_tokens,
-                "response_format": RESPONSE_FORMAT,
-                "sample": sample.number,
-            }
-        )
