@@ -10,8 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.spider import answered_sometimes
-from benchmarks.gpu.suite import MARK, Suite, figures, marked_processes
+import pytest
+import torch
+from benchmarks.gpu.random_model import save_random_model
+from benchmarks.gpu.suite import MARK, Suite, marked_processes, verl_metrics
+
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.model import load_policy
 
 _WITHOUT_SIGINT = """
 import signal, sys, time
@@ -27,7 +32,7 @@ time.sleep(600)
 
 def test_a_program_at_its_limit_ends_by_itself_even_where_sigint_is_ignored(tmp_path: Path) -> None:
     suite = Suite(argparse.Namespace(out=str(tmp_path), model=None))
-    result = suite.run("long", [sys.executable, "-c", _WITHOUT_SIGINT], 3.0)
+    result = suite.run("long", ["-c", _WITHOUT_SIGINT], 3.0)
     assert result["timed_out"]
     assert result["exit"] in (130, -signal.SIGTERM)  # the latter on a machine that needs 3 s to start Python
     log = (tmp_path / "logs" / "long.log").read_text()
@@ -36,22 +41,33 @@ def test_a_program_at_its_limit_ends_by_itself_even_where_sigint_is_ignored(tmp_
 
 def test_a_program_that_ends_in_time_is_left_alone(tmp_path: Path) -> None:
     suite = Suite(argparse.Namespace(out=str(tmp_path), model=None))
-    result = suite.run("short", [sys.executable, "-c", "raise SystemExit(3)"], 60.0)
+    result = suite.run("short", ["-c", "raise SystemExit(3)"], 60.0)
     assert (result["exit"], result["timed_out"]) == (3, False)
 
 
 def test_figures_leave_out_the_validation_before_and_the_steps_that_warm_up(tmp_path: Path) -> None:
-    assert figures(tmp_path) == {}
+    assert verl_metrics(tmp_path) == {}
     steps = [{"timing_s/step": 10.0 - step, "actor/perf/max_memory_allocated_gb": 2.0 * step} for step in range(5)]
     lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(steps)]
     (tmp_path / "verl.jsonl").write_text("\n".join(lines))
-    assert figures(tmp_path) == {"steps": 2, "step_s": 6.5, "peak_gpu_gb": 7.0}
+    assert verl_metrics(tmp_path) == {"steps": 2, "step_s": 6.5, "peak_gpu_gb": 7.0}
 
 
-def test_questions_whose_samples_agree_are_left_out() -> None:
-    tasks = [{"id": name, "question": "", "query": "", "db_path": ""} for name in ("a", "b", "c", "unasked")]
-    scores = {"a": [0.0, 0.0], "b": [1.0, 0.0], "c": [1.0, 1.0]}
-    assert [task["id"] for task in answered_sometimes(tasks, scores)] == ["b"]
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_a_random_model_has_its_shape_and_reads_its_tokenizers_ids(model_type: str, tmp_path: Path) -> None:
+    save_random_model(f"{model_type}-128x2", tmp_path)
+    model, tokenizer = load_policy(tmp_path)
+    config = model.config
+    assert (config.model_type, config.hidden_size, config.num_hidden_layers) == (model_type, 128, 2)
+    ids = tokenizer("SELECT name FROM singer")["input_ids"]
+    assert model(torch.tensor([ids])).logits.shape == (1, len(ids), config.vocab_size)
+    if model_type == "llama":
+        assert ids == load_policy(STARTER)[1]("SELECT name FROM singer")["input_ids"]
+
+
+def test_a_shape_of_another_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'300m' is not TYPE-WIDTHxLAYERS"):
+        save_random_model("300m", tmp_path)
 
 
 def test_processes_are_found_by_their_mark_even_without_their_parent(tmp_path: Path) -> None:

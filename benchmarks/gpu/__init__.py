@@ -1,1 +1,1 @@
-"""Benchmarks on a GPU."""
+"""Benchmarks and checks on GPUs: ``python -m benchmarks.gpu --help``."""

@@ -1,4 +1,4 @@
-"""Agents for the GPU suite's figures: one call, as verl's own single-turn loop makes it; and between one and eight."""
+"""Agents for the GPU suite: one call, as in verl's own single-turn agent loop, and between one and eight calls."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ from groundwire.tools.schema import table_info
 _clients = Clients(timeout_s=600)
 
 
-def messages(question: str, database: str) -> list[dict[str, str]]:
-    """What both loops ask."""
-    system = prompts.system_message(table_info(database, max_chars=1500, example_values=0, show_keys=False).text)
-    return [{"role": "system", "content": system}, {"role": "user", "content": prompts.write_message(question)}]
+def sql_messages(question: str, database: str) -> list[dict[str, str]]:
+    """The messages of a first call, for both agent loops."""
+    schema = table_info(database, max_chars=1500, example_values=0, show_keys=False).text
+    return [
+        {"role": "system", "content": prompts.system_message(schema)},
+        {"role": "user", "content": prompts.write_message(question)},
+    ]
 
 
 async def once(question: Question, endpoint: Endpoint) -> str:
     """One call."""
-    return await _ask(endpoint, messages(question.text, question.database))
+    return await _ask(endpoint, sql_messages(question.text, question.database))
 
 
 async def uneven(question: Question, endpoint: Endpoint) -> str:
-    """One call for most questions, eight for one in eight: what a batch waits for."""
-    said: list[Any] = messages(question.text, question.database)
+    """Eight calls for one question in eight, one call for the others."""
+    messages: list[Any] = sql_messages(question.text, question.database)
     calls = 8 if zlib.crc32(question.text.encode()) % 8 == 0 else 1
     for _ in range(calls):
-        said.append({"role": "assistant", "content": await _ask(endpoint, said)})
-        said.append({"role": "user", "content": "Write a better query."})
-    return str(said[-2]["content"])
+        messages.append({"role": "assistant", "content": await _ask(endpoint, messages)})
+        messages.append({"role": "user", "content": "Write a better query."})
+    return str(messages[-2]["content"])
 
 
-async def _ask(endpoint: Endpoint, said: list[Any]) -> str:
+async def _ask(endpoint: Endpoint, messages: list[Any]) -> str:
     reply = await _clients.at(endpoint).chat.completions.create(
-        model=endpoint.model, messages=said, extra_headers=endpoint.agent_headers("solo"), **endpoint.sampling
+        model=endpoint.model, messages=messages, extra_headers=endpoint.agent_headers("solo"), **endpoint.sampling
     )
     return reply.choices[0].message.content or ""

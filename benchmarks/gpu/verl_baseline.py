@@ -1,4 +1,4 @@
-"""verl by itself, for comparison: the same model, prompts, batch and token counts, its own single-turn agent loop.
+"""verl's own single-turn agent loop, for comparison: the same model, prompts, batch size and number of tokens.
 
 python -m benchmarks.gpu.verl_baseline MODEL OUT STEPS [KEY=VALUE ...]
 """
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.agents import messages
+from benchmarks.gpu.agents import sql_messages
 from groundwire import domains
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
@@ -20,12 +20,12 @@ _OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refil
 
 
 def no_reward(*_: Any, **__: Any) -> float:
-    """What verl's reward workers call: as cheap as a reward can be."""
+    """The reward for verl's reward workers; it costs no time."""
     return 0.0
 
 
 def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
-    """Train for ``steps``; ``out`` then has verl's own ``verl.jsonl``."""
+    """Train for ``steps``; verl's log is ``verl.jsonl`` in ``out``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
@@ -34,7 +34,7 @@ def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
     tasks = domains.get("spider").load(None).train
     rows = [
         {
-            "prompt": messages(str(task["question"]), str(task["db_path"])),
+            "prompt": sql_messages(str(task["question"]), str(task["db_path"])),
             "data_source": "spider",
             "reward_model": {"style": "rule", "ground_truth": json.dumps(task["query"])},
             "extra_info": {"index": index},
