@@ -187,10 +187,9 @@ def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy):
         for prompt in prompts * 2:
             (reply,) = sample(engine, [[*prompt, 9]], GREEDY)
             assert reply.token_ids == logits_of(model, reply).argmax(-1).tolist()
-        assert 0 < sum(map(len, engine._batch.prefixes._kept)) <= 150
-        assert {id(owner) for owner in engine._batch.prefixes._begins.values()} <= {
-            id(k) for k in engine._batch.prefixes._kept
-        }
+        prefixes = engine._batch.prefixes
+        assert 0 < sum(map(len, prefixes)) <= 150
+        assert {id(owner) for owner in prefixes._owners.values()} <= {id(prompt) for prompt in prefixes}
     finally:
         engine.close()
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -281,8 +281,8 @@ class LocalTrainer:
 
 def _means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each component of a reward, over the rollouts that have it."""
-    values: dict[str, list[float]] = {}
+    values: defaultdict[str, list[float]] = defaultdict(list)
     for components in rewards:
         for name, value in components.items():
-            values.setdefault(name, []).append(value)
+            values[name].append(value)
     return {name: round(sum(found) / len(found), 4) for name, found in values.items()}

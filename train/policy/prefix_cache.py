@@ -6,64 +6,63 @@ prompt only if less than half of it was cached already, so that the turns of a r
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import torch
+from cachetools import LRUCache
 
 __all__ = ["PrefixCache"]
 
 BLOCK = 16
 """A prompt can be reused up to each multiple of so many tokens."""
 
+_Prompt = tuple[int, ...]
 
-class PrefixCache:
-    """An LRU cache of prompts that is searched by the longest common prefix."""
+
+class PrefixCache(LRUCache[_Prompt, torch.Tensor]):
+    """Prompts with their ``[2, layers, key heads, tokens, head width]``, searched by the longest common prefix."""
 
     def __init__(self, max_tokens: int) -> None:
-        self._max_tokens, self._tokens = max_tokens, 0
-        self._kept: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
-        self._begins: dict[int, tuple[int, ...]] = {}  # by the hash of a beginning
+        super().__init__(max_tokens, getsizeof=lambda cache: cache.shape[3])
+        self._owners: dict[int, _Prompt] = {}  # of a prefix, by its hash
 
-    def clear(self) -> None:
-        """Remove everything, because the weights have changed."""
-        self._kept.clear()
-        self._begins.clear()
-        self._tokens = 0
+    def longest(self, prompt: _Prompt) -> tuple[int, torch.Tensor | None]:
+        """The number of cached tokens of ``prompt``, and the keys and values of at least so many.
 
-    @staticmethod
-    def _marks(prompt: tuple[int, ...]) -> list[tuple[int, int]]:
-        """(length, hash of so many tokens) at each block's end and before the last token, the longest first.
-
-        The last token is always read again, because its logits are needed.
+        The last token never counts, because its logits are needed.
         """
-        marks, value = [], 0
-        end = len(prompt) - 1
-        for at in range(0, end, BLOCK):
-            stop = min(at + BLOCK, end)
-            value = hash((value, prompt[at:stop]))
-            marks.append((stop, value))
-        return marks[::-1]
-
-    def longest(self, prompt: tuple[int, ...]) -> tuple[int, torch.Tensor | None]:
-        """The number of cached tokens of ``prompt``, and ``[2, layers, key heads, at least so many, head width]``."""
-        for length, value in self._marks(prompt):
-            owner = self._begins.get(value)
+        for length, value in _prefixes(prompt):
+            owner = self._owners.get(value)
             if owner is not None and owner[:length] == prompt[:length]:
-                self._kept.move_to_end(owner)
-                return length, self._kept[owner]
+                return length, self[owner]
         return 0, None
 
-    def keep(self, prompt: tuple[int, ...], cache: torch.Tensor) -> None:
-        """Copy the keys and values of ``prompt``, ``[2, layers, key heads, len(prompt), head width]``."""
-        if len(prompt) > self._max_tokens or prompt in self._kept:
+    def keep(self, prompt: _Prompt, cache: torch.Tensor) -> None:
+        """Copy the keys and values of ``prompt``, unless it exceeds the cache."""
+        if len(prompt) > self.maxsize or prompt in self:
             return
-        while self._tokens + len(prompt) > self._max_tokens:
-            old, _ = self._kept.popitem(last=False)
-            self._tokens -= len(old)
-            for _, value in self._marks(old):
-                if self._begins.get(value) == old:
-                    del self._begins[value]
-        self._kept[prompt] = cache.clone()
-        self._tokens += len(prompt)
-        for _, value in self._marks(prompt):
-            self._begins[value] = prompt
+        self[prompt] = cache.clone()
+        for _, value in _prefixes(prompt):
+            self._owners[value] = prompt
+
+    def popitem(self) -> tuple[_Prompt, torch.Tensor]:
+        """Remove the least recently used prompt."""
+        prompt, cache = super().popitem()
+        for _, value in _prefixes(prompt):
+            if self._owners.get(value) == prompt:
+                del self._owners[value]
+        return prompt, cache
+
+    def clear(self) -> None:
+        """Remove all prompts."""
+        super().clear()
+        self._owners.clear()
+
+
+def _prefixes(prompt: _Prompt) -> list[tuple[int, int]]:
+    """(length, hash) of the prefixes up to each block's end and up to the last token, the longest first."""
+    prefixes, value = [], 0
+    end = len(prompt) - 1
+    for start in range(0, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        value = hash((value, prompt[start:stop]))
+        prefixes.append((stop, value))
+    return prefixes[::-1]
