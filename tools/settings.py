@@ -17,7 +17,7 @@ from groundwire.tools.errors import UserError
 
 __all__ = ["Settings", "setting"]
 
-_CONFIG = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+_CONFIG = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
