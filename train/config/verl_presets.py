@@ -68,8 +68,6 @@ _LARGE: dict[str, Any] = {
     "val_every": 32,
     "minibatches": 1,
     "learning_rate": 1e-6,
-    "clip_low": 0.2,
-    "clip_high": 0.3,
 }
 """Settings of agents with a model of half a billion parameters and more."""
 
@@ -133,7 +131,6 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
     "starter": {
         "model": "starter",
         "tasks_per_step": 32,
-        "group_size": 8,
         "n_runners": 256,
         "runner_processes": 8,
         "learning_rate": 5e-5,
