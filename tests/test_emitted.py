@@ -138,7 +138,7 @@ async def test_a_tool_in_a_thread_may_emit_too() -> None:
     assert _rewards(outcome) == [0.5, None]
 
 
-async def test_what_is_emitted_and_returned_counts_once() -> None:
+async def test_a_reward_that_is_emitted_and_returned_counts_once() -> None:
     async def work(ask: Ask) -> None:
         await ask()
         await ask()
@@ -148,7 +148,7 @@ async def test_what_is_emitted_and_returned_counts_once() -> None:
     assert _rewards(outcome) == [None, None]
 
 
-async def test_a_rollout_without_a_verdict_has_no_reward_whatever_its_agent_emitted() -> None:
+async def test_emitted_rewards_do_not_replace_a_missing_verdict() -> None:
     async def abstains(task: Any, answer: str, steps: Any) -> float:
         raise JudgeAbstainedError("not today")
 

@@ -1,4 +1,4 @@
-"""Agent Lightning's parts come without the whole of it, and the whole of it comes when it is asked for."""
+"""Modules of Agent Lightning are imported without the rest; the rest is imported when a name needs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> None:
+def test_a_module_is_imported_alone_and_the_package_at_its_first_name(package: Path) -> None:
     _lazy_agentlightning._import_lazily("heavy")
     part = importlib.import_module("heavy.part")
     heavy = sys.modules["heavy"]
@@ -38,20 +38,20 @@ def test_a_part_comes_alone_and_the_whole_with_its_first_name(package: Path) -> 
         _ = heavy.nothing
 
 
-def test_a_star_finds_everything(package: Path) -> None:
+def test_a_star_import_finds_every_name(package: Path) -> None:
     _lazy_agentlightning._import_lazily("heavy")
     names: dict[str, int] = {}
     exec("from heavy import *", names)
     assert (names["light"], names["WHOLE"]) == (2, 1)
 
 
-def test_a_package_that_was_imported_stays_as_it_is(package: Path) -> None:
+def test_an_imported_package_is_not_replaced(package: Path) -> None:
     heavy = importlib.import_module("heavy")
     _lazy_agentlightning._import_lazily("heavy")
     assert sys.modules["heavy"] is heavy
 
 
-def test_one_that_fails_fails_again(package: Path) -> None:
+def test_a_failed_import_is_tried_again(package: Path) -> None:
     (package / "__init__.py").write_text("import not_installed")
     _lazy_agentlightning._import_lazily("heavy")
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_one_that_fails_fails_again(package: Path) -> None:
             _ = sys.modules["heavy"].WHOLE
 
 
-def test_neither_trainer_nor_runner_nor_backend_imports_the_whole(tmp_path: Path) -> None:
+def test_trainer_runner_and_backends_do_not_import_all_of_agentlightning(tmp_path: Path) -> None:
     script = tmp_path / "imported.py"
     script.write_text("import sys\nprint(*sys.modules)")
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs

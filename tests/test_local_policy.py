@@ -138,7 +138,7 @@ async def test_the_traced_tool_call_is_the_one_that_the_agent_got(agents: list[_
         assert traced["function"] == {"name": "query", "arguments": '{"sql": "SELECT 1"}'}
 
 
-async def test_ids_and_logprobs_are_there_for_an_agent_that_asks(agents: list[_Agent]) -> None:
+async def test_an_agent_gets_ids_and_logprobs_on_request(agents: list[_Agent]) -> None:
     answer = await agents[0].ask(logprobs=True, extra_body={"return_token_ids": True})
     call = await agents[0].call()
     assert answer.prompt_token_ids == call.prompt_ids

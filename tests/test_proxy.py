@@ -131,7 +131,7 @@ async def test_the_agents_name_comes_from_the_header_else_from_baggage(bench: An
     assert [call.agent for call in await b.calls()] == ["one", "rewrite it", ""]
 
 
-async def test_calls_are_numbered_as_they_arrive_not_as_they_end(bench: Any) -> None:
+async def test_calls_are_numbered_by_arrival(bench: Any) -> None:
     b = await bench(lambda body: Reply(text="x", delay_s=0.3 if "slow" in body["messages"][0]["content"] else 0.0))
     slow = asyncio.create_task(b.ask([{"role": "user", "content": "slow"}]))
     await asyncio.sleep(0.1)
@@ -140,7 +140,7 @@ async def test_calls_are_numbered_as_they_arrive_not_as_they_end(bench: Any) -> 
     assert [call.messages[0]["content"] for call in await b.calls()] == ["slow", "quick"]
 
 
-async def test_a_reward_emitted_after_a_reply_comes_after_its_call(bench: Any) -> None:
+async def test_a_reward_emitted_after_a_reply_has_a_higher_number_than_the_call(bench: Any) -> None:
     b = await bench(["x"])
     await b.ask()
     later = await b.store.get_next_span_sequence_id(b.rollout_id, b.attempt_id)
@@ -148,7 +148,7 @@ async def test_a_reward_emitted_after_a_reply_comes_after_its_call(bench: Any) -
     assert call.sequence < later
 
 
-async def test_an_upstream_error_is_passed_on_as_it_is_and_recorded(bench: Any) -> None:
+async def test_an_upstream_error_is_passed_on_unchanged_and_recorded(bench: Any) -> None:
     b = await bench([Reply(status=400, text="This model's maximum context length is 8 tokens")])
     with pytest.raises(openai.BadRequestError, match="maximum context length is 8") as caught:
         await b.ask()
@@ -158,7 +158,7 @@ async def test_an_upstream_error_is_passed_on_as_it_is_and_recorded(bench: Any) 
     assert "failed with status 400" in call.untrainable_reason
 
 
-async def test_a_policy_server_that_is_gone_is_a_502_and_recorded(bench: Any) -> None:
+async def test_an_unreachable_policy_server_is_a_502_and_recorded(bench: Any) -> None:
     b = await bench(["x"])
     await b.server.stop()
     with pytest.raises(openai.InternalServerError, match="did not answer") as caught:
@@ -167,7 +167,7 @@ async def test_a_policy_server_that_is_gone_is_a_502_and_recorded(bench: Any) ->
     assert [call.status for call in await b.calls()] == [502]
 
 
-async def test_a_policy_server_that_is_silent_is_a_504_and_recorded(bench: Any) -> None:
+async def test_a_silent_policy_server_is_a_504_and_recorded(bench: Any) -> None:
     b = await bench([Reply(text="x", delay_s=5.0)], timeout_s=0.2)
     with pytest.raises(openai.InternalServerError, match=r"silent for 0\.2 s") as caught:
         await b.ask()
@@ -175,7 +175,7 @@ async def test_a_policy_server_that_is_silent_is_a_504_and_recorded(bench: Any) 
     assert [call.status for call in await b.calls()] == [504]
 
 
-async def test_a_stream_that_breaks_off_is_an_error_to_the_agent_and_recorded(bench: Any) -> None:
+async def test_an_interrupted_stream_is_an_error_for_the_agent_and_recorded(bench: Any) -> None:
     b = await bench([Reply(text="hello", breaks_off=True)])
     with pytest.raises(openai.APIError, match="broke off"):
         _ = [chunk async for chunk in await b.ask(stream=True)]
@@ -184,7 +184,7 @@ async def test_a_stream_that_breaks_off_is_an_error_to_the_agent_and_recorded(be
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_cancels_the_upstream_call(bench: Any, stream: bool) -> None:
+async def test_a_client_that_disconnects_cancels_the_upstream_call(bench: Any, stream: bool) -> None:
     b = await bench([Reply(text="hello", delay_s=30.0)])
 
     async def consume() -> None:
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_cancels_the_upstream_call(bench: Any, stream
     )
 
 
-async def test_more_than_one_choice_is_refused_in_words(bench: Any) -> None:
+async def test_more_than_one_choice_is_refused(bench: Any) -> None:
     b = await bench(["x"])
     with pytest.raises(openai.BadRequestError, match="n is 2"):
         await b.ask(n=2)
@@ -211,15 +211,15 @@ async def test_more_than_one_choice_is_refused_in_words(bench: Any) -> None:
     assert [call.status for call in await b.calls()] == [400]
 
 
-@pytest.mark.parametrize(("body", "said"), [(b"{", "not JSON"), (b"[1]", "a JSON list, not an object")])
-async def test_a_request_that_is_no_json_object_is_refused(bench: Any, body: bytes, said: str) -> None:
+@pytest.mark.parametrize(("body", "message"), [(b"{", "not JSON"), (b"[1]", "a JSON list, not an object")])
+async def test_a_request_that_is_not_a_json_object_is_refused(bench: Any, body: bytes, message: str) -> None:
     b = await bench([])
     async with aiohttp.ClientSession() as session, session.post(f"{b.url}/chat/completions", data=body) as reply:
         assert reply.status == 400
-        assert said in (await reply.json())["error"]["message"]
+        assert message in (await reply.json())["error"]["message"]
 
 
-async def test_a_call_outside_a_rollout_is_refused_with_what_to_do(bench: Any) -> None:
+async def test_a_call_without_a_rollout_is_refused_with_advice(bench: Any) -> None:
     b = await bench(["x"])
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{b.proxy.port}/v1", api_key="none", max_retries=0)
     with pytest.raises(openai.NotFoundError, match="use the base URL of a rollout"):
@@ -237,20 +237,20 @@ async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: An
         assert other.requests[0]["model"] == "policy-v2"
 
 
-async def test_a_port_in_use_is_one_clear_sentence(bench: Any) -> None:
+async def test_a_port_in_use_is_a_clear_error(bench: Any) -> None:
     b = await bench([])
     with pytest.raises(PortInUseError, match=rf"port {b.proxy.port} on 127\.0\.0\.1 is in use"):
         await LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), port=b.proxy.port).start()
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
-async def test_an_address_of_another_machine_is_one_clear_sentence(bench: Any, host: str) -> None:
+async def test_an_address_of_another_machine_is_a_clear_error(bench: Any, host: str) -> None:
     b = await bench([])
     with pytest.raises(HostUnusableError, match=f"cannot listen on {host}, .* --proxy-host"):
         await LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), host=host).start()
 
 
-async def test_many_calls_at_once_all_arrive(bench: Any) -> None:
+async def test_many_concurrent_calls_are_all_stored(bench: Any) -> None:
     b = await bench(lambda body: Reply(text=body["messages"][0]["content"], delay_s=0.2))
 
     async def post(session: aiohttp.ClientSession, number: int) -> None:
@@ -265,7 +265,7 @@ async def test_many_calls_at_once_all_arrive(bench: Any) -> None:
     assert len({call.sequence for call in calls}) == 256
 
 
-async def test_a_slow_store_does_not_hold_up_a_reply_and_a_failing_one_loses_nothing(bench: Any) -> None:
+async def test_a_slow_store_delays_no_reply_and_a_failing_one_loses_no_call(bench: Any) -> None:
     b = await bench(["x"] * 5, store=SlowStore())
     b.store.failures = 3
     for _ in range(5):
@@ -285,7 +285,7 @@ async def test_stopping_waits_for_calls_in_flight_and_for_a_slow_store(bench: An
     await asyncio.gather(*asking)
 
 
-async def test_stopping_cuts_off_what_takes_too_long_and_records_it(bench: Any) -> None:
+async def test_stopping_cancels_slow_calls_and_records_them(bench: Any) -> None:
     b = await bench([Reply(text="x", delay_s=60.0)], drain_timeout_s=0.2)
     asking = asyncio.create_task(b.ask())
     await asyncio.wait_for(_until(lambda: len(b.server.requests) == 1), 5.0)
@@ -295,7 +295,7 @@ async def test_stopping_cuts_off_what_takes_too_long_and_records_it(bench: Any) 
         await asking
 
 
-async def test_a_store_that_stays_away_is_an_error_that_counts_what_is_missing(bench: Any) -> None:
+async def test_an_unreachable_store_is_an_error_with_the_number_of_missing_calls(bench: Any) -> None:
     b = await bench(["x", "x"], store=SlowStore(), drain_timeout_s=0.5)
     b.store.failures = 1000
     await b.ask()
@@ -304,7 +304,7 @@ async def test_a_store_that_stays_away_is_an_error_that_counts_what_is_missing(b
         await b.proxy.stop()
 
 
-async def test_a_rollout_that_the_store_does_not_know_is_said_and_holds_up_no_other(bench: Any) -> None:
+async def test_an_unknown_rollout_is_reported_and_delays_no_other(bench: Any) -> None:
     b = await bench(["x", "y"])
     async with openai.AsyncOpenAI(base_url=b.proxy.base_url("nobody", "none"), api_key="none") as stranger:
         await stranger.chat.completions.create(model="any", messages=HELLO)

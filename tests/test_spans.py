@@ -1,4 +1,4 @@
-"""A call and its span say the same, in little room, and never in a way that a store refuses."""
+"""A call and its span have the same content; a span is small, and any store accepts it."""
 
 from __future__ import annotations
 
@@ -75,34 +75,34 @@ def test_a_call_takes_at_most_12_kb() -> None:
 
 
 @given(ANYTHING)
-def test_whatever_the_agent_and_the_server_say_the_span_is_one_that_stores_take(said: Any) -> None:
-    choice = {"message": {"content": said}, "token_ids": said, "logprobs": said, "finish_reason": said}
-    for body in (said, {"choices": said}, {"choices": [choice], "prompt_token_ids": said, "weights_version": said}):
+def test_any_request_and_reply_become_a_span_that_stores_accept(value: Any) -> None:
+    choice = {"message": {"content": value}, "token_ids": value, "logprobs": value, "finish_reason": value}
+    for body in (value, {"choices": value}, {"choices": [choice], "prompt_token_ids": value, "weights_version": value}):
         for streamed in (False, True):
             text = json.dumps(body)
             exchange = HttpExchange(
                 rollout_id="r",
                 attempt_id="a",
-                agent=said if isinstance(said, str) else "",
+                agent=value if isinstance(value, str) else "",
                 started=1.0,
                 ended=2.0,
-                request={"model": said, "messages": said, "tools": said},
+                request={"model": value, "messages": value, "tools": value},
                 body=(f"data: {text}\n\n" if streamed else text).encode(),
                 streamed=streamed,
             )
             span = lightning_span(to_span(read_exchange(exchange, sequence=1)))
             assert Span.model_validate_json(span.model_dump_json()) == span
-            for value in span.attributes.values():
-                assert isinstance(value, str | int) or all(isinstance(item, str) for item in value)
+            for attribute in span.attributes.values():
+                assert isinstance(attribute, str | int) or all(isinstance(item, str) for item in attribute)
 
 
-def test_logprobs_of_a_server_that_computes_in_float32_come_back_exactly() -> None:
+def test_float32_logprobs_are_stored_exactly() -> None:
     logprobs = [struct.unpack("f", struct.pack("f", value))[0] for value in (-0.1, -1e-7, -17.25)]
     call = LLMCall(rollout_id="r", attempt_id="a", sequence=1, response_ids=[1, 2, 3], logprobs=logprobs)
     assert from_span(to_span(call)).logprobs == logprobs
 
 
-async def test_the_store_gives_back_what_it_was_given() -> None:
+async def test_a_stored_call_is_read_back_unchanged() -> None:
     store = InMemoryLightningStore()
     rollout = await store.start_rollout(input={})
     call = LLMCall(
@@ -168,7 +168,7 @@ def _without_ids(body: bytes, *, streamed: bool = False) -> LLMCall:
     return read_exchange(exchange, sequence=1)
 
 
-def test_a_server_without_ids_gives_its_own_counts_in_whole_replies_and_in_streams() -> None:
+def test_without_ids_the_servers_token_counts_are_read_from_replies_and_streams() -> None:
     usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
     message = {"role": "assistant", "content": "hello"}
     whole = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
@@ -180,7 +180,7 @@ def test_a_server_without_ids_gives_its_own_counts_in_whole_replies_and_in_strea
         assert from_span(to_span(call)) == call
 
 
-def test_counts_that_are_no_counts_are_none() -> None:
+def test_invalid_token_counts_are_ignored() -> None:
     for count in ("7", -1, None, 1 << 70, {}):
         usage = {"prompt_tokens": count, "completion_tokens": count}
         reply = {"choices": [{"message": {"role": "assistant", "content": ""}}], "usage": usage}
@@ -188,6 +188,6 @@ def test_counts_that_are_no_counts_are_none() -> None:
         assert (call.prompt_tokens, call.response_tokens, call.error) == (0, 0, "")
 
 
-def test_a_server_that_refuses_the_wish_for_ids_is_not_asked_for_them() -> None:
+def test_without_ids_the_request_does_not_ask_for_them() -> None:
     asked = {"messages": [], "temperature": 0.5}
     assert traced_request(asked, model="theirs", ids=False) == {**asked, "model": "theirs"}

@@ -1,4 +1,4 @@
-"""Whatever becomes of a rollout's calls, the proxy records each of them."""
+"""The proxy records every call of a rollout, however it ends."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def _outcomes(task: Task, replies: Any, calls: Any, **options: Any) -> lis
         return await _run(task, server.base_url, _Backend(calls) if callable(calls) else calls, **options)
 
 
-async def test_rollouts_at_once_keep_their_calls_apart(task: Task) -> None:
+async def test_concurrent_rollouts_have_their_own_calls(task: Task) -> None:
     async def twice(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         replies = await asyncio.gather(*(asyncio.create_task(_once(client, endpoint)) for _ in range(2)))
         return replies[0]
@@ -190,7 +190,7 @@ async def _several(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         (GOLD, _several, "endpoint", (400, "n is 2, but one call is one sample here")),
     ],
 )
-async def test_whatever_becomes_of_a_call_is_recorded(
+async def test_a_call_is_recorded_however_it_ends(
     task: Task, reply: Any, calls: Any, outcome: str, recorded: tuple[int, str]
 ) -> None:
     timeout_s = 0.5 if outcome == "timeout" else 15.0
@@ -200,14 +200,14 @@ async def test_whatever_becomes_of_a_call_is_recorded(
     assert call.agent == "solo"
 
 
-async def test_a_model_that_is_not_there_is_recorded_too(task: Task) -> None:
+async def test_a_call_to_an_unreachable_model_is_recorded(task: Task) -> None:
     [(outcome, [call])] = await _run(task, "http://127.0.0.1:9/v1", _Backend(_once))
     assert outcome.status == "endpoint"
     assert call.status == 502
     assert call.error.startswith("the policy server at http://127.0.0.1:9/v1")
 
 
-async def test_an_agent_with_a_client_of_its_own_is_traced_too(task: Task) -> None:
+async def test_an_agent_with_its_own_client_is_traced(task: Task) -> None:
     class Own:
         agents = ("solo",)
 
@@ -221,7 +221,7 @@ async def test_an_agent_with_a_client_of_its_own_is_traced_too(task: Task) -> No
     assert (outcome.status, outcome.reward, call.untrainable_reason) == ("succeeded", 1.0, "")
 
 
-async def test_other_endpoints_than_chat_are_refused_and_not_lost(task: Task) -> None:
+async def test_other_endpoints_than_chat_completions_are_refused(task: Task) -> None:
     async def responds(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
         return (await client.responses.create(model="m", input="x")).output_text
 

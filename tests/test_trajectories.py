@@ -85,7 +85,7 @@ def test_every_sampled_token_is_trained_on_once_after_the_context_it_was_sampled
 
 
 @given(conversations())
-def test_ids_masks_and_logprobs_have_one_length(calls: list[LLMCall]) -> None:
+def test_ids_masks_and_logprobs_have_the_same_length(calls: list[LLMCall]) -> None:
     for merged in trajectories(calls):
         assert len(merged.response_ids) == len(merged.loss_mask) == len(merged.logprobs)
         assert len(merged) == len(merged.prompt_ids) + len(merged.response_ids)
@@ -113,7 +113,7 @@ def test_a_conversation_that_only_grows_is_one_trajectory(turns: list[tuple[list
 
 
 @given(st.permutations([("a", 10), ("a", 10), ("a", 10), ("b", 20), ("b", 20), ("b", 20)]))
-def test_agents_that_take_turns_keep_a_trajectory_each(order: list[tuple[str, int]]) -> None:
+def test_agents_that_take_turns_have_a_trajectory_each(order: list[tuple[str, int]]) -> None:
     contexts: dict[str, list[int]] = {}
     calls = []
     for sequence, (agent, token) in enumerate(order):
@@ -125,17 +125,17 @@ def test_agents_that_take_turns_keep_a_trajectory_each(order: list[tuple[str, in
     assert all(len({c.agent for c in t.triplets}) == 1 for t in trajectories(calls))
 
 
-def test_the_longest_context_that_fits_is_the_one_that_goes_on() -> None:
+def test_the_longest_matching_context_is_extended() -> None:
     calls = [call([1], [2]), call([1, 2, 3], [4]), call([1], [2]), call([1, 2, 3, 4, 5], [6]), call([1, 2, 7], [8])]
     assert [t.prompt_ids + t.response_ids for t in trajectories(calls)] == [[1, 2, 3, 4, 5, 6], [1, 2, 7, 8]]
 
 
-def test_a_next_prompt_that_adds_nothing_keeps_the_mask_on_what_was_sampled() -> None:
+def test_a_next_prompt_without_new_tokens_keeps_the_mask_on_sampled_tokens() -> None:
     (merged,) = trajectories([call([1, 2], [41, 42]), call([1, 2, 41, 42], [43])])
     assert (merged.response_ids, merged.loss_mask) == ([41, 42, 43], [1, 1, 1])
 
 
-def test_a_prompt_that_is_sampled_again_is_another_trajectory() -> None:
+def test_a_prompt_that_is_sampled_again_starts_another_trajectory() -> None:
     merged = trajectories([call([1, 2], [3, 4]), call([1, 2], [3, 5])])
     assert [(t.prompt_ids, t.response_ids, t.loss_mask) for t in merged] == [
         ([1, 2], [3, 4], [1, 1]),
@@ -148,13 +148,13 @@ def test_a_later_prompt_longer_than_the_first_stays_a_prompt() -> None:
     assert [(t.prompt_ids, t.loss_mask) for t in merged] == [([1], [1]), ([9, 1, 2, 3, 4, 5], [1])]
 
 
-def test_a_call_that_cannot_be_trained_on_is_not_merged_but_named() -> None:
+def test_a_call_that_cannot_be_trained_on_is_an_error_with_its_number() -> None:
     broken = LLMCall(rollout_id="r", attempt_id="a", sequence=3, prompt_ids=[1], response_ids=[2])
     with pytest.raises(ValueError, match="call 3 of rollout r cannot be trained on: 1 sampled tokens but 0 logprobs"):
         trajectories([broken])
 
 
-def test_merging_leaves_the_calls_as_they_are() -> None:
+def test_merging_does_not_change_the_calls() -> None:
     calls = [call([1], [2]), call([1, 2, 3], [4])]
     trajectories(calls)
     assert [(c.prompt_ids, c.response_ids) for c in calls] == [([1], [2]), ([1, 2, 3], [4])]

@@ -1,4 +1,4 @@
-"""What a trainer reads from a rollout's spans."""
+"""Spans become calls, and calls become triplets with rewards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def reward(sequence: int, value: Any, primary: str | None = None) -> Span:
     return Span.from_core_fields(core, rollout_id="r", attempt_id="a", sequence_id=sequence)
 
 
-def test_calls_come_in_the_order_of_their_numbers() -> None:
+def test_calls_are_ordered_by_sequence_number() -> None:
     spans = [to_span(call(3)), to_span(call(1)), reward(4, 1.0), to_span(call(2))]
     assert [c.sequence for c in calls_from_spans(spans)] == [1, 2, 3]
 
@@ -47,13 +47,13 @@ def test_calls_come_in_the_order_of_their_numbers() -> None:
         ({"logprobs": [float("nan")]}, "not a finite number"),
     ],
 )
-def test_a_call_that_cannot_be_trained_on_is_left_out_and_says_why(fields: dict[str, Any], why: str) -> None:
+def test_a_call_that_cannot_be_trained_on_is_left_out_with_a_reason(fields: dict[str, Any], why: str) -> None:
     spans = [to_span(call(1)), to_span(call(2, **fields))]
     assert [c.sequence for c in calls_from_spans(spans)] == [1]
     assert why in all_calls_from_spans(spans)[1].untrainable_reason
 
 
-def test_spans_of_others_are_not_calls() -> None:
+def test_other_spans_are_not_calls() -> None:
     stranger = Span.from_attributes(attributes={"gen_ai.operation.name": "chat"}, rollout_id="r", name="chat")
     assert all_calls_from_spans([stranger]) == []
 
@@ -73,7 +73,7 @@ def emitted(sequence: int, value: Any, primary: str | None = None) -> Span:
     return span.model_copy(update={"attributes": {**span.attributes, EMITTED: True}})
 
 
-def test_each_triplet_has_the_rollouts_reward_and_its_own_where_one_was_emitted() -> None:
+def test_each_triplet_has_the_rollouts_reward_and_its_emitted_reward() -> None:
     spans = [
         *(to_span(call(1)), emitted(2, 0.25), to_span(call(3)), to_span(call(4))),
         *(emitted(5, 0.1), emitted(6, 0.2), reward(7, 1.0)),
@@ -84,26 +84,26 @@ def test_each_triplet_has_the_rollouts_reward_and_its_own_where_one_was_emitted(
     assert (made[0].agent, made[0].weights_version) == ("write_query", 4)
 
 
-def test_of_a_runner_that_marks_nothing_all_but_the_last_reward_are_the_calls() -> None:
+def test_without_marks_all_rewards_but_the_last_belong_to_calls() -> None:
     spans = [to_span(call(1)), reward(2, 0.25), to_span(call(3)), reward(4, 0.1), reward(5, 1.0)]
     assert [c.reward for c in calls_from_spans(spans)] == [0.25, 0.1]
     assert reward_from_spans(spans) == 1.0
 
 
-def test_a_reward_before_any_call_belongs_to_none() -> None:
+def test_a_reward_before_the_first_call_belongs_to_no_call() -> None:
     spans = [emitted(1, 0.5), to_span(call(2))]
     assert [c.reward for c in calls_from_spans(spans)] == [None]
 
 
-def test_a_reward_for_a_call_that_failed_goes_to_no_other() -> None:
+def test_the_reward_of_a_failed_call_belongs_to_no_other_call() -> None:
     spans = [to_span(call(1)), to_span(call(2, status=502, error="refused")), emitted(3, 0.5)]
     assert [(c.sequence, c.reward) for c in calls_from_spans(spans)] == [(1, None)]
 
 
-def test_what_an_agent_emitted_is_never_the_rollouts_reward() -> None:
+def test_an_emitted_reward_is_never_the_rollouts() -> None:
     assert reward_from_spans([to_span(call(1)), emitted(2, 0.5)]) is None
-    parts = emitted(2, {"a": 1.0, "b": 2.0}, primary="a")
-    assert reward_from_spans([to_span(call(1)), parts, reward(3, 1.0)]) == 1.0
+    components = emitted(2, {"a": 1.0, "b": 2.0}, primary="a")
+    assert reward_from_spans([to_span(call(1)), components, reward(3, 1.0)]) == 1.0
 
 
 def test_emitting_and_returning_the_same_reward_counts_once() -> None:
@@ -121,10 +121,10 @@ def test_a_reward_emitted_and_then_returned_counts_once() -> None:
     assert reward_from_spans([reward(2, 0.75), reward(3, 0.75)]) == 0.75
 
 
-def test_a_reward_with_parts_keeps_them_with_the_primary_first() -> None:
-    parts = {"executes": 0.1, "judge": 0.7, "total": 0.8}
-    emitted = reward(2, parts, primary="total")
-    assert reward_from_spans([emitted]) == parts
+def test_a_reward_keeps_its_components_with_the_primary_first() -> None:
+    components = {"executes": 0.1, "judge": 0.7, "total": 0.8}
+    emitted = reward(2, components, primary="total")
+    assert reward_from_spans([emitted]) == components
     assert next(iter(reward_from_spans([emitted]))) == "total"
-    assert reward_from_spans([emitted, reward(3, 0.8)]) == parts
+    assert reward_from_spans([emitted, reward(3, 0.8)]) == components
     assert reward_from_spans([emitted, reward(3, 0.5)]) == 0.5

@@ -164,16 +164,16 @@ class LLMProxy(HttpServer):
                     f"cannot listen on {self.host}, which is no address of this machine: give one of its own with "
                     "--proxy-host"
                 ) from error
-            if error.errno == errno.EACCES:
-                raise ProxyError(
-                    f"port {self.port} on {self.host} may not be used by this user: give one above 1023 with "
-                    "--proxy-port, or leave it out for any that is free"
-                ) from error
-            if error.errno != errno.EADDRINUSE:
+            problems = {
+                errno.EADDRINUSE: (PortInUseError, "is in use"),
+                errno.EACCES: (ProxyError, "is reserved for root"),
+            }
+            if error.errno not in problems:
                 raise
-            raise PortInUseError(
-                f"port {self.port} on {self.host} is in use: stop what listens there, give another one with "
-                "--proxy-port, or leave it out for any that is free"
+            kind, problem = problems[error.errno]
+            raise kind(
+                f"port {self.port} on {self.host} {problem}: give another one with --proxy-port, or leave it out for "
+                "any free port"
             ) from error
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
