@@ -43,9 +43,9 @@ class LLMCall:
     """Natural logarithm, under the weights that sampled; one for each of ``response_ids``."""
     finish_reason: str = ""
     weights_version: int | None = None
-    """The version of the weights at the reply's last token; None where the server does not give it."""
+    """The version of the weights at the reply's last token; None if the server does not send it."""
     first_weights_version: int | None = None
-    """The version at the first token; None where it is the same."""
+    """The version at the first token; None if the server does not send it."""
     started: float = 0.0
     """Arrival of the request, in seconds since the epoch."""
     ended: float = 0.0
@@ -56,9 +56,9 @@ class LLMCall:
     reward: float | None = None
     """The reward that the agent emitted between this call and the next. Not part of the call's own span."""
     prompt_tokens: int = 0
-    """The server's count, where it sends no ids."""
+    """The server's count, if it sends no ids."""
     response_tokens: int = 0
-    """The server's count, where it sends no ids."""
+    """The server's count, if it sends no ids."""
     messages_json: str = "[]"
     tools_json: str = ""
     reply_json: str = ""

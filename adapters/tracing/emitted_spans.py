@@ -22,7 +22,7 @@ __all__ = ["Emissions", "count_call", "current_emissions"]
 
 
 class Emissions:
-    """The emitted spans of one attempt. Lives on the event loop of ``writer``; :meth:`add` may be called anywhere."""
+    """The emitted spans of one attempt. Belongs to the event loop of ``writer``; any thread may call :meth:`add`."""
 
     def __init__(self, writer: SpanWriter, *, rollout_id: str, attempt_id: str) -> None:
         self._writer, self._rollout_id, self._attempt_id = writer, rollout_id, attempt_id

@@ -44,7 +44,7 @@ _VERSIONS = ("weights_version", "first_weights_version")
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _DONE = b"\ndata: [DONE]"
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
-"""What reading a malformed reply may raise."""
+"""The errors that reading a malformed reply may raise."""
 
 
 class RefusedError(Exception):
@@ -78,7 +78,7 @@ class HttpExchange:
     body: bytes = b""
     streamed: bool = False
     sampled: Mapping[str, Any] | None = None
-    """What a policy in this process gave to :data:`OnSampled`, in place of ``body``."""
+    """The argument of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
     error: str = ""
 
 

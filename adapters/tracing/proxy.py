@@ -5,7 +5,7 @@ Replies are passed on byte for byte, streams chunk by chunk, errors with their s
 afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop and no more; with a
 policy in this process not even that.
 
-One process, one event loop: start the proxy where the store is. A request for more than one choice (``n``) is refused,
+The proxy runs on one event loop. A request for more than one choice (``n``) is refused,
 because a conversation can go on from only one of them, and the others would be samples without a reward.
 
     UserError
@@ -186,7 +186,7 @@ class LLMProxy(HttpServer):
         """Take no more calls, wait for those that are running, write every one, and close.
 
         Calls still running after ``drain_timeout_s`` are cut off and recorded as failed. Raises
-        :class:`SpansNotStoredError` where the store does not take the calls within the same time.
+        :class:`SpansNotStoredError` if the store does not accept the calls within the same time.
         """
         if self._runner is None:
             return
@@ -204,7 +204,7 @@ class LLMProxy(HttpServer):
     async def flush(self, rollout_id: str | None = None) -> None:
         """Wait until every call answered so far (of one rollout) is in the store.
 
-        Raises :class:`SpansNotStoredError` where the store refused one.
+        Raises :class:`SpansNotStoredError` if the store refused one.
         """
         await self._writer.flush(rollout_id)
 

@@ -1,7 +1,7 @@
 """The name and the attributes of a call's span.
 
-Names of OpenTelemetry's GenAI semantic conventions where there is one, so that any trace viewer can show the spans;
-``groundwire.`` for what training needs beyond them.
+They follow OpenTelemetry's GenAI semantic conventions, so that any trace viewer can show the spans. Attributes that
+only training needs begin with ``groundwire.``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ STATUS = "http.response.status_code"
 ERROR = "error.message"
 
 PROMPT_IDS = "groundwire.prompt_token_ids"
-"""Base64 of little-endian uint32. Every call's span has it (empty where the call failed), and no other span."""
+"""Base64 of little-endian uint32. Every call's span has it (empty if the call failed), and no other span."""
 RESPONSE_IDS = "groundwire.response_token_ids"
 """Base64 of little-endian uint32: the sampled tokens."""
 LOGPROBS = "groundwire.response_logprobs"
 """Base64 of little-endian float32, one for each response token."""
 WEIGHTS_VERSION = "groundwire.weights_version"
 FIRST_WEIGHTS_VERSION = "groundwire.first_weights_version"
-"""The version at the first token, where the weights changed during a reply."""
+"""The version at the first token, if the weights changed during a reply."""
 
 EMITTED = "groundwire.emitted"
 """On spans that an agent emitted while it ran: such a reward belongs to a call, never to the rollout."""

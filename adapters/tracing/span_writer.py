@@ -57,7 +57,7 @@ class PendingSpan:
 
 
 class SpanWriter:
-    """Numbers spans in order of arrival and writes them once they are finished. Lives on one event loop."""
+    """Numbers spans in order of arrival and writes them once they are finished, on one event loop."""
 
     def __init__(self, sink: SpanSink) -> None:
         self._sink = sink
@@ -96,7 +96,7 @@ class SpanWriter:
                 raise SpansNotStoredError(f"the store refused a call of rollout {refused}: {error}") from error
 
     async def close(self, *, timeout_s: float) -> None:
-        """Write what is left and end. Raises :class:`SpansNotStoredError` with the count where time runs out."""
+        """Write what is left and end. Raises :class:`SpansNotStoredError` with the count if time runs out."""
         if self._finished:
             self._flushing.set()
             await asyncio.wait([p.stored for p in self._finished], timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""A span as tracing writes it, and the interface of the place where it is written."""
+"""The record of a span, and the interface of a store for such records."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SpanRecord:
     """Seconds since the epoch, as ``end_time``."""
     end_time: float
     error: str | None = None
-    """The message of a failure; None where there was none."""
+    """The message of a failure; None on success."""
     span_id: str = field(default_factory=lambda: secrets.token_hex(8))
     """Eight bytes in hexadecimal: a span that is written twice is stored once."""
 
 
 class SpanSink(Protocol):
-    """Stores spans. Both methods raise :class:`SpansRefusedError` where trying again cannot help."""
+    """Stores spans. Both methods raise :class:`SpansRefusedError` if a retry cannot help."""
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""
