@@ -112,7 +112,10 @@ class RolloutCollector:
         self._notify_runners()
 
         async def result(index: int) -> tuple[int, RolloutResult]:
-            await self._wait_until(ends[index], ids[index], deadline)
+            try:
+                await asyncio.wait_for(ends[index], deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                await self._store.update_rollout(ids[index], status="cancelled")
             return index, await self._collect(requests[index], ids[index])
 
         tasks = [asyncio.ensure_future(result(index)) for index in range(len(requests))]
@@ -177,15 +180,6 @@ class RolloutCollector:
                 end_of_rollout = self._waiting.pop(rollout.rollout_id, None)
                 if end_of_rollout is not None and not end_of_rollout.done():
                     end_of_rollout.set_result(None)
-
-    async def _wait_until(self, end: asyncio.Future[None], rollout_id: str, deadline: float) -> None:
-        """Wait until the rollout ends, or cancel it in the store at the deadline. Raises the store's errors."""
-        done, _ = await asyncio.wait([end], timeout=max(0.0, deadline - time.monotonic()))
-        if done:
-            end.result()
-            return
-        self._waiting.pop(rollout_id, None)
-        await self._store.update_rollout(rollout_id, status="cancelled")
 
     async def _collect(self, request: RolloutRequest, rollout_id: str) -> RolloutResult:
         await self._proxy.flush(rollout_id)

@@ -9,6 +9,7 @@ are SQLite's page cache and the items used last, so memory does not grow with th
 from __future__ import annotations
 
 import functools
+import inspect
 import sqlite3
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -33,15 +34,6 @@ _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 1
 _PAGE_CACHE_KIB = 32 << 10
 _CACHED_ITEMS = 1024
 _SCAN_S = 2.0
-# All calls except wait_for_rollout and wait_for_rollouts, which wait and only read.
-_CALLS = [
-    *("start_rollout", "enqueue_rollout", "enqueue_many_rollouts", "dequeue_rollout", "dequeue_many_rollouts"),
-    *("start_attempt", "update_rollout", "update_attempt", "update_worker", "add_resources", "update_resources"),
-    *("get_next_span_sequence_id", "get_many_span_sequence_ids", "add_span", "add_many_spans", "add_otel_span"),
-    *("query_rollouts", "query_attempts", "query_spans", "query_workers", "query_resources", "get_rollout_by_id"),
-    *("get_latest_attempt", "get_resources_by_id", "get_latest_resources", "get_worker_by_id"),
-    "_scan_for_unhealthy_rollouts",
-]
 
 
 class SqliteLightningStore(IgnoreLateSpans):
@@ -59,9 +51,7 @@ class SqliteLightningStore(IgnoreLateSpans):
         self.collections.close()
 
 
-def _in_one_transaction(name: str) -> Any:
-    method = getattr(CollectionBasedLightningStore, name)
-
+def _in_one_transaction(method: Any) -> Any:
     @functools.wraps(method)
     async def transaction(self: SqliteLightningStore, *args: Any, **kwargs: Any) -> Any:
         return self.collections.run(method(self, *args, **kwargs))
@@ -69,8 +59,10 @@ def _in_one_transaction(name: str) -> Any:
     return transaction
 
 
-for _name in _CALLS:
-    setattr(SqliteLightningStore, _name, _in_one_transaction(_name))
+for _name, _method in inspect.getmembers(CollectionBasedLightningStore, inspect.iscoroutinefunction):
+    # wait_for_rollout and wait_for_rollouts only read, and they wait.
+    if not _name.startswith(("_", "wait_")) or _name == "_scan_for_unhealthy_rollouts":
+        setattr(SqliteLightningStore, _name, _in_one_transaction(_method))
 
 
 class SqliteCollections(LightningCollections):
