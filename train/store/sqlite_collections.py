@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from agentlightning.store.collection.base import (
@@ -32,6 +32,11 @@ from pydantic import BaseModel
 __all__ = ["KeyValueTable", "QueueTable", "Table"]
 
 M = TypeVar("M", bound=BaseModel)
+_OPERATORS = {
+    "exact": "{} = ?",
+    "within": "{} IN (SELECT value FROM json_each(?))",
+    "contains": "instr({}, ?) > 0",
+}
 
 
 class _NamedTable:
@@ -202,30 +207,21 @@ class Table(_NamedTable, Collection[M], Generic[M]):
     def _where(self, options: FilterOptions | None) -> tuple[str, list[Any]]:
         filters, must, logic = normalize_filter_options(options)
         values: list[Any] = []
-        parts = [self._condition(field, ops, values) for field, ops in (must or {}).items()]
-        required = [one for part in parts for one in part]
-        chosen = [one for field, ops in (filters or {}).items() for one in self._condition(field, ops, values)]
-        if filters and (chosen or logic == "or"):  # "any of none" matches nothing
-            required.append(f"({f' {logic.upper()} '.join(chosen) or '0'})")
+        required = [one for field, ops in (must or {}).items() for one in self._conditions(field, ops, values)]
+        optional = [one for field, ops in (filters or {}).items() for one in self._conditions(field, ops, values)]
+        if filters and (optional or logic == "or"):  # an "or" of no conditions matches nothing
+            required.append(f"({f' {logic.upper()} '.join(optional) or '0'})")
         return (f" WHERE {' AND '.join(required)}" if required else ""), values
 
-    def _condition(self, field: str, ops: FilterField, values: list[Any]) -> list[str]:
-        expression, conditions = self._column_expression(field), []
+    def _conditions(self, field: str, ops: FilterField, values: list[Any]) -> Iterator[str]:
+        """SQL conditions on one field; appends their parameters to ``values``."""
+        expression = self._column_expression(field)
         for name, expected in ops.items():
-            if expected is None:
-                continue
-            if name == "exact":
-                conditions.append(f"{expression} = ?")
-                values.append(expected)
-            elif name == "within":
-                conditions.append(f"{expression} IN (SELECT value FROM json_each(?))")
-                values.append(json.dumps(list(expected)))
-            elif name == "contains":
-                conditions.append(f"instr({expression}, ?) > 0")
-                values.append(expected)
-            else:
-                raise ValueError(f"unsupported filter operator {name!r} for field {field!r}")
-        return conditions
+            if expected is not None:
+                if name not in _OPERATORS:
+                    raise ValueError(f"unsupported filter operator {name!r} for field {field!r}")
+                values.append(json.dumps(list(expected)) if name == "within" else expected)
+                yield _OPERATORS[name].format(expression)
 
     def _order(self, sort: SortOptions | None) -> str:
         field, direction = resolve_sort_options(sort)
