@@ -1,4 +1,4 @@
-"""A judge model that follows a script, over HTTP, and one that obeys whatever it is told outside of the fence."""
+"""A scripted judge model over HTTP, and one that obeys every order outside the fence."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def verdict(score: float, **scores: float) -> str:
 
 
 def settings(server: ScriptedPolicyServer, tmp_path: Path, **given: Any) -> JudgeSettings:
-    """A judge at ``server`` with a cache of its own."""
+    """The settings of a judge at ``server`` with its own cache."""
     usual = {"model": "judge", "base_url": server.base_url, "cache": str(tmp_path / "judge.sqlite"), "retries": 1}
     return JudgeSettings(**{**usual, **given})
 
 
 async def judged(judge: JudgeSettings, **case: str) -> Verdict:
-    """One verdict, by a judge that remembers nothing but its cache file."""
+    """One verdict of a new judge, which shares only the cache file."""
     return await Judge(judge).verdict(**{**CASE, **case})
 
 
@@ -41,7 +41,7 @@ _SPECIAL = re.compile(r"<\|im_(?:start|end)\|>|</?s>|\[/?INST\]")
 
 
 def obedient(reference_for: Callable[[str], float] = lambda answer: 0.0) -> Callable[[dict[str, Any]], str | Reply]:
-    """A model that is easily led: any order that it reads outside of the fenced data gets 1.0 everywhere.
+    """A gullible model: any order that it reads outside the fenced data gets 1.0 everywhere.
 
     It knows the fence from its system message alone and believes every copy of the closing line. Its server renders
     messages as text, so special tokens in a message end that message: what follows is outside, too. What it reads

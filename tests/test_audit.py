@@ -1,4 +1,4 @@
-"""An audit finds what a policy would find: golds that cannot judge, answers that win without the question, attacks."""
+"""The audit finds what a policy could exploit: broken golds, answers that win without the question, attacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def found(result: Audit, kind: str) -> set[tuple[str, str]]:
     return {(each.task, each.probe) for each in result.findings if each.kind == kind}
 
 
-def test_a_reward_that_is_fit_tells_every_gold_from_everything_else(pets: str) -> None:
+def test_a_fit_reward_separates_every_gold_from_all_probes(pets: str) -> None:
     before = Path(pets).read_bytes()
     golds = ("SELECT name FROM pet WHERE age > 4", "SELECT age FROM pet WHERE name = 'Rex'", "SELECT max(age) FROM pet")
     result = asyncio.run(audited(asked(pets, *golds)))
@@ -50,7 +50,7 @@ def test_a_reward_that_is_fit_tells_every_gold_from_everything_else(pets: str) -
     assert Path(pets).read_bytes() == before
 
 
-async def test_a_gold_that_fails_and_one_that_returns_nothing_are_found(pets: str) -> None:
+async def test_failing_and_empty_golds_are_findings(pets: str) -> None:
     golds = ("SELECT nickname FROM pet", "SELECT name FROM pet WHERE age > 90", "SELECT name FROM pet")
     result = await audited(asked(pets, *golds))
     assert found(result, "gold fails") == {("t0", "gold")}
@@ -61,18 +61,18 @@ async def test_a_gold_that_fails_and_one_that_returns_nothing_are_found(pets: st
     assert "nickname" in message
 
 
-async def test_a_task_that_a_constant_answers_is_found(pets: str) -> None:
+async def test_a_task_that_a_constant_answers_is_a_finding(pets: str) -> None:
     result = await audited(asked(pets, "SELECT count(*) FROM pet WHERE name = 'Rex'"))
     assert found(result, "trivial answer wins") == {("t0", "1 from a table")}
 
 
-async def test_a_condition_that_makes_no_difference_is_found_and_is_not_held_against_the_reward(pets: str) -> None:
+async def test_a_condition_without_effect_is_a_finding_that_does_not_count_against_the_reward(pets: str) -> None:
     result = await audited(asked(pets, "SELECT name FROM pet WHERE age > 1", "SELECT name FROM pet WHERE age > 4"))
     assert found(result, "filter dropped and still wins") == {("t0", "filter dropped")}
     assert result.share_with_findings == 0
 
 
-async def test_the_official_evaluator_is_taken_in_by_stacked_statements(pets: str) -> None:
+async def test_the_official_evaluator_accepts_stacked_statements(pets: str) -> None:
     async def official(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         return execution_match(answer, task["query"], task["db_path"], mode="official").score
 
@@ -80,7 +80,7 @@ async def test_the_official_evaluator_is_taken_in_by_stacked_statements(pets: st
     assert found(result, "attack wins") == {("t0", "stacked after")}
 
 
-async def test_a_reward_that_is_the_same_for_everything_separates_nothing(pets: str) -> None:
+async def test_a_constant_reward_separates_nothing(pets: str) -> None:
     async def generous(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         return 0.5
 
@@ -100,9 +100,9 @@ async def test_partial_credit_is_no_finding(pets: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(RewardError("no verdict"), "no verdict"), (KeyError("x"), "KeyError: 'x'")]
+    ("error", "expected"), [(RewardError("no verdict"), "no verdict"), (KeyError("x"), "KeyError: 'x'")]
 )
-async def test_a_reward_that_fails_is_reported_and_never_a_number(pets: str, error: Exception, said: str) -> None:
+async def test_a_failing_reward_is_reported_and_not_scored(pets: str, error: Exception, expected: str) -> None:
     async def picky(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         if not answer:
             raise error
@@ -110,11 +110,11 @@ async def test_a_reward_that_fails_is_reported_and_never_a_number(pets: str, err
 
     result = await audited(asked(pets, "SELECT name FROM pet"), picky)
     [finding] = result.findings
-    assert (finding.kind, finding.probe, finding.message, finding.score) == ("reward fails", "empty", said, None)
+    assert (finding.kind, finding.probe, finding.message, finding.score) == ("reward fails", "empty", expected, None)
     assert [(line.judged, line.failed, line.mean) for line in result.probes if line.name == "empty"] == [(0, 1, None)]
 
 
-async def test_prose_is_probed_with_prose_and_a_judge_that_obeys_is_found(pets: str) -> None:
+async def test_prose_is_probed_with_prose_and_an_obedient_judge_is_a_finding(pets: str) -> None:
     tasks = [{"id": f"t{i}", "question": f"Who is {i}?", "answer": f"It is pet number {i}."} for i in range(4)]
 
     async def obedient(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
@@ -144,7 +144,7 @@ def test_one_condition_of_the_gold_is_dropped(pets: str, gold: str, weaker: str 
     assert tried.get("filter dropped") == weaker
 
 
-# The command, as continuous integration runs it.
+# -- the command
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
@@ -152,7 +152,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_the_exit_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
+def test_the_exit_code_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
     folder = make_spider(tmp_path / "fit", dev=[{"db_id": "cars", "question": "?", "query": "SELECT maker FROM car"}])
     make_database(folder / "database" / "pets" / "pets.sqlite", "INSERT INTO pet VALUES ('Ada', 5)")
     code, printed, _ = command("--data-dir", str(folder), "--json", str(tmp_path / "audit.json"))
@@ -170,7 +170,7 @@ def test_the_exit_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("--reward", "nope"), "unknown reward 'nope'"),
         (("--domain", "nope"), "unknown domain 'nope'"),
@@ -178,14 +178,14 @@ def test_the_exit_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
         (("--limit", "1", "--json", "no/such/folder/file.json"), "--json no/such/folder/file.json cannot be written"),
     ],
 )
-def test_wrong_usage_is_one_sentence(arguments: tuple[str, ...], said: str) -> None:
-    code, _, complaint = command(*arguments)
+def test_wrong_usage_is_a_one_line_error(arguments: tuple[str, ...], expected: str) -> None:
+    code, _, stderr = command(*arguments)
     assert code == 2
-    assert said in complaint
-    assert len(complaint.strip().splitlines()) == 1
+    assert expected in stderr
+    assert len(stderr.strip().splitlines()) == 1
 
 
-def test_a_limit_spreads_over_all_of_the_data(tmp_path: Path) -> None:
+def test_a_limit_samples_training_and_validation(tmp_path: Path) -> None:
     command("--limit", "30", "--json", str(tmp_path / "audit.json"), "--reward", "executes")
     tasks = {each["task"].partition("-")[0] for each in json.loads((tmp_path / "audit.json").read_text())["findings"]}
     assert tasks == {"train", "dev"}

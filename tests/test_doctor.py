@@ -1,4 +1,4 @@
-"""The doctor says what is there, what is missing and what to do; only failures make it fail."""
+"""The doctor reports what is installed, what is missing and what to do; only failures set the exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _found(text: str, **options: object) -> Check:
 
 
 @no_verl
-def test_a_machine_without_gpu_packages_is_well_and_told_which_trainer_it_gets() -> None:
+def test_without_gpu_packages_the_trainer_is_local() -> None:
     result = CliRunner().invoke(app, [])
     assert result.exit_code == 0
     assert "trainer: local, because verl is not installed" in result.output
@@ -30,7 +30,7 @@ def test_a_machine_without_gpu_packages_is_well_and_told_which_trainer_it_gets()
 
 
 @no_verl
-def test_asked_for_verl_it_fails_with_what_to_install() -> None:
+def test_verl_without_its_packages_is_a_failure_with_install_commands() -> None:
     result = CliRunner().invoke(app, ["--trainer", "verl"])
     assert result.exit_code == 1
     assert "uv pip install -e '.[verl]'" in result.output
@@ -39,16 +39,16 @@ def test_asked_for_verl_it_fails_with_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("--trainer", "nope"), "--trainer is 'nope'; it is one of local, verl"),
         (("--tool-format", "nope"), "--tool-format is 'nope'; it is one of hermes, llama3_json"),
     ],
 )
-def test_what_there_is_not_is_refused_and_what_there_is_named(arguments: tuple[str, ...], said: str) -> None:
+def test_an_unknown_value_is_an_error_that_lists_the_known_ones(arguments: tuple[str, ...], expected: str) -> None:
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 2
-    assert said in result.output
+    assert expected in result.output
 
 
 def test_a_port_in_use_is_a_failure() -> None:
@@ -60,7 +60,7 @@ def test_a_port_in_use_is_a_failure() -> None:
     assert "--proxy-port" in line.remedy
 
 
-def test_a_store_that_is_not_there_is_a_failure() -> None:
+def test_an_unreachable_store_is_a_failure() -> None:
     assert _found("http://127.0.0.1:9", store="http://127.0.0.1:9").level == "failure"
 
 
@@ -73,7 +73,7 @@ def test_a_store_that_is_not_there_is_a_failure() -> None:
         ("{{ messages }}", "hermes", "warning"),
     ],
 )
-def test_the_way_tool_calls_are_read_fits_the_model(
+def test_the_tool_format_must_match_the_chat_template(
     tmp_path: Path, template: str, tool_format: str, level: str
 ) -> None:
     (tmp_path / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Execution match: the ten official rules, what safe mode does otherwise, and 10,450 official verdicts."""
+"""Execution match: the ten official rules, the deviations of safe mode, and 10,450 official scores."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_official_rules(database: Path, rule: str, gold: str, predicted: str
         ("a literal answer over the schema", "SELECT count(*) FROM t", "SELECT 3 FROM sqlite_master LIMIT 1"),
     ],
 )
-def test_safe_mode_pays_nothing_for(database: Path, deviation: str, gold: str, predicted: str) -> None:
+def test_safe_mode_scores_0_for(database: Path, deviation: str, gold: str, predicted: str) -> None:
     before = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in database.parent.iterdir()}
     assert execution_match(predicted, gold, database, mode="official").score == 1, deviation
     assert execution_match(predicted, gold, database).score == 0, deviation
@@ -117,7 +117,7 @@ def test_safe_mode_pays_nothing_for(database: Path, deviation: str, gold: str, p
 
 
 @pytest.mark.parametrize("end", [";", " ; ", ";;", "; -- DROP TABLE t", " -- why\n", "/* a */"])
-def test_a_trailing_semicolon_or_comment_is_no_second_statement(database: Path, end: str) -> None:
+def test_a_trailing_semicolon_or_comment_is_not_a_second_statement(database: Path, end: str) -> None:
     assert both(database, "SELECT a FROM t", "SELECT a FROM t WHERE 1" + end) == 1
 
 
@@ -125,31 +125,31 @@ def test_a_gold_that_reads_no_table_may_be_answered_without_one(database: Path) 
     assert both(database, "SELECT 3", "VALUES (3)") == 1
 
 
-def test_a_log_beside_the_database_is_not_taken_for_a_database(tmp_path: Path) -> None:
+def test_other_files_beside_the_database_are_ignored(tmp_path: Path) -> None:
     make_database(tmp_path / "x.sqlite", "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
     (tmp_path / "x.sqlite-journal.bak").write_bytes(b"no database")
     assert both(tmp_path / "x.sqlite", "SELECT a FROM t", "SELECT a FROM t WHERE 1") == 1
 
 
 @pytest.mark.parametrize("mode", ["safe", "official"])
-def test_both_modes_end(database: Path, mode: Any) -> None:
+def test_both_modes_are_bounded(database: Path, mode: Any) -> None:
     verdict = execution_match(FOR_EVER, "SELECT a FROM t", database, mode=mode, timeout_s=0.1)
     assert verdict == MatchResult(0.0, "the prediction failed: the query ran longer than 0.1 s")
     rows = FOR_EVER.replace("count(*)", "x")
     assert execution_match(rows, "SELECT a FROM t", database, mode=mode) == MatchResult(0.0, "the results differ")
     bomb = "SELECT length(replace(hex(zeroblob(400000000)), '00', 'ab'))"
-    # Python 3.10 knows no limits of a value's length, and SQLite's limit of memory ends it.
+    # Python 3.10 has no limit for a value's length; there SQLite's memory limit applies.
     assert re.search("too big|too much memory", execution_match(bomb, "SELECT a FROM t", database, mode=mode).reason)
 
 
 @pytest.mark.parametrize("width", [10, 16, 100])
-def test_equal_columns_do_not_blow_up(database: Path, width: int) -> None:
+def test_equal_columns_do_not_multiply_the_attempts(database: Path, width: int) -> None:
     zeros = ", ".join(["0"] * width)
     assert both(database, f"SELECT {zeros} FROM t", f"SELECT {zeros} FROM t WHERE a > 0") == 1
     assert both(database, f"SELECT {zeros} FROM t", f"SELECT {zeros[:-1]}1 FROM t WHERE a > 0") == 0
 
 
-def test_columns_are_matched_whatever_their_order() -> None:
+def test_columns_are_matched_in_any_order() -> None:
     gold = [tuple((row * 7 + column * column) % 5 for column in range(12)) for row in range(40)]
     shuffled = [tuple(reversed(row)) for row in reversed(gold)]
     soon = time.perf_counter() + 10
@@ -185,17 +185,17 @@ def test_distinct_is_dropped_as_a_token(sql: str, normal: str | None) -> None:
          "CREATE TRIGGER g AFTER INSERT ON t BEGIN DELETE FROM t; END;"),
     ],
 )  # fmt: skip
-def test_the_first_statement_ends_at_a_semicolon_that_is_one(sql: str, first: str) -> None:
+def test_the_first_statement_ends_at_a_real_semicolon(sql: str, first: str) -> None:
     assert first_statement(sql) == first
 
 
 @pytest.mark.parametrize("gold", ["SELECT z FROM t", "SELEC", "", FOR_EVER])
-def test_a_gold_that_fails_is_an_error_and_no_score(database: Path, gold: str) -> None:
+def test_a_failing_gold_is_an_error_not_a_score(database: Path, gold: str) -> None:
     with pytest.raises(RewardError, match="the gold query failed"):
         execution_match("SELECT 1", gold, database, timeout_s=0.1)
 
 
-def test_a_missing_or_broken_database_is_an_error_and_no_score(tmp_path: Path) -> None:
+def test_a_missing_or_broken_database_is_an_error_not_a_score(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="no database at"):
         execution_match("SELECT 1", "SELECT 1", tmp_path / "none.sqlite")
     (tmp_path / "bad.sqlite").write_bytes(b"no database" * 100)
@@ -203,12 +203,12 @@ def test_a_missing_or_broken_database_is_an_error_and_no_score(tmp_path: Path) -
         execution_match("SELECT 1", "SELECT 1", tmp_path / "bad.sqlite")
 
 
-def test_an_unknown_mode_is_named(database: Path) -> None:
+def test_an_unknown_mode_is_an_error(database: Path) -> None:
     with pytest.raises(ValueError, match="'safe' or 'official', not 'fast'"):
         execution_match("SELECT 1", "SELECT 1", database, mode="fast")  # type: ignore[arg-type]
 
 
-def test_a_changed_database_is_judged_anew(tmp_path: Path) -> None:
+def test_a_changed_database_is_not_taken_from_the_cache(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     make_database(path, "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
     assert execution_match("SELECT count(*) FROM t", "SELECT a FROM t", path).score == 1
@@ -216,7 +216,7 @@ def test_a_changed_database_is_judged_anew(tmp_path: Path) -> None:
     assert execution_match("SELECT count(*) FROM t", "SELECT a FROM t", path).score == 0
 
 
-async def test_the_reward_answers_a_float_and_leaves_the_loop_free(database: Path) -> None:
+async def test_the_reward_returns_a_float_and_does_not_block_the_loop(database: Path) -> None:
     task = {"id": "1", "query": "SELECT a FROM t", "db_path": str(database)}
     assert await spider_exec_match(task, "SELECT a FROM t WHERE 1", []) == 1.0
     assert await spider_exec_match(task, "SELECT b FROM t", []) == 0.0
@@ -238,7 +238,7 @@ needs_parity = pytest.mark.skipif(not PARITY.is_file(), reason=f"the official ve
 
 @functools.cache
 def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, MatchResult | None]]]:
-    """Each official case whose source begins with ``prefix``, with our verdict by mode; None where the gold fails."""
+    """The official cases whose source begins with ``prefix``, with our results by mode; None if the gold fails."""
     judged = []
     with gzip.open(PARITY, "rt") as lines:
         cases = [case for case in map(json.loads, lines) if case["source"].startswith(prefix)]
@@ -256,13 +256,13 @@ def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, MatchResult | Non
 
 @needs_parity
 @pytest.mark.parametrize("mode", ["safe", "official"])
-def test_every_published_prediction_gets_the_official_verdict(mode: Any) -> None:
+def test_every_published_prediction_gets_the_official_score(mode: Any) -> None:
     cases = [(case, verdicts[mode]) for case, verdicts in judge("model:")]
     assert len(cases) > 6000
     assert [case for case, verdict in cases if verdict is None or verdict.score != case["official"]] == []
 
 
-# Named in the docstring of groundwire.rewards.spider.execution_match, or no verdict at all.
+# Deviations that the docstring of groundwire.rewards.spider.execution_match names, and cases without a score.
 NEVER_EQUAL = {
     "the query answers differently every time": lambda case, _: case["source"] == "mut:nondeterministic",
     "the official evaluator crashes": lambda case, _: case["official"] == "error",
@@ -278,7 +278,7 @@ OFFICIAL = {"PRAGMA with rows": lambda case, _: case["pred"].lstrip().upper().st
 
 @needs_parity
 @pytest.mark.parametrize(("mode", "deviations"), [("safe", SAFE), ("official", OFFICIAL)])
-def test_every_changed_gold_gets_the_official_verdict_or_a_named_deviation(mode: Any, deviations: Any) -> None:
+def test_every_changed_gold_gets_the_official_score_or_a_named_deviation(mode: Any, deviations: Any) -> None:
     cases = [(case, verdicts[mode]) for case, verdicts in judge("mut:")]
     assert len(cases) > 3000
     unnamed = [

@@ -1,4 +1,4 @@
-"""A judge gives a verdict in time and within its means, or says that it cannot; it never invents a number."""
+"""A judge returns a verdict within its deadline and caps, or abstains; it never invents a number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASK = {"id": "1", "question": CASE["question"], "answer": CASE["reference"]}
 # -- the reward
 
 
-async def test_the_hybrid_is_a_tenth_for_a_query_that_ran_and_the_judges_score(tmp_path: Path) -> None:
+async def test_the_hybrid_is_0_1_for_an_executed_query_plus_the_judges_score(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(1.0), verdict(0.5, accuracy=1.0)]) as server:
         reward = rewards.get("rule_judge_hybrid", judge=settings(server, tmp_path))
         best = await reward(TASK, "It is for fever.", [FAILED, RAN])
@@ -48,12 +48,12 @@ async def test_the_hybrid_is_a_tenth_for_a_query_that_ran_and_the_judges_score(t
     assert rewards.total(other) == pytest.approx(0.7)
 
 
-async def test_a_task_without_a_reference_is_a_failure_and_no_zero() -> None:
+async def test_a_task_without_a_reference_is_an_error_not_a_0() -> None:
     with pytest.raises(RewardError, match="needs 'answer' in the task; it has id, question"):
         await rewards.get("rule_judge_hybrid")({"id": "1", "question": "?"}, "x", [])
 
 
-def test_who_judges_is_said_before_a_run() -> None:
+def test_the_judge_is_announced_before_a_run() -> None:
     assert rewards.notes("spider_exec_match") == []
     [local] = rewards.notes("executes+0.5*rule_judge_hybrid")
     assert local.startswith("rule_judge_hybrid: answers are graded by the local grader, which ")
@@ -62,12 +62,10 @@ def test_who_judges_is_said_before_a_run() -> None:
     assert "openai/gpt-5-mini" in model
 
 
-# -- what is asked
+# -- requests
 
 
-async def test_the_judge_is_asked_for_structured_output_at_its_endpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_request_asks_for_structured_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY, "sk-not-to-be-seen")
     async with ScriptedPolicyServer(replies=[verdict(0.5)]) as server:
         found = await judged(settings(server, tmp_path, max_tokens=77))
@@ -92,24 +90,24 @@ async def test_a_litellm_name_needs_no_endpoint(tmp_path: Path, monkeypatch: pyt
             await judged(judge, answer="another")
 
 
-async def test_weights_are_those_of_the_settings(tmp_path: Path) -> None:
+async def test_the_settings_weights_are_used(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
         judge = settings(server, tmp_path, accuracy=1.0, completeness=0.0, clarity=3.0, professionalism=0.0)
         assert (await judged(judge)).score == pytest.approx(0.75)
 
 
-async def test_samples_and_both_orders_are_averaged_and_their_spread_is_a_metric(tmp_path: Path) -> None:
+async def test_samples_in_both_orders_are_averaged_and_their_spread_is_a_metric(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(each) for each in (0.2, 0.4, 0.6, 0.8)]) as server:
         judge = settings(server, tmp_path, samples=2, temperature=1.0, swap_order=True, concurrency=1)
-        parts = await rewards.get("rule_judge_hybrid", judge=judge)(TASK, "It is for fever.", [RAN])
+        components = await rewards.get("rule_judge_hybrid", judge=judge)(TASK, "It is for fever.", [RAN])
         firsts = [request["messages"][1]["content"].split("\n")[2].partition(":")[0] for request in server.requests]
-    assert parts["judge"] == pytest.approx(0.5)
-    assert parts["metric/judge_spread"] == pytest.approx(0.6)
-    assert rewards.total(parts) == pytest.approx(0.6)
+    assert components["judge"] == pytest.approx(0.5)
+    assert components["metric/judge_spread"] == pytest.approx(0.6)
+    assert rewards.total(components) == pytest.approx(0.6)
     assert sorted(firsts) == ["answer to grade", "answer to grade", "reference answer", "reference answer"]
 
 
-# -- what cannot be had
+# -- failures
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,7 @@ async def test_samples_and_both_orders_are_averaged_and_their_spread_is_a_metric
         Reply(text="", finish_reason="length"),
     ],
 )
-async def test_an_unreadable_reply_is_asked_for_once_more_and_then_the_judge_abstains(
+async def test_an_unreadable_reply_is_requested_again_once_then_the_judge_abstains(
     unreadable: Any, tmp_path: Path
 ) -> None:
     async with ScriptedPolicyServer(replies=[unreadable, verdict(0.5), unreadable, unreadable, verdict(1.0)]) as server:
@@ -141,26 +139,26 @@ async def test_an_unreadable_reply_is_asked_for_once_more_and_then_the_judge_abs
 
 
 @pytest.mark.parametrize("around", ["{}", "```json\n{}\n```", "<think>{{x}} is wrong</think>\n{}", "Verdict: {}."])
-async def test_a_verdict_with_words_around_it_is_readable(around: str, tmp_path: Path) -> None:
+async def test_a_verdict_inside_other_text_is_readable(around: str, tmp_path: Path) -> None:
     text = around.replace("{}", verdict(0.5)).replace("{{x}}", "{x}")
     async with ScriptedPolicyServer(replies=[text]) as server:
         assert (await judged(settings(server, tmp_path))).score == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_what_may_pass_is_tried_again(status: int, tmp_path: Path) -> None:
+async def test_transient_failures_are_retried(status: int, tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[Reply(status=status, text="busy"), verdict(0.5)]) as server:
         assert (await judged(settings(server, tmp_path))).score == pytest.approx(0.5)
 
 
-async def test_tries_end_and_then_the_judge_abstains(tmp_path: Path) -> None:
+async def test_after_its_retries_the_judge_abstains(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="busy")) as server:
         with pytest.raises(JudgeAbstainedError, match=r"answered 503: .*busy.* \(asked 2 times\)"):
             await judged(settings(server, tmp_path))
         assert len(server.requests) == 2
 
 
-async def test_what_will_not_pass_is_not_tried_again_and_no_key_is_repeated(
+async def test_permanent_failures_are_not_retried_and_show_no_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY, "sk-not-to-be-seen")
@@ -173,19 +171,19 @@ async def test_what_will_not_pass_is_not_tried_again_and_no_key_is_repeated(
     assert "sk-not-to-be-seen" not in str(caught.value)
 
 
-async def test_a_judge_that_is_not_there_abstains(tmp_path: Path) -> None:
+async def test_an_unreachable_judge_abstains(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[]) as server:
         judge = settings(server, tmp_path, retries=0)
     with pytest.raises(JudgeAbstainedError, match="cannot be reached"):
         await judged(judge)
 
 
-async def test_a_silent_judge_holds_up_a_rollout_no_longer_than_its_deadline(tmp_path: Path) -> None:
+async def test_a_silent_judge_delays_a_rollout_until_its_deadline_at_most(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(1.0), delay_s=60)) as server:
         judge = settings(server, tmp_path, deadline_s=0.3, concurrency=1)
         with pytest.raises(JudgeAbstainedError, match=r"no verdict within its deadline of 0\.3 s"):
             await asyncio.wait_for(judged(judge), 10)
-        room = Judge(judge)  # those who wait for their turn are held up no longer either
+        room = Judge(judge)  # requests that wait for a slot end by the deadline, too
         waiting = [room.verdict(**{**CASE, "answer": str(n)}) for n in range(4)]
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
     assert [type(each) for each in ended] == [JudgeAbstainedError] * 4
@@ -197,7 +195,7 @@ async def test_one_request_has_its_own_timeout(tmp_path: Path) -> None:
         assert (await judged(settings(server, tmp_path, timeout_s=0.3))).score == pytest.approx(0.5)
 
 
-async def test_no_more_requests_are_under_way_than_allowed(tmp_path: Path) -> None:
+async def test_concurrent_requests_are_limited(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
         judge = Judge(settings(server, tmp_path, concurrency=3))
         room = judge._loop_states.setdefault(asyncio.get_running_loop(), _counting(judge))
@@ -225,7 +223,7 @@ def _counting(judge: Judge) -> Any:
     return room
 
 
-# -- what it costs
+# -- costs
 
 
 async def test_a_second_epoch_costs_nothing(tmp_path: Path) -> None:
@@ -237,7 +235,7 @@ async def test_a_second_epoch_costs_nothing(tmp_path: Path) -> None:
     assert first == second
 
 
-async def test_the_same_question_at_the_same_time_is_asked_once(tmp_path: Path) -> None:
+async def test_equal_concurrent_requests_are_sent_once(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(text=verdict(0.5), delay_s=0.05)) as server:
         judge = Judge(settings(server, tmp_path))
         await asyncio.gather(*(judge.verdict(**CASE) for _ in range(8)))
@@ -245,7 +243,7 @@ async def test_the_same_question_at_the_same_time_is_asked_once(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("changed", [{"model": "other"}, {"temperature": 0.5}, {"max_tokens": 99}])
-async def test_asking_otherwise_is_asking_anew(changed: dict[str, Any], tmp_path: Path) -> None:
+async def test_another_model_or_sampling_is_another_request(changed: dict[str, Any], tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
         await judged(settings(server, tmp_path))
         await judged(settings(server, tmp_path, **changed))
@@ -258,18 +256,18 @@ async def test_a_change_of_weights_costs_nothing(tmp_path: Path) -> None:
         assert (await judged(settings(server, tmp_path, accuracy=100.0))).score > 0.99
 
 
-async def test_a_cap_on_calls_holds_and_says_what_to_do(tmp_path: Path) -> None:
+async def test_a_cap_on_calls_holds_and_the_error_names_it(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
         judge = settings(server, tmp_path, max_calls=2)
         for n in range(2):
             await judged(judge, answer=str(n))
         with pytest.raises(JudgeAbstainedError, match=r"max_calls: 2 of 2 requests, .*judge\.sqlite; raise it"):
             await judged(judge, answer="3")
-        assert (await judged(judge, answer="0")).score == pytest.approx(0.5)  # what is known costs nothing
+        assert (await judged(judge, answer="0")).score == pytest.approx(0.5)  # cached verdicts are free
         assert len(server.requests) == 2
 
 
-async def test_a_cap_on_usd_is_never_passed(tmp_path: Path) -> None:
+async def test_a_cap_on_usd_is_never_exceeded(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
         judge = settings(server, tmp_path, max_usd=0.02, input_usd=1.0, output_usd=2.0, concurrency=50)
         answers = [judged(judge, answer=str(n)) for n in range(50)]
@@ -283,7 +281,7 @@ async def test_a_cap_on_usd_is_never_passed(tmp_path: Path) -> None:
     assert all("max_usd" in message for message in stopped)
 
 
-async def test_what_a_failed_request_cannot_have_cost_is_not_counted(tmp_path: Path) -> None:
+async def test_a_refused_request_costs_nothing(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=400, text="no")) as server:
         judge = settings(server, tmp_path, max_usd=1.0, input_usd=1.0, output_usd=1.0)
         with pytest.raises(JudgeAbstainedError):
@@ -291,7 +289,7 @@ async def test_what_a_failed_request_cannot_have_cost_is_not_counted(tmp_path: P
     assert JudgeCache(judge.cache).spent() == (1, 0.0)
 
 
-async def test_a_cache_that_cannot_be_used_is_an_abstention_that_names_it(tmp_path: Path) -> None:
+async def test_an_unusable_cache_is_an_abstention_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "judge.sqlite").write_text("this is no database, and long enough to be seen as none" * 20)
     async with ScriptedPolicyServer(replies=lambda _: verdict(0.5)) as server:
         with pytest.raises(JudgeAbstainedError, match=r"judge\.sqlite cannot be used: .*; set another with cache=FILE"):
@@ -329,7 +327,7 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("given", "message"),
     [
         ({"modle": "x"}, "unknown judge setting 'modle'; known: accuracy, base_url, "),
         ({"samples": "three"}, "judge samples is 'three'; it must be a whole number"),
@@ -344,12 +342,12 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
         (dict.fromkeys(("accuracy", "completeness", "clarity", "professionalism"), 0), "weights .* must be above 0"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_sentence(given: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(JudgeSettingsError, match=sentence):
+def test_a_wrong_setting_is_a_one_line_error(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(JudgeSettingsError, match=message):
         JudgeSettings(**given)
 
 
-def test_a_command_line_says_settings_as_names_and_values() -> None:
+def test_settings_on_the_command_line_are_names_and_values() -> None:
     assert parse_judge() == {}
     given = parse_judge(judge=["samples=3", "temperature=0.7", "swap=true"], judge_model="m")
     assert given == {"model": "m", "samples": 3, "temperature": 0.7, "swap_order": True}
@@ -359,7 +357,7 @@ def test_a_command_line_says_settings_as_names_and_values() -> None:
         parse_judge(judge=["model=n"], judge_model="m")
 
 
-def test_importing_the_rewards_imports_no_client() -> None:
+def test_importing_rewards_imports_no_http_client() -> None:
     code = (
         "import sys; from groundwire import rewards; rewards.get('rule_judge_hybrid');"
         "print({'litellm', 'httpx'} & {*sys.modules})"

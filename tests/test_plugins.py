@@ -1,4 +1,4 @@
-"""A package of somebody else's that does not work is named in one sentence, whichever command meets it."""
+"""A broken plugin is named in a one-line error by every command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (("groundwire.train.run", "--trainer", "local"), 1),
         (("groundwire.train.evaluate",), 1),
         (("groundwire.train.runner", "--external-store-address", "http://127.0.0.1:9"), 1),
-        (("groundwire.train.audit",), 2),  # there, 1 is a reward that is not fit
+        (("groundwire.train.audit",), 2),  # exit code 1 of the audit means an unfit reward
     ],
 )
 def test_a_plugin_that_cannot_be_imported_is_named(
@@ -46,7 +46,7 @@ def test_a_plugin_that_cannot_be_imported_is_named(
     )
 
 
-def test_a_name_whose_module_breaks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_whose_module_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_domain.py").write_text("1 / 0")
     (tmp_path / "broken_builtin.py").write_text(
         "from groundwire.tools.plugins import hookimpl\n\n\n"

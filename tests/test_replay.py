@@ -1,4 +1,4 @@
-"""A replay says what another reward changes for the trainer, and a failure stays one."""
+"""The replay shows what another reward changes for the trainer; failures stay failures."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_group_is_a_task_in_one_step_and_validation_has_none() -> None:
     assert len(found.rollouts) == 3
 
 
-async def test_a_rollout_that_is_alone_is_compared_with_nothing_earned() -> None:
+async def test_a_single_rollout_is_compared_with_0() -> None:
     rows = [rollout("yes", 0.0), rollout("no", 1.0, group="h"), rollout("unclear", 1.0, group="i")]
     groups = (await rescore(rows, says_yes)).groups
     assert [(group.had_gradient, group.has_gradient) for group in groups] == [
@@ -72,12 +72,12 @@ async def test_a_rollout_that_is_alone_is_compared_with_nothing_earned() -> None
     ]
 
 
-async def test_verdicts_flip_in_both_directions() -> None:
+async def test_answers_flip_in_both_directions() -> None:
     found = await rescore([rollout("yes", 0.5), rollout("no", 0.9), rollout("yes", 0.6)], says_yes)
     assert [each.flips for each in found.rollouts] == [True, True, False]
 
 
-async def test_a_failure_stays_one_and_what_cannot_be_judged_leaves_its_group() -> None:
+async def test_failures_stay_and_a_rollout_that_cannot_be_judged_leaves_its_group() -> None:
     rows = [rollout("", None), rollout("unclear", 0.0), rollout("yes", 1.0), rollout("no", 0.0)]
     found = await rescore(rows, says_yes)
     assert found.failed == 1
@@ -85,7 +85,7 @@ async def test_a_failure_stays_one_and_what_cannot_be_judged_leaves_its_group() 
     assert (found.groups[0].old, found.groups[0].new) == ([0.0, 1.0, 0.0], [1.0, 0.0])
 
 
-async def test_the_new_reward_sees_the_trace() -> None:
+async def test_the_new_reward_gets_the_agents_steps() -> None:
     async def executes(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
         return float(any(step["ok"] for step in steps))
 
@@ -93,7 +93,7 @@ async def test_the_new_reward_sees_the_trace() -> None:
     assert [each.new for each in found.rollouts] == [1.0, 0.0]
 
 
-# The command, on a run's folder in whatever state it is.
+# -- the command
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_a_run_that_still_goes_on_is_replayed_and_everything_is_in_the_json(run: RunDir, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_replayed_and_the_json_is_complete(run: RunDir, tmp_path: Path) -> None:
     code, printed, _ = command(str(run.path), "--reward", "executes", "--json", str(tmp_path / "replay.json"))
     assert code == 0
     assert "groups with a gradient: 0 of 2 then, 2 now" in printed
@@ -120,23 +120,23 @@ def test_a_run_that_still_goes_on_is_replayed_and_everything_is_in_the_json(run:
     assert [each["has_gradient"] for each in report["groups"]] == [True, True]
 
 
-def test_what_is_damaged_is_left_out_and_said(run: RunDir) -> None:
+def test_a_damaged_file_is_left_out_and_named(run: RunDir) -> None:
     part = run.path / "rollouts" / "step-00002-train.parquet"
     part.write_bytes(part.read_bytes()[:-20])
-    code, printed, complaint = command(str(run.path), "--reward", "executes")
+    code, printed, stderr = command(str(run.path), "--reward", "executes")
     assert code == 0
     assert "groups with a gradient: 0 of 1 then, 1 now" in printed
-    assert complaint.startswith("left out: step-00002-train.parquet cannot be read")
+    assert stderr.startswith("left out: step-00002-train.parquet cannot be read")
 
 
-def test_a_run_before_its_first_step_an_unknown_reward_and_no_run_are_one_sentence_each(tmp_path: Path) -> None:
+def test_user_errors_are_one_line(tmp_path: Path) -> None:
     fresh = RunDir.create(tmp_path, backend="b", domain="d", config={}).path
-    for folder, reward, said in (
+    for folder, reward, message in (
         (fresh, "executes", "has not finished a step"),
         (fresh, "nope", "unknown reward 'nope'"),
         (tmp_path / "nowhere", "executes", "is not a run"),
     ):
-        code, _, complaint = command(str(folder), "--reward", reward)
+        code, _, stderr = command(str(folder), "--reward", reward)
         assert code == 2
-        assert said in complaint
-        assert len(complaint.strip().splitlines()) == 1
+        assert message in stderr
+        assert len(stderr.strip().splitlines()) == 1

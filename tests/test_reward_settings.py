@@ -1,4 +1,4 @@
-"""What a run says of its reward and judge reaches every runner; what would be ignored or cannot be is refused."""
+"""The settings of reward and judge reach every runner; ignored or wrong settings are refused."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def _run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-async def test_a_runner_elsewhere_judges_as_the_trainer_says(tmp_path: Path) -> None:
+async def test_a_remote_runner_uses_the_trainers_judge(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
         judge = {"model": "m", "base_url": server.base_url, "clarity": 1.0, "cache": str(tmp_path / "judge.sqlite")}
         config = resolve("fast", reward="0.5*rule_judge_hybrid+executes", judge=judge)
         remote = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
-        agent = remote._agent_for(json.loads(json.dumps(config.for_agents())))  # as a store hands it on
+        agent = remote._agent_for(json.loads(json.dumps(config.for_agents())))  # as a store passes it on
         task = {"question": CASE["question"], "answer": CASE["reference"]}
-        parts: Any = await agent.reward(task, "It is for fever.", [])
-    assert parts["rule_judge_hybrid.judge"] == pytest.approx(0.5 * 1.0 / 1.85)
-    assert parts["executes"] == 0.0
+        components: Any = await agent.reward(task, "It is for fever.", [])
+    assert components["rule_judge_hybrid.judge"] == pytest.approx(0.5 * 1.0 / 1.85)
+    assert components["executes"] == 0.0
 
 
-async def test_without_a_judge_the_reward_of_a_run_needs_none() -> None:
+async def test_without_a_judge_model_the_local_grader_judges() -> None:
     reward = make_reward(resolve("fast", reward="rule_judge_hybrid"), domains.get("spider"))
     task = {"question": CASE["question"], "answer": CASE["reference"]}
     assert rewards.total(await reward(task, CASE["reference"], [])) == pytest.approx(1.0)
 
 
-def test_no_key_is_in_a_runs_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_contain_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY, "sk-not-to-be-seen")
     shown = _run(*HYBRID, "--judge-model", "m", "--judge-base-url", "http://127.0.0.1:9/v1")
     assert shown.exit_code == 0, shown.output
@@ -54,13 +54,13 @@ def test_no_key_is_in_a_runs_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sk-not-to-be-seen" not in shown.output
 
 
-def test_the_local_grader_is_announced_where_no_model_judges() -> None:
+def test_the_local_grader_is_announced() -> None:
     assert "graded by the local grader" in _run(*HYBRID).output
     assert "local grader" not in _run("--print-config").output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (("--judge-model", "m"), "reward 'spider_exec_match' uses no judge: leave out the judge's options"),
         ((*HYBRID, "--judge", "samples"), "--judge 'samples' is not a setting: write it as NAME=VALUE"),
@@ -74,19 +74,19 @@ def test_the_local_grader_is_announced_where_no_model_judges() -> None:
         (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: executes, "),
     ],
 )
-def test_what_cannot_be_is_one_sentence(arguments: Sequence[str], sentence: str) -> None:
+def test_wrong_options_are_a_one_line_error(arguments: Sequence[str], message: str) -> None:
     done = _run(*arguments)
     assert done.exit_code == 2
-    assert f"error: {sentence}" in done.output
+    assert f"error: {message}" in done.output
     assert len(done.output.splitlines()) == 1
 
 
-def test_a_config_with_a_judge_that_cannot_be_is_a_config_error() -> None:
+def test_wrong_judge_settings_are_a_config_error() -> None:
     with pytest.raises(ConfigError, match="unknown judge setting 'x'"):
         resolve("fast", judge={"x": 1})
 
 
-def test_a_step_logs_the_mean_of_each_part() -> None:
+def test_a_step_logs_the_mean_of_each_component() -> None:
     from groundwire.train.local.trainer import _means
 
     assert _means([{"executes": 0.1, "judge": 0.5}, {"executes": 0.0, "judge": 1.0}, {"executes": 0.1}]) == {

@@ -1,4 +1,4 @@
-"""The registry of rewards: names and sums of names to functions, through the hook that anybody uses."""
+"""The registry of rewards: names and sums of names to functions, through the plugin hook."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register() -> Iterator[Any]:
     known.update(before)
 
 
-def test_the_built_in_rewards_are_there_by_name() -> None:
+def test_the_built_in_rewards_are_registered() -> None:
     assert {"executes", "rule_judge_hybrid", "spider_dense", "spider_exec_match"} <= set(rewards.names())
     from groundwire.rewards.spider.execution_match import spider_exec_match
 
@@ -54,12 +54,12 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
         ("3.*x-y.z", [(3.0, "x-y.z")]),
     ],
 )
-def test_a_sum_is_read_as_it_is_written(text: str, terms: list[tuple[float, str]]) -> None:
+def test_a_sum_is_parsed(text: str, terms: list[tuple[float, str]]) -> None:
     assert parse(text) == terms
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("", "cannot be parsed from '' on: write a name, or a sum like 0.9"),
         ("0.9*", r"reward '0\.9\*' cannot be parsed from '0\.9\*' on"),
@@ -70,22 +70,22 @@ def test_a_sum_is_read_as_it_is_written(text: str, terms: list[tuple[float, str]
         ("a+0.5*a", "names a twice: give it one weight"),
     ],
 )
-def test_what_is_no_sum_is_one_sentence(text: str, sentence: str) -> None:
-    with pytest.raises(UnknownNameError, match=sentence) as caught:
+def test_a_text_that_is_no_sum_is_a_one_line_error(text: str, message: str) -> None:
+    with pytest.raises(UnknownNameError, match=message) as caught:
         rewards.check(text)
     assert "\n" not in str(caught.value)
 
 
 @given(st.text(max_size=20))
-def test_any_text_is_a_sum_or_a_sentence(text: str) -> None:
+def test_any_text_is_a_sum_or_an_error(text: str) -> None:
     try:
         names = [name for _, name in parse(text)]
     except UnknownNameError as error:
-        names, said = [], str(error)
-    assert all(name in text for name in names) if names else repr(text) in said
+        names, message = [], str(error)
+    assert all(name in text for name in names) if names else repr(text) in message
 
 
-async def test_each_part_of_a_sum_is_what_it_adds_and_metrics_add_nothing(register: Any) -> None:
+async def test_the_components_of_a_sum_are_weighted_and_metrics_are_not_summed(register: Any) -> None:
     async def parts(task: Any, answer: str, steps: Any) -> dict[str, float]:
         return {"x": 0.5, "y": 1.0, "metric/z": 7.0}
 
@@ -95,7 +95,7 @@ async def test_each_part_of_a_sum_is_what_it_adds_and_metrics_add_nothing(regist
     assert rewards.total(got) == 3.5
 
 
-async def test_the_terms_of_a_sum_are_computed_at_the_same_time_and_fail_together() -> None:
+async def test_the_terms_of_a_sum_run_concurrently_and_fail_together() -> None:
     ended = []
     meeting = asyncio.Event()
 
@@ -124,7 +124,7 @@ async def test_the_terms_of_a_sum_are_computed_at_the_same_time_and_fail_togethe
     assert ended
 
 
-async def test_a_reward_that_asks_for_the_judge_is_given_it(register: Any) -> None:
+async def test_a_reward_with_a_judge_parameter_gets_the_settings(register: Any) -> None:
     seen = []
 
     async def asks(task: Any, answer: str, steps: Any, *, judge: JudgeSettings) -> float:
@@ -142,7 +142,7 @@ async def _two(task: Any, answer: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"),
+    ("value", "message"),
     [
         (lambda task, answer, steps: 1.0, "reward 'mine' is no async function; write it as: async def reward"),
         (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, steps\)"),
@@ -150,18 +150,18 @@ async def _two(task: Any, answer: str) -> float:
         ("groundwire.rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),
     ],
 )
-def test_a_reward_that_cannot_be_used_is_one_sentence(value: Any, sentence: str, register: Any) -> None:
+def test_an_unusable_reward_is_a_one_line_error(value: Any, message: str, register: Any) -> None:
     register("mine", value)
-    with pytest.raises(UnusableRewardError, match=sentence):
+    with pytest.raises(UnusableRewardError, match=message):
         rewards.get("executes+mine")
 
 
-def test_parts_are_summed_to_what_the_trainer_sees() -> None:
+def test_the_total_is_the_sum_of_components_without_metrics() -> None:
     assert rewards.total({"executes": 0.25, "judge": 0.5, "metric/spread": 9.0}) == 0.75
     assert rewards.total(1) == 1.0
 
 
 @pytest.mark.parametrize("value", [None, "high", float("nan"), {"a": float("inf")}, {"a": None}])
-def test_what_is_no_number_is_a_failure(value: Any) -> None:
+def test_a_reward_that_is_no_number_is_an_error(value: Any) -> None:
     with pytest.raises(RewardError, match="the reward is "):
         rewards.total(value)

@@ -1,4 +1,4 @@
-"""Partial credit is on the way to a right query and never beside it."""
+"""Partial credit grows towards a right query, and a wrong query never earns as much as a right one."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def score(predicted: str, database: str, gold: str = GOLD) -> float:
     return rewards.total(dense(predicted, gold, database))
 
 
-def test_a_right_query_gets_1_however_it_is_written(database: str) -> None:
+def test_a_right_query_gets_1_in_any_form(database: str) -> None:
     other = "SELECT count(title), max(name) FROM song, singer WHERE singer.id = singer AND year > 2011 GROUP BY singer"
     assert score(GOLD, database) == score(other, database) == 1.0
 
 
-def test_a_query_that_is_nearer_gets_more(database: str) -> None:
+def test_a_closer_query_gets_more(database: str) -> None:
     nearer = [
         "DROP TABLE singer",
         "SELECT 1",
@@ -65,16 +65,16 @@ def test_a_query_that_is_nearer_gets_more(database: str) -> None:
     "predicted",
     ["", ";", "not SQL at all", f"{GOLD}; DROP TABLE singer", "PRAGMA table_info(singer)", "(" * 5000, "VALUES (3)"],
 )
-def test_what_is_no_reading_query_gets_nothing(predicted: str, database: str) -> None:
+def test_a_text_that_is_no_query_gets_0(predicted: str, database: str) -> None:
     assert score(predicted, database) == 0.0
 
 
-def test_all_columns_of_all_tables_are_no_way_to_partial_credit(database: str) -> None:
+def test_naming_all_columns_of_all_tables_earns_nothing_for_columns(database: str) -> None:
     everything = "SELECT singer.*, song.*, age, title, id, year FROM singer, song"
     assert dense(everything, "SELECT name FROM singer", database)["columns"] == 0.0
 
 
-async def test_a_broken_gold_is_a_failure_and_no_zero(database: str) -> None:
+async def test_a_broken_gold_is_an_error_not_a_0(database: str) -> None:
     reward = rewards.get("spider_dense")
     with pytest.raises(RewardError, match="the gold query failed"):
         await reward({"query": "SELECT nothing", "db_path": database}, GOLD, [])
@@ -82,20 +82,20 @@ async def test_a_broken_gold_is_a_failure_and_no_zero(database: str) -> None:
         await reward({"id": 1}, GOLD, [])
 
 
-def test_parts_know_no_aliases_and_no_case() -> None:
+def test_parts_ignore_aliases_and_case() -> None:
     assert parts_of("SELECT T1.Name FROM Singer AS T1 WHERE T1.Age > 3") == parts_of(
         "select name from singer where age > 3"
     )
 
 
-def test_each_condition_of_several_counts() -> None:
+def test_each_condition_counts_separately() -> None:
     gold = parts_of("SELECT a FROM t WHERE b = 1 AND c = 2")
     one, none = parts_of("SELECT a FROM t WHERE b = 1"), parts_of("SELECT a FROM t WHERE d = 4")
     assert None not in (gold, one, none)
     assert f1(gold.clauses, one.clauses) > f1(gold.clauses, none.clauses)
 
 
-# -- no wrong query scores as much as a right one
+# -- a wrong query earns at most half of a right one
 
 _COLUMNS = st.sampled_from(["name", "age", "singer.id", "song.id", "title", "year", "*", "count(*)", "max(year)", "1"])
 _CONDITIONS = st.sampled_from(
@@ -121,7 +121,7 @@ def queries(draw: st.DrawFn) -> str:
 @given(gold=queries(), predicted=queries() | st.text(max_size=30))
 @example(gold=GOLD, predicted=GOLD.replace("2010", "2014"))
 @example(gold="SELECT name FROM singer", predicted="SELECT name FROM singer WHERE 1 = 1")
-def test_a_wrong_query_gets_half_of_a_right_one_at_most(gold: str, predicted: str, database: str) -> None:
+def test_a_wrong_query_earns_at_most_half(gold: str, predicted: str, database: str) -> None:
     try:
         right = execution_match(predicted, gold, database).score == 1.0
     except RewardError:
@@ -132,11 +132,11 @@ def test_a_wrong_query_gets_half_of_a_right_one_at_most(gold: str, predicted: st
 
 @settings(max_examples=200, deadline=None)
 @given(gold=queries(), predicted=queries())
-def test_each_part_of_a_wrong_query_stays_within_its_eighth(gold: str, predicted: str, database: str) -> None:
+def test_each_component_of_a_wrong_query_is_at_most_an_eighth(gold: str, predicted: str, database: str) -> None:
     try:
-        parts = dense(predicted, gold, database)
+        components = dense(predicted, gold, database)
     except RewardError:
         assume(False)
-    match = parts.pop("match")
+    match = components.pop("match")
     assert match in (0.0, 0.5)
-    assert all(0.0 <= part <= 0.125 for part in parts.values())
+    assert all(0.0 <= value <= 0.125 for value in components.values())

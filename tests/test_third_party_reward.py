@@ -1,4 +1,4 @@
-"""A reward of somebody else's is one function and one entry point: the package of docs/rewards.md, installed."""
+"""A third party's reward is one function and one entry point: the package of docs/rewards.md, installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "rewards.md"
 
 
 def _shown() -> tuple[str, str]:
-    """The pyproject.toml and the module, as the page shows them."""
+    """The pyproject.toml and the module in docs/rewards.md."""
     section = DOCS.read_text(encoding="utf-8").partition("## Your own reward")[2]
     [project] = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     [module] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
@@ -26,7 +26,7 @@ def _shown() -> tuple[str, str]:
 
 
 def _wheel(folder: Path) -> Path:
-    """The package as a wheel: what any build tool makes of the two files, made without one."""
+    """The two files as a wheel, built without a build tool."""
     project, module = _shown()
     [entry_points] = re.findall(r"\[project\.entry-points\.(\w+)\]\n(\w+) = \"([\w.:]+)\"", project)
     info = "concise-1.0.dist-info"
@@ -48,7 +48,7 @@ def _wheel(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which it is installed."""
+    """An environment with the package installed."""
     folder, site = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("site")
     options = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", "--target", str(site)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(_wheel(folder))], check=True)
@@ -67,7 +67,7 @@ for name in ("concise", "0.5*executes+0.5*concise"):
     assert done.stdout.splitlines() == ["[1.0, 0.0]", "[0.5, 0.0]"], done.stderr
 
 
-def test_a_run_takes_it_and_knows_nothing_of_it_where_it_is_not_installed(environment: dict[str, str]) -> None:
+def test_a_run_finds_the_reward_only_where_it_is_installed(environment: dict[str, str]) -> None:
     command = ("-m", "train.run", "--reward", "0.9*spider_exec_match+0.1*concise", "--print-config")
     done = run(*command, environment=environment)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,8 @@ import typer
 
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider import golds, loader
+from groundwire.tools.errors import CommandError
+from groundwire.tools.exit import exit_on_user_error
 from groundwire.tools.terminal import Version, progress
 
 __all__ = ["app", "prepare"]
@@ -40,14 +42,13 @@ def main(
     version: Version = False,
 ) -> None:
     """Check every gold query of a Spider download and write it as parquet files beside copies of its databases."""
-    try:
-        report = prepare(source, out)
-    except DataError as error:
-        _fail(str(error))
-    except OSError as error:
-        cause = os.strerror(error.errno) if error.errno else str(error)
-        file = error.filename2 or error.filename or out  # filename2: the target of a copy
-        _fail(f"preparing {out} failed: {cause} ({file}); it is unchanged.")
+    with exit_on_user_error(exit_code=1):
+        try:
+            report = prepare(source, out)
+        except OSError as error:
+            cause = os.strerror(error.errno) if error.errno else str(error)
+            file = error.filename2 or error.filename or out  # filename2: the target of a copy
+            raise CommandError(f"preparing {out} failed: {cause} ({file}); it is unchanged.") from error
     typer.echo(_summary(report, out))
 
 
@@ -218,11 +219,6 @@ def _summary(report: dict[str, Any], out: Path) -> str:
         f"left out of training: {left_out}\n"
         f"golds that fail, are slow or return no rows: {len(report['golds']):,}, listed in {out / loader.REPORT}"
     )
-
-
-def _fail(message: str) -> None:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
 
 
 if __name__ == "__main__":
