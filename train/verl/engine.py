@@ -11,31 +11,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
-__all__ = ["TokenClient", "VerlEngine"]
-
-
-class TokenClient(Protocol):
-    """The method of verl's ``LLMServerClient`` that is used here."""
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """Returns verl's ``TokenOutput``: ``token_ids``, ``log_probs``, ``extra_fields`` (versions of the weights)."""
+__all__ = ["VerlEngine"]
 
 
 class VerlEngine:
     """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.
 
-    ``server`` is verl's ``rollout.name``.
+    ``client`` is verl's ``LLMServerClient`` and ``server`` its ``rollout.name``.
     """
 
-    def __init__(
-        self, client: TokenClient, tokenizer: Any, *, max_model_len: int, timer: StepTimer, server: str
-    ) -> None:
+    def __init__(self, client: Any, tokenizer: Any, *, max_model_len: int, timer: StepTimer, server: str) -> None:
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self._client, self._timer, self._server = client, timer, server
         self._running = set[Future[Completion]]()

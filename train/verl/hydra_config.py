@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -226,7 +226,7 @@ def compose(flat: Mapping[str, Any]) -> Any:
         why = str(error).splitlines()[0].rstrip(".")
         hint = next((suggestion_for(name) for name in flat if f"'{name}'" in why), "")
         raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {why}{hint}") from error
-    known = set(_dotted_keys(config))
+    known = set(_dotted_keys(OmegaConf.to_container(config, resolve=False)))
     with open_dict(config):
         for key, value in flat.items():
             if _is_group(key):
@@ -244,15 +244,9 @@ def _is_group(key: str) -> bool:
     return "." not in key and not key.startswith("+")
 
 
-def _dotted_keys(config: Any, prefix: str = "") -> list[str]:
-    """Every key of a composed configuration, sections included; interpolations are not resolved."""
-    from omegaconf import DictConfig
-
-    found: list[str] = []
-    for key in config:
-        name = f"{prefix}{key}"
-        found.append(name)
-        child = config._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
-            found += _dotted_keys(child, f"{name}.")
-    return found
+def _dotted_keys(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every key, sections included."""
+    for key, value in section.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _dotted_keys(value, f"{prefix}{key}.")

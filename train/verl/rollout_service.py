@@ -30,7 +30,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
-from groundwire.train.verl.transfer_queue import RowQueue
+from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 __all__ = ["Prompt", "RolloutService"]
 
@@ -59,7 +59,7 @@ class RolloutService:
     """
 
     def __init__(
-        self, *, runtime: RolloutRuntime, queue: RowQueue, config: RunConfig, run: RunDir, pad_id: int
+        self, *, runtime: RolloutRuntime, queue: TransferQueueRows, config: RunConfig, run: RunDir, pad_id: int
     ) -> None:
         self.runtime = runtime
         self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id

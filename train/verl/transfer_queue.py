@@ -13,26 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from groundwire.train.verl.credit_assignment import TrainingRow
 
-__all__ = ["RowQueue", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
+__all__ = ["TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
 T = TypeVar("T")
-
-
-class RowQueue(Protocol):
-    """Receives the rows of rollouts. ``partition`` is ``train`` or ``val``."""
-
-    async def set_status(self, uid: str, partition: str, status: str) -> None:
-        """Set the status of a prompt's group: ``running``, ``finished`` or ``failure``."""
-
-    async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """Store the rows of one rollout; returns when they are stored."""
-
-    async def clear(self, keys: Sequence[str], partition: str) -> None:
-        """Remove rows."""
 
 
 def row_tag(row: TrainingRow) -> dict[str, Any]:
@@ -112,7 +99,10 @@ class WriteCoalescer(Generic[T]):
 
 
 class TransferQueueRows:
-    """The :class:`RowQueue` of verl. TransferQueue must be initialized in this process."""
+    """The queue in which verl's trainer finds groups and rows; ``partition`` is ``train`` or ``val``.
+
+    TransferQueue must be initialized in this process. ``source`` groups verl's metrics.
+    """
 
     def __init__(self, source: str) -> None:
         import transfer_queue
@@ -123,15 +113,15 @@ class TransferQueueRows:
         self._statuses = WriteCoalescer[tuple[str, str]](self._put_statuses)
 
     async def set_status(self, uid: str, partition: str, status: str) -> None:
-        """See :class:`RowQueue`."""
+        """Set the status of a prompt's group: ``running``, ``finished`` or ``failure``."""
         await self._statuses.put([(uid, status)], partition)
 
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """See :class:`RowQueue`."""
+        """Store the rows of one rollout; returns when they are stored."""
         await self._rows.put(rows, partition)
 
     async def clear(self, keys: Sequence[str], partition: str) -> None:
-        """See :class:`RowQueue`."""
+        """Remove rows."""
         await self._in_thread(lambda: self._queue.kv_clear(keys=list(keys), partition_id=partition))
 
     async def _put_statuses(self, statuses: Sequence[tuple[str, str]], partition: str) -> None:
