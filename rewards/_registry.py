@@ -25,7 +25,7 @@ class UnusableRewardError(UnknownNameError):
 
 
 def check(name: str) -> None:
-    """Raise :class:`groundwire.tools.plugins.UnknownNameError` if ``name`` is no reward and no sum of rewards."""
+    """Raise :class:`groundwire.tools.plugins.UnknownNameError` unless ``name`` is a reward or a sum of rewards."""
     for _, term in _terms(name):
         _registry.check(term)
 
@@ -57,7 +57,7 @@ def _load(name: str) -> Reward:
         raise UnusableRewardError(f"reward {name!r} cannot be imported: {error}") from error
     if not any(map(inspect.iscoroutinefunction, (reward, getattr(reward, "__call__", None)))):  # noqa: B004
         raise UnusableRewardError(
-            f"reward {name!r} is no async function; write it as: async def reward(task, answer, steps)"
+            f"reward {name!r} is not an async function; write it as: async def reward(task, answer, steps)"
         )
     try:
         inspect.signature(reward).bind({}, "", [], **({"judge": None} if _takes_judge(reward) else {}))

@@ -2,7 +2,7 @@
 
 The reward scores the gold answer of every task, and beside it the answers that a policy could exploit: an empty
 answer, constants, another task's gold, the gold with one condition less, stacked statements, prompt injections. A probe
-*wins* when it scores at least as much as the gold. Partial credit below the gold is no fault.
+*wins* when it scores at least as much as the gold. Partial credit below the gold is fine.
 """
 
 from __future__ import annotations

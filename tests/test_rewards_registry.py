@@ -144,7 +144,7 @@ async def _two(task: Any, answer: str) -> float:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (lambda task, answer, steps: 1.0, "reward 'mine' is no async function; write it as: async def reward"),
+        (lambda task, answer, steps: 1.0, "reward 'mine' is not an async function; write it as: async def reward"),
         (_two, r"reward 'mine' takes \(.*\).*; it is called with \(task, answer, steps\)"),
         ("not_installed.module:reward", "reward 'mine' cannot be imported: No module named 'not_installed'"),
         ("groundwire.rewards.executes:missing", "reward 'mine' cannot be imported: .*has no attribute 'missing'"),

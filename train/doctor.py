@@ -252,7 +252,7 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     """Whether the model's chat template writes tool calls in the format that the server parses."""
     folder = Path(model)
     if not (folder / "config.json").is_file():
-        yield Check("warning", f"{model} is no folder here, so its chat template was not checked")
+        yield Check("warning", f"{model} is not a local folder, so its chat template was not checked")
         return
     template = ""
     if (folder / "chat_template.jinja").is_file():

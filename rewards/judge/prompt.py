@@ -63,7 +63,7 @@ RESPONSE_FORMAT: dict[str, Any] = {
 
 
 class UnreadableError(Exception):
-    """The reply is no verdict. The message goes into the next request, so it never quotes the reply."""
+    """The reply is not a verdict. The message goes into the next request, so it never quotes the reply."""
 
 
 def messages(

@@ -134,7 +134,7 @@ def _file(path: str) -> File:
 
 
 def _reads(path: str, sql: str) -> bool:
-    """Whether the compiled query opens a table, by the engine's own plan; page 1 is the schema, which is no data."""
+    """Whether the compiled query opens a table, by the engine's own plan; page 1 is the schema, not data."""
     try:
         program = run_query(path, f"EXPLAIN {sql}").rows
     except QueryError:
