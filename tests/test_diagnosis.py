@@ -39,9 +39,7 @@ def reason(row: dict[str, Any], *others: dict[str, Any], **options: Any) -> Reas
 def test_a_rollout_that_differs_from_its_group_is_trained_on() -> None:
     found = reason(rollout(1.0), rollout(0.0))
     sampled = sum(len(call["response_ids"]) for call in REAL["calls"])
-    assert found == Reason(
-        "trained", f"trained on {sampled} tokens of 3 call(s): reward 1 where its group's mean is 0.5"
-    )
+    assert found == Reason("trained", f"trained on {sampled} tokens of 3 call(s): reward 1, mean of its group 0.5")
 
 
 def test_equal_rewards_teach_nothing() -> None:
@@ -51,7 +49,7 @@ def test_equal_rewards_teach_nothing() -> None:
 
 
 def test_a_reward_at_the_groups_mean_teaches_nothing() -> None:
-    assert reason(rollout(0.5), rollout(0.0), rollout(1.0)).kind == "average"
+    assert reason(rollout(0.5), rollout(0.0), rollout(1.0)).kind == "mean_reward"
 
 
 def test_a_group_is_of_one_step_and_one_task() -> None:
@@ -62,8 +60,8 @@ def test_the_only_reward_of_a_group_teaches_nothing_unless_the_local_trainer_com
     alone = rollout(1.0)
     failed = rollout(None, status="timeout", message="not finished")
     assert reason(alone, failed, trainer="local").kind == "trained"
-    assert reason(alone, failed, trainer="verl").kind == "alone"
-    assert reason(rollout(0.0), failed, trainer="local").kind == "alone"
+    assert reason(alone, failed, trainer="verl").kind == "only_reward"
+    assert reason(rollout(0.0), failed, trainer="local").kind == "only_reward"
 
 
 def test_no_call_at_the_proxy() -> None:

@@ -89,8 +89,8 @@ def _failed(status: str = "reward", **changes: Any) -> dict[str, Any]:
 def test_the_first_failure_is_quoted_with_what_to_do() -> None:
     why = nothing_judged([_failed(mode="val"), _failed(mode="val", message="another")])
     assert why.startswith("none of 2 validation rollouts could be judged; the first failed of reward: ")
-    assert "the reward raised FileNotFoundError: gone; mend the reward" in why
-    assert "see to the judge's endpoint" in nothing_judged([_failed("judge_abstained")])
+    assert "the reward raised FileNotFoundError: gone; fix the reward" in why
+    assert "check the judge's endpoint" in nothing_judged([_failed("judge_abstained")])
 
 
 def test_one_that_was_judged_is_enough_and_an_agents_own_failure_is_judged() -> None:
@@ -108,7 +108,7 @@ def test_a_run_whose_reward_always_fails_ends_before_training(tmp_path: Path, en
     run, done = _resumed(tmp_path, environment, reward="gone")
     assert done.returncode == 1
     assert "error: none of 4 validation rollouts could be judged" in done.stderr
-    assert "FileNotFoundError: the grading service is gone; mend the reward" in done.stderr
+    assert "FileNotFoundError: the grading service is gone; fix the reward" in done.stderr
     assert f"--resume {run.path}" in done.stderr
     assert "Traceback" not in done.stderr
     assert "0.000" not in done.stdout + done.stderr

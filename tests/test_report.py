@@ -124,7 +124,7 @@ def test_a_rollout_has_its_turns_its_reward_and_why(finished: RunDir) -> None:
     rollouts = {each["id"]: each for each in read(finished).data["rollouts"]}
     right = rollouts["ro-1-1"]
     assert [turn["agent"] for turn in right["turns"]] == [step["agent"] for step in json.loads(REAL["agent_steps"])]
-    assert "group's mean is 0.5" in right["why"]
+    assert "mean of its group 0.5" in right["why"]
     assert "late" in rollouts["ro-1-x"]["why"]
 
 
@@ -239,7 +239,7 @@ def notes(steps: int, group: int) -> list[dict[str, Any]]:
     made = []
     for step in range(steps):
         for number in range(group):
-            made.append({"batch": step, "place": number, "mode": "train", "step": step, "group": "g", "task_id": "t",
+            made.append({"batch": step, "index": number, "mode": "train", "step": step, "group": "g", "task_id": "t",
                          "temperature": 1.0, "status": "succeeded", "reward": float(number == 0)})  # fmt: skip
     return made
 
@@ -256,7 +256,7 @@ def test_validation_questions_whose_outcome_changed_come_first() -> None:
     for step in (0, 9):
         for number in range(1000):
             changed = number >= 990 and step == 9
-            note = {"batch": step, "place": number, "mode": "val", "step": step, "group": "g", "task_id": str(number)}
+            note = {"batch": step, "index": number, "mode": "val", "step": step, "group": "g", "task_id": str(number)}
             made.append({**note, "temperature": 0.0, "status": "succeeded", "reward": float(changed)})
     chosen = choose(made, Limits(questions=20))
     assert len(chosen) == 40

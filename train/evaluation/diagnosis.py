@@ -1,8 +1,7 @@
-"""Why a rollout taught the policy nothing, as rules over what a run keeps of it.
+"""Explains why a rollout taught the policy nothing, from its row in ``rollouts.parquet``.
 
-A rollout teaches where it has a reward, where at least one call of a trained agent came with its token ids, and where
-its reward differs from its group's mean. Each rule below is one way to miss that; the first that applies is the reason,
-in the order in which things happen to a rollout.
+A rollout is trained on if it has a reward, if at least one call of a trained agent has token ids, and if its reward
+differs from its group's mean. Each rule below tests one condition, in this order; the first that fails is the reason.
 """
 
 from __future__ import annotations
@@ -11,22 +10,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from groundwire.train.evaluation.metrics import is_judged
 
-__all__ = [
-    "GAVE_NOTHING",
-    "KINDS",
-    "Reason",
-    "diagnose",
-    "group_key",
-    "is_transient",
-    "nothing_judged",
-    "nothing_to_train",
-]
+__all__ = ["KINDS", "Reason", "diagnose", "group_key", "is_transient", "nothing_judged", "nothing_to_train"]
+
+Row = Mapping[str, Any]
 
 KINDS = {
     "trained": "trained",
@@ -43,27 +35,23 @@ KINDS = {
     "judge_abstained": "the judge gave no verdict",
     "endpoint": "the endpoint failed",
     "agent": "the agent's own code failed",
-    "tool": "a tool broke",
-    "failed": "failed otherwise",
+    "tool": "a tool failed",
+    "failed": "another failure",
     "equal_rewards": "every reward of its group was equal",
-    "alone": "no other rollout of its group has a reward",
-    "average": "its reward is its group's mean",
+    "only_reward": "no other rollout of its group has a reward",
+    "mean_reward": "its reward is its group's mean",
 }
-"""Every kind of :class:`Reason`, as a table names it."""
+"""The kinds of :class:`Reason` with their descriptions."""
 
-GAVE_NOTHING = ("no_calls", "no_token_ids", "calls_failed", "bad_calls", "agent_match")
-"""Kinds of rollouts with a reward and without a triplet."""
-
-_PASSING = ("timeout", "no_result", "endpoint")
-_MEND = {
-    "reward": "mend the reward (python -m train.audit tries it without a model)",
-    "judge_abstained": "see to the judge's endpoint, key and caps (docs/rewards.md)",
+_TRANSIENT = ("timeout", "no_result", "endpoint")
+_ADVICE = {
+    "reward": "fix the reward (python -m train.audit tries it without a model)",
+    "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
-
-_SAID = 300  # characters of a failure's message
+_MAX_MESSAGE = 300  # characters of a failure's message in an error
 
 _NO_IDS = "the server sent no token ids"
-# groundwire's server; vLLM's two wordings; OpenAI's.
+# The messages of groundwire's server, of vLLM (two), and of OpenAI.
 _TOO_LONG = (
     re.compile(r"prompt has (?P<prompt>\d+) tokens, and the model's context of (?P<limit>\d+)"),
     re.compile(r"maximum context length is (?P<limit>\d+) tokens.*?(?P<prompt>\d+) (?:input )?tokens", re.DOTALL),
@@ -73,19 +61,16 @@ _TOO_LONG = (
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a rollout taught nothing, or that it did: ``kind`` is one of :data:`KINDS`, ``text`` one sentence."""
+    """Why a rollout taught nothing, or that it was trained on: a key of :data:`KINDS`, and an explanation."""
 
     kind: str
     text: str
 
 
-def diagnose(
-    rows: Sequence[Mapping[str, Any]], *, agent_match: str | None = None, trainer: str = "local"
-) -> list[Reason]:
-    """The reason of each row of a run's rollouts, in order.
+def diagnose(rows: Sequence[Row], *, agent_match: str | None = None, trainer: str = "local") -> list[Reason]:
+    """The reason of each row. ``rows`` are whole steps, since each rollout is compared with its group.
 
-    A rollout's group is looked for among ``rows``, so they are whole steps. ``trainer`` matters where a group has one
-    reward: verl replaces the group, the local trainer compares it with 0.
+    ``trainer`` decides about a group with a single reward: verl drops it, the local trainer compares it with 0.
     """
     groups: dict[tuple[Any, ...], list[float]] = {}
     for row in rows:
@@ -94,133 +79,129 @@ def diagnose(
     return [_reason(row, groups.get(group_key(row), []), agent_match, trainer) for row in rows]
 
 
-def group_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The rollouts with one key are compared with each other."""
+def group_key(row: Row) -> tuple[Any, ...]:
+    """The key of the rollout's group."""
     return row["step"], row["mode"], row["temperature"], row["group"]
 
 
-def nothing_to_train(rows: Sequence[Mapping[str, Any]], *, agent_match: str | None = None) -> str:
-    """Why none of ``rows`` (of whole steps, or a validation) gives a triplet; empty where at least one does."""
-    if any(_trained_calls(row, agent_match) for row in rows):
+def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
+    """Why no row (of whole steps, or a validation) gives a triplet; empty if one does."""
+    reasons = [_no_triplets(row, agent_match) for row in rows]
+    found = [reason for reason in reasons if reason]
+    if not found or len(found) < len(rows):
         return ""
-    reasons = [_without_triplets(row, agent_match) for row in rows]
-    counted = Counter(reason.kind for reason in reasons if reason)
-    if not counted:
-        return ""
-    said = {reason.kind: reason.text for reason in reversed(reasons) if reason}
-    parts = [f"{count} of {len(rows)}: {said[kind]}" for kind, count in counted.most_common()]
+    texts = {reason.kind: reason.text for reason in reversed(found)}
+    counts = Counter(reason.kind for reason in found).most_common()
+    parts = [f"{count} of {len(rows)}: {texts[kind]}" for kind, count in counts]
     return f"no rollout gave anything to train on. {'; '.join(parts)}"
 
 
-def nothing_judged(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Why none of ``rows`` (of a step, or a validation) could be judged, and what to do; empty where one could."""
+def nothing_judged(rows: Sequence[Row]) -> str:
+    """Why no row (of a step, or a validation) could be judged, and what to do; empty if one could."""
     if not rows or any(map(is_judged, rows)):
         return ""
-    first, kinds = rows[0], {row["status"] for row in rows}
-    what = "validation rollouts" if first["mode"] == "val" else "rollouts"
-    said = " ".join((first["message"] or "no more is known").split())[:_SAID]
-    mend = [text for kind, text in _MEND.items() if kind in kinds]
-    return "; ".join(
-        [f"none of {len(rows)} {what} could be judged", f"the first failed of {first['status']}: {said}", *mend]
-    )
+    first, statuses = rows[0], {row["status"] for row in rows}
+    rollouts = "validation rollouts" if first["mode"] == "val" else "rollouts"
+    message = " ".join((first["message"] or "no message").split())[:_MAX_MESSAGE]
+    parts = [f"none of {len(rows)} {rollouts} could be judged", f"the first failed of {first['status']}: {message}"]
+    return "; ".join([*parts, *(text for status, text in _ADVICE.items() if status in statuses)])
 
 
-def is_transient(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a failure is among ``rows`` that may be gone in the next step, such as a machine that was asleep."""
-    return any(row["status"] in _PASSING for row in rows)
+def is_transient(rows: Sequence[Row]) -> bool:
+    """Whether a row failed for a reason that may be gone in the next step."""
+    return any(row["status"] in _TRANSIENT for row in rows)
 
 
-def _reason(row: Mapping[str, Any], group: Sequence[float], agent_match: str | None, trainer: str) -> Reason:
+def _reason(row: Row, group: Sequence[float], agent_match: str | None, trainer: str) -> Reason:
     if row["mode"] == "val":
         validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
-        return _failure(row) or _without_triplets(row, None) or validated
+        return _failure(row) or _no_triplets(row, None) or validated
     return (
         _failure(row)
-        or _without_triplets(row, agent_match)
-        or _without_gradient(row["reward"], group, trainer)
-        or Reason("trained", _trained(row, group, agent_match))
+        or _no_triplets(row, agent_match)
+        or _no_gradient(row["reward"], group, trainer)
+        or Reason("trained", _trained_text(row, group, agent_match))
     )
 
 
-def _failure(row: Mapping[str, Any]) -> Reason | None:
-    """A rollout without a reward, by the type of its failure."""
+def _failure(row: Row) -> Reason | None:
+    """The failure of a rollout without a reward."""
     if row["reward"] is not None:
         return None
-    status, message = row["status"], row["message"] or "no more is known"
+    status, message = row["status"], row["message"] or "no message"
     if status == "prompt_too_long":
-        return Reason("prompt_too_long", _prompt_too_long(message))
+        return Reason("prompt_too_long", _too_long_text(message))
     if status == "no_result":
-        return Reason("no_result", f"the store has neither a reward nor a failure of it: {message}")
-    if status == "endpoint" and (failed := [call["problem"] for call in _untrainable(row)]):
-        return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {failed[-1]}")
+        return Reason("no_result", f"the store has neither its reward nor its failure: {message}")
+    if status == "endpoint" and (problems := _problems(row)):
+        return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {problems[-1]}")
     kind = status if status in KINDS else "failed"
     return Reason(kind, f"{KINDS[kind]} after {row['attempts']} attempt(s): {message}")
 
 
-def _prompt_too_long(message: str) -> str:
+def _too_long_text(message: str) -> str:
     for pattern in _TOO_LONG:
         if match := pattern.search(message):
             over = int(match["prompt"]) - int(match["limit"])
-            by = f"over the limit by {over} tokens" if over > 0 else "as long as the limit, with no room for a reply"
+            by = f"over the limit by {over} tokens" if over > 0 else "as long as the limit, without space for a reply"
             return f"prompt {by} ({match['prompt']} of {match['limit']}): shorten the schema, or serve a longer context"
     return f"prompt over the limit: {message}"
 
 
-def _without_triplets(row: Mapping[str, Any], agent_match: str | None) -> Reason | None:
+def _no_triplets(row: Row, agent_match: str | None) -> Reason | None:
     if _trained_calls(row, agent_match):
         return None
     if row["calls"]:
-        seen = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
-        return Reason("agent_match", f"agent_match {agent_match!r} matched none of its agents; names seen: {seen}")
-    return _failure(row) or _without_ids([call["problem"] for call in _untrainable(row)])
+        names = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
+        return Reason("agent_match", f"agent_match {agent_match!r} matched none of its agents; names seen: {names}")
+    return _failure(row) or _no_trainable_call(_problems(row))
 
 
-def _without_ids(problems: Sequence[str]) -> Reason:
-    """A rollout none of whose calls can be trained on; ``problems`` has one for each call."""
+def _no_trainable_call(problems: Sequence[str]) -> Reason:
+    """The reason if no call can be trained on; ``problems`` has one entry for each call."""
     if not problems:
         return Reason(
             "no_calls",
             "no LLM call reached the proxy: the agent answered without one, or called another address than the base "
             "URL of its endpoint",
         )
-    last = problems[-1]
     if all(problem == _NO_IDS for problem in problems):
         return Reason(
             "no_token_ids",
             f"the endpoint sent no token ids in any of {len(problems)} call(s): training needs a server with "
-            "return_token_ids, which vLLM has from 0.10.2 on",
+            "return_token_ids, which vLLM has since 0.10.2",
         )
     if all(problem.startswith("failed") for problem in problems):
-        return Reason("calls_failed", f"each of its {len(problems)} call(s) failed; the last {last}")
-    return Reason("bad_calls", f"none of its {len(problems)} call(s) can be trained on; the last: {last}")
+        return Reason("calls_failed", f"each of its {len(problems)} call(s) failed; the last {problems[-1]}")
+    return Reason("bad_calls", f"none of its {len(problems)} call(s) can be trained on; the last: {problems[-1]}")
 
 
-def _without_gradient(reward: float, group: Sequence[float], trainer: str) -> Reason | None:
+def _no_gradient(reward: float, group: Sequence[float], trainer: str) -> Reason | None:
     if len(group) == 1 and (trainer == "verl" or reward == 0.0):
-        return Reason("alone", "no other rollout of its group has a reward: there is nothing to compare it with")
+        return Reason("only_reward", "no other rollout of its group has a reward to compare it with")
     if len(group) > 1 and min(group) == max(group):
-        return Reason("equal_rewards", f"all {len(group)} rewards of its group were {reward:g}: no one did better")
+        return Reason("equal_rewards", f"all {len(group)} rewards of its group were {reward:g}")
     if len(group) > 1 and math.isclose(reward, sum(group) / len(group), abs_tol=1e-9):
-        return Reason("average", f"its reward {reward:g} is its group's mean: it did neither better nor worse")
+        return Reason("mean_reward", f"its reward {reward:g} is its group's mean")
     return None
 
 
-def _trained(row: Mapping[str, Any], group: Sequence[float], agent_match: str | None) -> str:
-    calls = list(_trained_calls(row, agent_match))
-    left_out = len(row["calls"]) - len(calls)
+def _trained_text(row: Row, group: Sequence[float], agent_match: str | None) -> str:
+    calls = _trained_calls(row, agent_match)
     tokens = sum(len(call["response_ids"]) for call in calls)
-    apart = f", {left_out} of other agents left out" if left_out else ""
+    other_calls = len(row["calls"]) - len(calls)
+    others = f", {other_calls} of other agents left out" if other_calls else ""
     mean = sum(group) / max(1, len(group))
     return (
-        f"trained on {tokens} tokens of {len(calls)} call(s){apart}: reward {row['reward']:g} where its group's "
-        f"mean is {mean:.3g}"
+        f"trained on {tokens} tokens of {len(calls)} call(s){others}: reward {row['reward']:g}, mean of its group "
+        f"{mean:.3g}"
     )
 
 
-def _trained_calls(row: Mapping[str, Any], agent_match: str | None) -> list[Mapping[str, Any]]:
+def _trained_calls(row: Row, agent_match: str | None) -> list[Mapping[str, Any]]:
     return [call for call in row["calls"] or () if re.search(agent_match or "", call["agent"] or "")]
 
 
-def _untrainable(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is kept of calls without ids; runs from before this was kept have none."""
-    yield from json.loads(row.get("untrainable") or "[]")
+def _problems(row: Row) -> list[str]:
+    """Why each call without token ids cannot be trained on."""
+    return [call["problem"] for call in json.loads(row.get("untrainable") or "[]")]

@@ -13,10 +13,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.evaluation.diagnosis import KINDS
 from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.report.charts import Chart, charts
 from groundwire.train.report.plots import css_class, svg
-from groundwire.train.report.rollout_browser import Limits, choose, counted_reasons, read, rollout_data
+from groundwire.train.report.rollout_browser import Limits, choose, read_notes, rollout_data
 from groundwire.train.report.token_text import token_decoder
 
 __all__ = ["Report", "build"]
@@ -41,7 +42,7 @@ def build(run: RunDir, *, limits: Limits | None = None, live: str = "") -> Repor
     limits = limits or Limits()
     config, metrics = run.config(), run.metrics()
     agent_match = config.get("agent_match")
-    notes = read(run, agent_match=agent_match, trainer=str(config.get("trainer", "local")))
+    notes = read_notes(run, agent_match=agent_match, trainer=str(config.get("trainer", "local")))
     data = rollout_data(run, choose(notes.rollouts, limits), token_decoder(run), agent_match=agent_match, limits=limits)
     drawn = charts(metrics, notes.lengths, notes.reward_components)
     environment = Environment(
@@ -50,11 +51,11 @@ def build(run: RunDir, *, limits: Limits | None = None, live: str = "") -> Repor
     html = environment.get_template("page.html").render(
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
-        warnings=notes.damaged,
+        warnings=notes.unreadable,
         tiles=list(_tiles(metrics, len(notes.rollouts))),
         charts=[(chart, svg(chart)) for chart in drawn],
         css_class=css_class,
-        reasons=counted_reasons(notes),
+        reasons=[(KINDS[kind], count) for kind, count in notes.reasons.most_common()],
         total=len(notes.rollouts),
         shown=len(data["rollouts"]),
         settings=json.dumps(config, indent=1, ensure_ascii=False, default=str),

@@ -1,7 +1,7 @@
-"""Which rollouts a report shows, and how much of each: a page must stay a page, however long the run was.
+"""Chooses the rollouts that a report shows, and shortens their texts, so the page stays small for any run.
 
-The run is read twice, a step at a time. The first time its figures are made and every rollout leaves a short note; from
-the notes a choice is made. The second time the chosen ones are read again, texts and tokens cut to what a person reads.
+The run is read twice, one step at a time. The first pass computes the report's figures and leaves a short note on every
+rollout, from which the shown ones are chosen; the second pass reads these.
 """
 
 from __future__ import annotations
@@ -10,230 +10,231 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.diagnosis import KINDS, diagnose
+from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
 
-__all__ = ["Limits", "Notes", "choose", "counted_reasons", "read", "rollout_data"]
+__all__ = ["Limits", "RunNotes", "choose", "read_notes", "rollout_data"]
 
 _CUT = " … "
+_GOLD_COLUMNS = ("query", "gold", "answer")
+_MAX_ABOUT = 40  # characters of a task's column that is shown as a badge
+
+Note = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What bounds a page's size: about 540 rollouts, and of each about 20 kB of text and 3,000 tokens."""
+    """Limits of a page's size: about 540 rollouts with about 20 kB of text and 3,000 tokens each."""
 
     questions: int = 150
-    """Validation questions, before and after; those whose outcome changed come first."""
+    """Validation questions, before and after; those with a changed reward come first."""
     steps: int = 30
-    """Training steps, evenly spread, that one group is shown of; where there is one, of unequal rewards."""
+    """Training steps, evenly spaced, with one group each: if possible one with unequal rewards."""
     group: int = 8
-    """Rollouts of such a group."""
+    """Rollouts per group."""
     failures: int = 10
-    """Training rollouts for each type of failure."""
+    """Training rollouts per type of failure."""
     characters: int = 4000
-    """Of any one text."""
+    """Characters per text."""
     tokens: int = 1500
-    """Of a trajectory: its beginning and its end."""
+    """Tokens per trajectory, of its beginning and its end."""
     trajectories: int = 6
-    """Of a rollout."""
+    """Trajectories per rollout."""
     turns: int = 24
-    """Of a rollout."""
+    """Turns per rollout."""
 
 
 @dataclass
-class Notes:
-    """What the first reading leaves."""
+class RunNotes:
+    """The result of the first pass. ``lengths`` and ``reward_components`` are means per step."""
 
     rollouts: list[dict[str, Any]] = field(default_factory=list)
-    """One short note for each: where it is, and what became of it."""
     reasons: Counter[str] = field(default_factory=Counter)
+    """Rollouts per kind of :data:`groundwire.train.evaluation.diagnosis.KINDS`."""
     lengths: dict[int, dict[str, float]] = field(default_factory=dict)
     reward_components: dict[int, dict[str, float]] = field(default_factory=dict)
-    damaged: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
 
 
-def read(run: RunDir, *, agent_match: str | None, trainer: str) -> Notes:
-    """Read the whole run once. A run without a rollout leaves empty notes."""
-    notes = Notes()
-    for number, batch in enumerate(run.rollout_batches(None, notes.damaged)):
+def read_notes(run: RunDir, *, agent_match: str | None, trainer: str) -> RunNotes:
+    """Read the whole run once."""
+    notes = RunNotes()
+    columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
+    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable)):
         reasons = diagnose(batch, agent_match=agent_match, trainer=trainer)
-        for place, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
+        for index, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
             notes.reasons[reason.kind] += 1
-            names = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
-            note = {name: row[name] for name in names}
-            notes.rollouts.append(note | {"batch": number, "place": place, "why": reason.text})
-        training = [row for row in batch if row["mode"] == "train"]
-        if training:
+            note = {name: row[name] for name in columns}
+            notes.rollouts.append(note | {"batch": batch_index, "index": index, "why": reason.text})
+        if training := [row for row in batch if row["mode"] == "train"]:
             step = int(training[0]["step"])
-            _mean_into(notes.lengths, step, [_lengths(call) for row in training for call in row["calls"] or ()])
-            _mean_into(
-                notes.reward_components,
-                step,
-                [json.loads(row["reward_components"]) for row in training if row["reward"] is not None],
-            )
+            lengths = [
+                {"reply": len(call["response_ids"]), "prompt": len(call["prompt_ids"])}
+                for row in training
+                for call in row["calls"] or ()
+            ]
+            components = [json.loads(row["reward_components"]) for row in training if row["reward"] is not None]
+            for means, values in ((notes.lengths, lengths), (notes.reward_components, components)):
+                if mean := _means(values):
+                    means[step] = mean
     return notes
 
 
-def choose(notes: Sequence[Mapping[str, Any]], limits: Limits) -> list[Mapping[str, Any]]:
-    """The rollouts that are shown, in the order of the run."""
-    chosen = {(note["batch"], note["place"]): note for note in _chosen(notes, limits)}
+def choose(notes: Sequence[Note], limits: Limits) -> list[Note]:
+    """The notes of the shown rollouts, in the order of the run."""
+    chosen = {(note["batch"], note["index"]): note for note in (*_validation(notes, limits), *_training(notes, limits))}
     return [chosen[key] for key in sorted(chosen)]
 
 
 def rollout_data(
-    run: RunDir, chosen: Sequence[Mapping[str, Any]], words: TokenDecoder, *, agent_match: str | None, limits: Limits
+    run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder, *, agent_match: str | None, limits: Limits
 ) -> dict[str, Any]:
-    """What the page's script reads: ``tasks``, ``rollouts``, and the ``words`` (id and text) that their tokens are."""
-    wanted: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    """The page's data: ``tasks``, ``rollouts``, and the table of ``words`` (token id and text) that they refer to."""
+    wanted: dict[int, dict[int, Note]] = defaultdict(dict)
     for note in chosen:
-        wanted[note["batch"]][note["place"]] = note
+        wanted[note["batch"]][note["index"]] = note
     tasks: dict[str, dict[str, Any]] = {}
     rollouts: list[dict[str, Any]] = []
-    table: dict[tuple[int, str], int] = {}
-    for number, batch in enumerate(run.rollout_batches(None, [])):
-        for place, note in wanted.get(number, {}).items():
-            if place >= len(batch):  # the run went on, and did a step again
+    words: dict[tuple[int, str], int] = {}
+    for batch_index, batch in enumerate(run.rollout_batches(None, [])):
+        for index, note in wanted.get(batch_index, {}).items():
+            if index >= len(batch):  # the run was resumed meanwhile, and repeated a step
                 continue
-            row = batch[place]
-            task = json.loads(row["task"])
-            tasks.setdefault(row["task_id"], _task(task, limits))
-            made = _rollout(row, note["why"], limits)
-            made["tokens"] = [_in_table(runs, words, table) for runs in _tokens(row, agent_match, limits)]
-            rollouts.append(made)
-    return {"tasks": tasks, "rollouts": rollouts, "words": list(table)}
+            row = batch[index]
+            tasks.setdefault(row["task_id"], _task(json.loads(row["task"]), limits))
+            tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, agent_match, limits)]
+            rollouts.append(_rollout(row, note["why"], limits) | {"tokens": tokens})
+    return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
 
-def _chosen(notes: Sequence[Mapping[str, Any]], limits: Limits) -> Iterator[Mapping[str, Any]]:
-    yield from _validated(notes, limits)
-    training = [note for note in notes if note["mode"] == "train"]
-    steps = sorted({note["step"] for note in training})
-    for step in _spread(steps, limits.steps):
-        groups: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-        for note in training:
-            if note["step"] == step:
-                groups[note["group"]].append(note)
-        unequal = [group for group in groups.values() if len({note["reward"] for note in group}) > 1]
-        yield from next(iter(unequal or groups.values()))[: limits.group]
-    failed: Counter[str] = Counter()
-    for note in training:
+def _training(notes: Sequence[Note], limits: Limits) -> Iterator[Note]:
+    by_step: dict[int, dict[str, list[Note]]] = defaultdict(lambda: defaultdict(list))
+    failures: Counter[str] = Counter()
+    for note in notes:
+        if note["mode"] != "train":
+            continue
+        by_step[note["step"]][note["group"]].append(note)
         if note["reward"] is None:
-            failed[note["status"]] += 1
-            if failed[note["status"]] <= limits.failures:
+            failures[note["status"]] += 1
+            if failures[note["status"]] <= limits.failures:
                 yield note
+    for step in _evenly_spaced(sorted(by_step), limits.steps):
+        groups = list(by_step[step].values())
+        unequal = [group for group in groups if len({note["reward"] for note in group}) > 1]
+        yield from (unequal or groups)[0][: limits.group]
 
 
-def _validated(notes: Sequence[Mapping[str, Any]], limits: Limits) -> Iterator[Mapping[str, Any]]:
-    """Before and after of the same questions, at the lowest temperature that was validated at."""
-    validated = [note for note in notes if note["mode"] == "val"]
-    if not validated:
+def _validation(notes: Sequence[Note], limits: Limits) -> Iterator[Note]:
+    """The same questions before and after training, at the lowest temperature."""
+    validation = [note for note in notes if note["mode"] == "val"]
+    if not validation:
         return
-    coldest = min(note["temperature"] for note in validated)
-    by_step: dict[int, dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    for note in validated:
-        if note["temperature"] == coldest:
+    lowest = min(note["temperature"] for note in validation)
+    by_step: dict[int, dict[str, Note]] = defaultdict(dict)
+    for note in validation:
+        if note["temperature"] == lowest:
             by_step[note["step"]][note["task_id"]] = note
-    steps = sorted(by_step)
-    before, after = by_step[steps[0]], by_step[steps[-1]]
-    both = [task for task in before if task in after]
-    changed = [task for task in both if before[task]["reward"] != after[task]["reward"]]
-    rest = [task for task in before if task not in changed]
-    for task in [*changed[: limits.questions], *_spread(rest, max(0, limits.questions - len(changed)))]:
+    before, after = by_step[min(by_step)], by_step[max(by_step)]
+    changed = [task for task in before if task in after and before[task]["reward"] != after[task]["reward"]]
+    others = [task for task in before if task not in set(changed)]
+    free = max(0, limits.questions - len(changed))
+    for task in [*changed[: limits.questions], *_evenly_spaced(others, free)]:
         yield before[task]
         if task in after:
             yield after[task]
 
 
-def _spread(values: Sequence[Any], count: int) -> list[Any]:
+def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
     if len(values) <= count:
         return list(values)
     if count < 2:
         return list(values[:count])
-    return [values[round(place * (len(values) - 1) / (count - 1))] for place in range(count)]
+    return [values[round(index * (len(values) - 1) / (count - 1))] for index in range(count)]
 
 
 def _task(task: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    shown = {name: str(task[name]) for name in ("db_id", "hardness", "subject", "subject_split") if task.get(name)}
-    gold = next((str(task[name]) for name in ("query", "gold", "answer") if task.get(name)), "")
-    return {"question": _cut(str(task["question"]), limits), "gold": _cut(gold, limits), "about": shown}
+    gold = next((str(task[name]) for name in _GOLD_COLUMNS if task.get(name)), "")
+    hidden = ("id", "question", *_GOLD_COLUMNS)
+    texts = {name: value for name, value in task.items() if name not in hidden and isinstance(value, str)}
+    about = {
+        name: value for name, value in texts.items() if 0 < len(value) <= _MAX_ABOUT and not Path(value).is_absolute()
+    }
+    return {"question": _shorten(str(task["question"]), limits), "gold": _shorten(gold, limits), "about": about}
 
 
 def _rollout(row: Mapping[str, Any], why: str, limits: Limits) -> dict[str, Any]:
     return {
         "id": row["rollout_id"],
         "task": row["task_id"],
-        "step": row["step"],
-        "mode": row["mode"],
-        "temperature": row["temperature"],
-        "status": row["status"],
-        "message": _cut(row["message"] or "", limits),
-        "reward": row["reward"],
+        **{name: row[name] for name in ("step", "mode", "temperature", "status", "reward")},
+        "message": _shorten(row["message"] or "", limits),
         "reward_components": json.loads(row["reward_components"]),
         "why": "" if row["mode"] == "val" and row["reward"] is not None else why,
         "seconds": round(row["seconds"], 2),
-        "answer": _cut(row["answer"] or "", limits),
+        "answer": _shorten(row["answer"] or "", limits),
         "turns": [
             {
-                "agent": step["agent"],
-                "kind": step["kind"],
-                "input": _cut(step["input"], limits),
-                "output": _cut(step["output"], limits),
-                "ok": step["ok"],
+                **{name: step[name] for name in ("agent", "kind", "ok")},
+                "input": _shorten(step["input"], limits),
+                "output": _shorten(step["output"], limits),
             }
             for step in json.loads(row["agent_steps"] or "[]")[: limits.turns]
         ],
     }
 
 
-def _tokens(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> list[list[Any]]:
-    """For each trajectory its runs of tokens: ``[sampled, ids]``, where ``sampled`` is 1 for what carries a loss.
+def _token_spans(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> list[list[Any]]:
+    """For each trajectory its spans ``[mask, ids]``: with loss (1) or without (0).
 
-    A run of ``[-1, [n]]`` stands for n tokens that were left out.
+    ``[-1, [n]]`` stands for n tokens that are left out.
     """
     calls = [
         LLMCall(
             rollout_id=row["rollout_id"],
             attempt_id="",
-            sequence=place,
+            sequence=index,
             agent=call["agent"] or "",
             prompt_ids=list(call["prompt_ids"]),
             response_ids=list(call["response_ids"]),
             logprobs=list(call["logprobs"]),
         )
-        for place, call in enumerate(row["calls"] or ())
+        for index, call in enumerate(row["calls"] or ())
     ]
-    made = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[: limits.trajectories]
+    shown = trajectories(calls_of_agents(calls, agent_match))[: limits.trajectories]
     return [
-        _runs(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask, limits) for each in made
+        _spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask, limits)
+        for each in shown
     ]
 
 
-def _in_table(runs: list[list[Any]], words: TokenDecoder, table: dict[tuple[int, str], int]) -> list[list[Any]]:
-    """``runs`` with each token as its place in ``table``, which grows."""
-    ids = [token for sampled, part in runs if sampled >= 0 for token in part]
-    places = iter([table.setdefault(pair, len(table)) for pair in zip(ids, words.pieces(ids), strict=True)])
-    return [[sampled, part if sampled < 0 else [next(places) for _ in part]] for sampled, part in runs]
+def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple[int, str], int]) -> list[list[Any]]:
+    """``spans`` with each token id replaced by its index in ``words``, to which new ones are added."""
+    ids = [token_id for mask, part in spans if mask >= 0 for token_id in part]
+    indices = iter([words.setdefault(pair, len(words)) for pair in zip(ids, decoder.pieces(ids), strict=True)])
+    return [[mask, part if mask < 0 else [next(indices) for _ in part]] for mask, part in spans]
 
 
-def _runs(ids: Sequence[int], mask: Sequence[int], limits: Limits) -> list[list[Any]]:
+def _spans(ids: Sequence[int], mask: Sequence[int], limits: Limits) -> list[list[Any]]:
     left_out = max(0, len(ids) - limits.tokens)
     head = limits.tokens // 4 if left_out else len(ids)
-    runs: list[list[Any]] = []
-    for place, (token, sampled) in enumerate(zip(ids, mask, strict=True)):
-        if head <= place < head + left_out:
-            if place == head:
-                runs.append([-1, [left_out]])
+    spans: list[list[Any]] = []
+    for index, (token_id, in_loss) in enumerate(zip(ids, mask, strict=True)):
+        if head <= index < head + left_out:
+            if index == head:
+                spans.append([-1, [left_out]])
             continue
-        if not runs or runs[-1][0] != sampled:
-            runs.append([sampled, []])
-        runs[-1][1].append(token)
-    return runs
+        if not spans or spans[-1][0] != in_loss:
+            spans.append([in_loss, []])
+        spans[-1][1].append(token_id)
+    return spans
 
 
-def _cut(text: str, limits: Limits) -> str:
+def _shorten(text: str, limits: Limits) -> str:
     """The beginning and the end of a text."""
     if len(text) <= limits.characters:
         return text
@@ -241,19 +242,10 @@ def _cut(text: str, limits: Limits) -> str:
     return f"{text[:half]}{_CUT}({len(text) - 2 * half:,} characters){_CUT}{text[-half:]}"
 
 
-def _lengths(call: Mapping[str, Any]) -> dict[str, float]:
-    return {"reply": len(call["response_ids"]), "prompt": len(call["prompt_ids"])}
-
-
-def _mean_into(result: dict[int, dict[str, float]], step: int, values: Sequence[Mapping[str, float]]) -> None:
-    names = dict.fromkeys(name for each in values for name in each)
-    if names:
-        result[step] = {
-            name: sum(each[name] for each in values if name in each) / sum(name in each for each in values)
-            for name in names
-        }
-
-
-def counted_reasons(notes: Notes) -> list[tuple[str, int]]:
-    """How many rollouts of each kind of :data:`groundwire.train.evaluation.diagnosis.KINDS`, most first."""
-    return [(KINDS[kind], count) for kind, count in notes.reasons.most_common()]
+def _means(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each name over the values that have it."""
+    collected: dict[str, list[float]] = {}
+    for each in values:
+        for name, value in each.items():
+            collected.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in collected.items()}
