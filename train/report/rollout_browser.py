@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
@@ -205,7 +205,7 @@ def _token_spans(row: Mapping[str, Any], agent_match: str | None, limits: Limits
         )
         for index, call in enumerate(row["calls"] or ())
     ]
-    shown = trajectories(calls_of_agents(calls, agent_match))[: limits.trajectories]
+    shown = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[: limits.trajectories]
     return [
         _spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask, limits)
         for each in shown
