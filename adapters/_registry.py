@@ -1,4 +1,4 @@
-"""The backend registry: names to backend classes, whose keyword arguments are the backend's options."""
+"""The backend registry: names to factories, whose keyword arguments are the backend's options."""
 
 from __future__ import annotations
 

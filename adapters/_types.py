@@ -1,7 +1,6 @@
-"""What a backend is: it is given a question and an endpoint, and answers.
+"""The contract of a backend: it gets a question and an endpoint, and answers.
 
-The gold answer is not here on purpose. A backend sees a :class:`Question`, which has no field for it, so no agent can
-read it, print it, or learn to.
+A :class:`Question` has no field for the gold answer, so no agent can see it.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ AGENT_HEADER = "x-agent-name"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What an agent may know of a task."""
+    """The part of a task that an agent may see."""
 
     id: str
     text: str
     database: str
     """Path of the SQLite file (empty for a domain without one)."""
     form: AnswerForm = "sql"
-    """What the answer should be: the query, or sentences."""
+    """The form of the answer: a query, or prose."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where the agent's model is: any OpenAI client works with it unchanged.
+    """The address of the agent's model, for any OpenAI client.
 
-    ``base_url`` ends in ``/v1`` and carries the rollout and attempt, so calls are traced with no code change;
-    ``agent_headers`` adds the one thing that a URL cannot carry, the name of the node that calls.
+    ``base_url`` ends in ``/v1`` and contains the rollout and attempt, so calls are traced without code changes.
+    ``agent_headers`` adds the name of the calling agent or node.
     """
 
     base_url: str
@@ -58,27 +57,27 @@ class Endpoint:
     """OpenAI request parameters: ``temperature``, ``top_p``, ``max_tokens``, ``seed``, ``stop``."""
 
     def agent_headers(self, agent: str) -> dict[str, str]:
-        """Headers that name the calling agent: ours, and W3C baggage for clients that propagate it."""
+        """Headers with the agent's name: :data:`AGENT_HEADER`, and W3C baggage for clients that propagate it."""
         return {AGENT_HEADER: agent, "baggage": f"agent={quote(agent)}"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the agent came back with, and what it did on the way."""
+    """The agent's answer and its steps."""
 
     text: str
-    """The answer that is judged: the final query, or sentences, as the question's ``form`` says."""
+    """The answer to be judged: the final query or prose, according to the question's ``form``."""
     steps: list[AgentStep] = field(default_factory=list)
 
 
 class BackendError(Exception):
-    """The root of what a rollout may raise; each subclass is one boundary, and one type of failure in the metrics.
+    """A failed rollout. Each subclass is one cause, and one type of failure in the metrics.
 
     BackendError
     ├── AgentError      the agent's own code or framework
-    ├── ToolError       a tool that broke (not one that reported bad input to the model)
-    └── EndpointError   the LLM call: refused, timed out, not reachable
-        └── PromptTooLongError   the prompt does not fit the model; trying again cannot help
+    ├── ToolError       a tool is broken (an error message to the model is no failure)
+    └── EndpointError   the LLM call: refused, timed out, unreachable
+        └── PromptTooLongError   the prompt does not fit the model; a retry cannot help
     """
 
     kind = "backend"
@@ -91,13 +90,13 @@ class AgentError(BackendError):
 
 
 class ToolError(BackendError):
-    """A tool broke: the database is gone or damaged."""
+    """A tool is broken: the database is missing or damaged."""
 
     kind = "tool"
 
 
 class EndpointError(BackendError):
-    """The model could not be reached or refused the request. ``status`` is the HTTP status, or None."""
+    """The model was unreachable or refused the request. ``status`` is the HTTP status, or None."""
 
     kind = "endpoint"
 
@@ -114,7 +113,7 @@ class PromptTooLongError(EndpointError):
 
 @runtime_checkable
 class Backend(Protocol):
-    """An agent framework. ``agents`` are the names that ``agent_match`` can select; none where only the run tells."""
+    """An agent framework. ``agents`` are the names that ``agent_match`` can select; empty if unknown in advance."""
 
     agents: tuple[str, ...]
 
@@ -125,7 +124,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Stoppable(Protocol):
-    """What a backend may be besides: one that holds connections or processes, and lets go of them."""
+    """A backend that holds connections or processes and can close them."""
 
     async def stop(self) -> None:
         """Called once, after the last rollout and on the same event loop."""

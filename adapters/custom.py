@@ -1,13 +1,13 @@
 """Any function as a backend: ``--backend custom --agent my_module:my_function``.
 
-An ``async def`` runs on the event loop that all rollouts share, so it must not block. A plain ``def`` may (with a
-synchronous client, ``graph.invoke``): each rollout of it has a thread of its own. A thread cannot be interrupted, so
-after the rollout's time limit it goes on until it returns, and what it returns is dropped.
+An ``async def`` runs on the event loop of all rollouts, so it must not block. A plain ``def`` may block (a synchronous
+client, ``graph.invoke``): each of its rollouts has its own thread. A thread cannot be interrupted, so after the
+rollout's time limit it runs to its end, and its result is dropped.
 
-The function is given a :class:`adapters.Question` and an :class:`adapters.Endpoint` and returns the answer, as text or
-as an :class:`adapters.Answer` with a trace. Whatever makes its calls with the endpoint's base URL is traced; calls that
-send ``endpoint.agent_headers(name)`` are traced under that name. Errors of the ``openai`` package get their type, and a
-function that wants to say which boundary failed raises a :class:`adapters.BackendError` itself.
+The function gets a :class:`adapters.Question` and an :class:`adapters.Endpoint` and returns the answer, as text or as
+an :class:`adapters.Answer` with steps. All calls to the endpoint's base URL are traced, under the name in
+``endpoint.agent_headers(name)`` if they send it. Errors of the ``openai`` package get their type; for other causes the
+function raises a :class:`adapters.BackendError` itself.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Function: TypeAlias = "Callable[[Question, Endpoint], str | Answer | Awaitable[s
 
 
 class CustomBackend:
-    """``agent`` is the function, or ``module:function``. Raises ``ValueError`` where it is neither.
+    """``agent`` is the function, or ``module:function``. Raises ``ValueError`` for anything else.
 
-    ``agents`` are the names in the function's own attribute ``agents``, if it has one; ``threaded`` says whether it
-    runs in threads.
+    ``agents`` is the function's attribute of that name, if it has one. ``threaded`` is True for a plain ``def``.
     """
 
     def __init__(self, *, agent: str | Function) -> None:
-        self._function = _find(agent) if isinstance(agent, str) else agent
+        self._function = _import_function(agent) if isinstance(agent, str) else agent
         self._name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", repr(agent))
-        _check(self._function, self._name)
+        if (problem := _problem(self._function)) is not None:
+            raise ValueError(f"agent {self._name!r} {problem}")
         self.threaded = not _is_async(self._function)
         self.agents: tuple[str, ...] = tuple(getattr(self._function, "agents", ()))
 
@@ -45,7 +45,7 @@ class CustomBackend:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
         with typed_failures(endpoint):
             answer: Any = self._in_thread(question, endpoint) if self.threaded else self._function(question, endpoint)
-            while inspect.isawaitable(answer):  # a plain def may return one: what decorates an async def often does
+            while inspect.isawaitable(answer):  # a plain def may return one, e.g. the wrapper of a decorator
                 answer = await answer
         if isinstance(answer, str):
             return Answer(text=answer)
@@ -54,20 +54,20 @@ class CustomBackend:
         return answer
 
     async def _in_thread(self, question: Question, endpoint: Endpoint) -> Any:
-        def called() -> Any:
-            with typed_failures(endpoint):  # here, since no future can hold a StopIteration
+        def call() -> Any:
+            with typed_failures(endpoint):  # here, because a future cannot hold a StopIteration
                 return self._function(question, endpoint)
 
-        return await asyncio.wrap_future(in_thread(called, name=f"agent {question.id}"))
+        return await asyncio.wrap_future(in_thread(call, name=f"agent {question.id}"))
 
 
-def _find(name: str) -> Any:
+def _import_function(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise ValueError(f"agent is {name!r}; write it as module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever it is: the module is somebody else's code
+    except Exception as error:  # the module is foreign code and may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
             why = f"there is no module {missing!r} in this folder or on PYTHONPATH"
@@ -88,20 +88,15 @@ def _find(name: str) -> Any:
         ) from None
 
 
-def _check(function: Any, name: str) -> None:
-    if (problem := _problem(function)) is not None:
-        raise ValueError(f"agent {name!r} {problem}")
-
-
 def _problem(function: Any) -> str | None:
-    """Why it cannot be an agent; None where it can."""
+    """Why ``function`` cannot be an agent; None if it can."""
     if not callable(function) or inspect.isclass(function):
         return f"is no function but {function!r}; write it as: def agent(question, endpoint), or async def"
     try:
         inspect.signature(function).bind(None, None)
     except TypeError:
         return f"takes {inspect.signature(function)}; it is called with (question, endpoint)"
-    except ValueError:  # written in C: what it takes will show
+    except ValueError:  # written in C: its signature is unknown
         return None
     return None
 

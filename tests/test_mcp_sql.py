@@ -197,7 +197,7 @@ async def test_wrong_arguments_are_named(database):
     assert result.is_error
     assert result.meta["error"] == "arguments"
     assert text == (
-        "query_database_by_sql needs 'sql' (a string) and nothing else; it was given 'query' (str), 'limit' (int)"
+        "query_database_by_sql needs 'sql' (a string) and nothing else; it got 'query' (str), 'limit' (int)"
     )
 
 

@@ -180,12 +180,12 @@ def test_a_path_may_have_signs_that_mean_something_in_a_uri(tmp_path: Path) -> N
 
 
 def test_a_connection_is_used_again_but_never_by_two_queries_at_once(database: Path) -> None:
-    first = _readonly_sqlite.take(str(database))
-    second = _readonly_sqlite.take(str(database))
+    first = _readonly_sqlite.acquire(str(database))
+    second = _readonly_sqlite.acquire(str(database))
     assert first is not second
-    _readonly_sqlite.give(first)
+    _readonly_sqlite.release(first)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(_readonly_sqlite.take, str(database)).result() is first
+        assert other.submit(_readonly_sqlite.acquire, str(database)).result() is first
     second.close()
     first.close()
 

@@ -1,1 +1,1 @@
-"""Tools that agents use: the one way SQL is run, the table info for prompts, and the MCP server over them."""
+"""SQL execution, schema text and the MCP server for agents; plugins, errors and terminal output for all packages."""

@@ -1,17 +1,17 @@
-"""Open connections that can only read: kept from query to query while the file stays the same.
+"""A pool of read-only connections, reused while the file stays the same.
 
-The engine itself refuses to write, three times over, and nobody looks at the text of a query:
+SQLite itself enforces the limits; the text of a query is never inspected:
 
-- ``mode=ro`` opens the file read-only. Alone it is not enough: ATTACH creates files, VACUUM INTO copies the database.
-- An authorizer that allows SELECT, READ, FUNCTION (less a few) and RECURSIVE, and refuses everything else at prepare
-  time: all of PRAGMA too, since ``query_only`` and its like can be switched off by the query itself.
-- A progress handler with a deadline. Before SQLite 3.41 none runs while a query is planned, so the authorizer checks
-  the deadline too, and what it does not see (a nest of CTEs that doubles at every level) ends at the heap limit.
+- ``mode=ro`` opens the file read-only. It is not enough: ATTACH creates files, VACUUM INTO copies the database.
+- An authorizer allows SELECT, READ, FUNCTION (less a few) and RECURSIVE, and refuses everything else at prepare time.
+  That includes PRAGMA, because a query could switch ``query_only`` and similar settings off.
+- A progress handler checks a deadline. Before SQLite 3.41 it does not run while a query is planned, so the authorizer
+  checks the deadline too. A query that escapes both (nested CTEs that double at every level) hits the heap limit.
 
-Opening a file costs ten times a small query, so connections are reused; the authorizer and the handler are set once,
-because changing an authorizer makes SQLite prepare every cached statement again. They belong to no thread, so that
-their number is bounded, however many threads ask however many databases: each has a page cache of its own, and SQLite
-has one heap limit for the whole process. Queries that run at the same time have one each.
+Opening a file costs ten times a small query, so connections are reused. The authorizer and the handler are set once,
+because a new authorizer makes SQLite prepare every cached statement again. Connections are not bound to threads, so
+their number is limited for any number of threads and databases: each has its own page cache, and SQLite has one heap
+limit for the whole process. Concurrent queries use one connection each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -32,29 +31,29 @@ __all__ = [
     "MAX_SQL_LENGTH",
     "MAX_VALUE_LENGTH",
     "Connection",
-    "broken",
+    "acquire",
     "columns",
-    "give",
     "open_readonly",
-    "quoted",
+    "quote_identifier",
+    "read_error",
+    "release",
     "signature",
-    "take",
 ]
 
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
 MAX_VALUE_LENGTH = 100_000
-"""Bytes of one TEXT or BLOB value, stored or built.
+"""Bytes of one TEXT or BLOB value, stored or computed.
 
-It bounds the memory of an expression, and its time: instr(), replace() and LIKE take quadratic time inside one opcode,
-where no deadline is looked at (27 s for values of 1 MB, a quarter of a second for these).
+This limits memory and time: instr(), replace() and LIKE take quadratic time inside one opcode, where no deadline is
+checked (27 s for values of 1 MB, 0.25 s for these).
 """
 
 _HEAP_LIMIT = 256 * 1024 * 1024
-_PAGE_CACHE_KB = 500  # a connection
+_PAGE_CACHE_KB = 500  # of each connection
 _IDLE_CONNECTIONS = 64  # with full caches an eighth of the heap limit
 _LOCK_WAIT_S = 1.0
-# Fewer slow down the heavy queries (18 % at 100, 4 % at 1000); more let a query of slow opcodes run further over.
+# Low numbers slow down heavy queries (18 % at 100, 4 % at 1000); with high ones slow opcodes exceed the deadline.
 _OPCODES_PER_CHECK = 100
 _LIMITS = {
     "LENGTH": MAX_VALUE_LENGTH,
@@ -65,7 +64,7 @@ _LIMITS = {
 }
 
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-# Those that a build of SQLite or its shell may have: they load code, touch files, or write to the error log.
+# Functions of some builds of SQLite or of its shell that load code, access files, or write to the error log.
 _DENIED_FUNCTIONS = frozenset(
     {"edit", "eval", "fts3_tokenizer", "icu_load_collation", "load_extension", "readfile", "sqlite_log", "writefile"}
 )
@@ -87,23 +86,23 @@ _ACTIONS |= {
     sqlite3.SQLITE_UPDATE: "UPDATE",
 }
 
-# What may be read badly must still be read: the bytes that are no UTF-8 are dropped, as Spider's evaluator drops them.
-_text = functools.partial(str, encoding="utf-8", errors="ignore")
+# Bytes that are not UTF-8 are dropped, as in Spider's evaluator.
+_decode = functools.partial(str, encoding="utf-8", errors="ignore")
 
 
 def signature(path: str) -> tuple[int, int, int, int]:
-    """What changes when the file does. Raises OSError when there is none."""
+    """A key that changes with the file. Raises OSError if there is no file."""
     stat = os.stat(path)
     return (stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
-def quoted(name: str) -> str:
-    """The identifier as SQL, whatever is in it."""
+def quote_identifier(name: str) -> str:
+    """The identifier, quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def broken(path: str, error: Exception) -> str:
-    """Why the database at ``path`` cannot be read, as one sentence."""
+def read_error(path: str, error: Exception) -> str:
+    """Why the database at ``path`` cannot be read."""
     if not os.path.exists(path):
         return f"no database at {path}"
     return f"the database {path} cannot be read: {error}"
@@ -114,22 +113,24 @@ def _is_wal(path: str) -> bool:
         return file.read(20)[18:20] == b"\x02\x02"
 
 
-def _nothing_but_the_file(path: str) -> bool:
-    """Even a read-only connection to a database in WAL mode creates -wal and -shm files beside it. Where no log waits
-    to be read, there is nothing but the file, and SQLite can be told that it is all there is."""
+def _wal_without_log(path: str) -> bool:
+    """Whether the database is in WAL mode but has no log file.
+
+    A read-only connection to it would create -wal and -shm files. ``immutable`` prevents that, and is safe without log.
+    """
     return _is_wal(path) and not os.path.exists(f"{path}-wal")
 
 
 def open_readonly(path: str) -> sqlite3.Connection:
-    """A bare read-only connection, for statements of our own. Raises sqlite3.Error and OSError."""
+    """A read-only connection without limits, for trusted statements. Raises sqlite3.Error and OSError."""
     if os.path.getsize(path) == 0:
-        raise sqlite3.DatabaseError("the file is empty")  # SQLite would take it for a database without tables
+        raise sqlite3.DatabaseError("the file is empty")  # SQLite would open it as a database without tables
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
-    if _nothing_but_the_file(path):
+    if _wal_without_log(path):
         uri += "&immutable=1"
-    # Not bound to a thread: one after the other uses it.
+    # Several threads use it, one after another.
     raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
-    raw.text_factory = _text
+    raw.text_factory = _decode
     return raw
 
 
@@ -139,14 +140,14 @@ def columns(path: str, _signature: tuple[int, ...]) -> dict[str, list[str]]:
     with contextlib.closing(open_readonly(path)) as conn:
         names = conn.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         return {
-            name: [column[1] for column in conn.execute(f"PRAGMA table_info({quoted(name)})")]
+            name: [column[1] for column in conn.execute(f"PRAGMA table_info({quote_identifier(name)})")]
             for (name,) in names
             if not name.startswith("sqlite_")
         }
 
 
 def _trim(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
-    """SQLite's own trim(X, Y) takes len(X) * len(Y) steps, half a minute inside one opcode even for 100 kB."""
+    """trim(X, Y), whose version in SQLite takes len(X) * len(Y) steps inside one opcode: 30 s for 100 kB."""
     if value is None or characters is None:
         return None
     return strip(_as_text(value), "".join(set(_as_text(characters))))
@@ -154,7 +155,7 @@ def _trim(strip: Callable[[str, str], str], value: Any, characters: Any) -> str 
 
 def _as_text(value: Any) -> str:
     if isinstance(value, bytes):
-        return _text(value)
+        return _decode(value)
     if isinstance(value, float):
         digits, e, exponent = f"{value:.15g}".partition("e")
         return (digits if "." in digits or not math.isfinite(value) else f"{digits}.0") + e + exponent
@@ -162,7 +163,7 @@ def _as_text(value: Any) -> str:
 
 
 class Connection:
-    """A guarded connection and the state of the query that runs on it."""
+    """A limited connection and the state of its current query."""
 
     def __init__(self, path: str) -> None:
         self.path, self.signature = path, signature(path)
@@ -170,15 +171,15 @@ class Connection:
         self._stops: tuple[threading.Event, ...] = ()
         self.stopped = False
         self.refused = ""
-        """What the authorizer refused in this query, in words; empty when nothing was."""
+        """The action of this query that the authorizer refused; empty if none."""
         self.refused_function = ""
-        self._log = f"{path}-wal" if _nothing_but_the_file(path) else None
+        self._log = f"{path}-wal" if _wal_without_log(path) else None
         self.raw = open_readonly(path)
-        # A heap limit holds for SQLite in the whole process, and only ever goes down. It is what bounds a query with
-        # many long values at once, and all that bounds one value on Python 3.10, which has no setlimit.
+        # The heap limit holds for SQLite in the whole process and can only be lowered. It stops queries with many long
+        # values. On Python 3.10, which has no setlimit, it is the only limit of a single value.
         self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
         self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
-        self._open_virtual_tables()  # also reads the schema: a broken file says so here, not later
+        self._open_virtual_tables()  # this also reads the schema, so a broken file fails here
         if hasattr(self.raw, "setlimit"):  # from Python 3.11
             for limit, value in _LIMITS.items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
@@ -188,32 +189,31 @@ class Connection:
         self.raw.set_authorizer(self._authorize)
 
     def _open_virtual_tables(self) -> None:
-        # SQLite declares a virtual table on its first use, as a CREATE TABLE that the authorizer would refuse.
+        # On its first use SQLite declares a virtual table with a CREATE TABLE, which the authorizer would refuse.
         own = self.raw.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL%'").fetchall()
         for name in ("json_each", "json_tree", *(name for (name,) in own)):
             with contextlib.suppress(sqlite3.OperationalError):  # a module that this build of SQLite lacks
-                self.raw.execute(f"SELECT 1 FROM {quoted(name)} LIMIT 0").close()  # noqa: S608
+                self.raw.execute(f"SELECT 1 FROM {quote_identifier(name)} LIMIT 0").close()  # noqa: S608
 
     def is_current(self, path: str) -> bool:
-        """Whether the file is still there, and still what this connection took it for."""
+        """Whether the file is still the one that this connection opened."""
         try:
             return self.signature == signature(path) and (self._log is None or not os.path.exists(self._log))
         except OSError:
             return False
 
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
-        """Forget the last query, and stop the next one at ``deadline`` (of perf_counter) or when one of ``stops`` is
-        set."""
+        """Reset the state. The next query ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
         self.deadline, self._stops, self.stopped = deadline, stops, False
         self.refused = self.refused_function = ""
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody wants this query to stop."""
+        """Whether one of the stop events is set."""
         return any(stop.is_set() for stop in self._stops)
 
     def close(self) -> None:
-        """Now, and not when Python comes to look for cycles: SQLite knows this object, and this object SQLite's."""
+        """Close it now: this object and SQLite's form a cycle, which the garbage collector would find much later."""
         self.raw.close()
 
     def __del__(self) -> None:
@@ -229,9 +229,9 @@ class Connection:
         if self._expired():
             return sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_PRAGMA and first == "data_version" and second is None:
-            return sqlite3.SQLITE_OK  # what a full-text index asks before it is read; it changes nothing
+            return sqlite3.SQLITE_OK  # a full-text index reads it before a query; it changes nothing
         if action not in _ALLOWED:
-            # CREATE and DROP show up first as writes to the schema table.
+            # CREATE and DROP begin with a write to the schema table.
             schema = (first or "").lower().startswith("sqlite_") and action != sqlite3.SQLITE_ANALYZE
             self.refused = "changing the schema" if schema else _ACTIONS.get(action, f"action {action}")
         elif action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED_FUNCTIONS:
@@ -242,41 +242,35 @@ class Connection:
 
 
 class _Idle:
-    """The connections that no query runs on, the least recently used first."""
+    """The connections without a query, the least recently used first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: OrderedDict[str, list[Connection]] = OrderedDict()
-        self.count = 0
+        self._connections: list[Connection] = []
 
     def pop(self, path: str) -> Connection | None:
+        """The connection to ``path`` that was used last."""
         with self._lock:
-            there = self._of.get(path)
-            if there is None:
-                return None
-            if len(there) == 1:
-                del self._of[path]
-            self.count -= 1
-            return there.pop()
+            for index in reversed(range(len(self._connections))):
+                if self._connections[index].path == path:
+                    return self._connections.pop(index)
+        return None
 
-    def push(self, conn: Connection) -> None:
+    def push(self, connection: Connection) -> None:
         with self._lock:
-            self._of.setdefault(conn.path, []).append(conn)
-            self._of.move_to_end(conn.path)
-            self.count += 1
-            full = self.count > _IDLE_CONNECTIONS
-            oldest = next(iter(self._of)) if full else ""
-        if full and (unused := self.pop(oldest)) is not None:
+            self._connections.append(connection)
+            unused = self._connections.pop(0) if len(self._connections) > _IDLE_CONNECTIONS else None
+        if unused is not None:
             unused.close()
 
 
 _idle = _Idle()
 
 
-def take(path: str) -> Connection:
-    """A connection to ``path`` for one query, opened anew if the file is another than before; :func:`give` it back.
+def acquire(path: str) -> Connection:
+    """A connection to ``path`` for one query, to be returned with :func:`release`.
 
-    Raises OSError or sqlite3.Error when there is no readable database.
+    Raises OSError or sqlite3.Error if there is no readable database.
     """
     while (found := _idle.pop(path)) is not None:
         if found.is_current(path):
@@ -285,15 +279,15 @@ def take(path: str) -> Connection:
     return Connection(path)
 
 
-def give(conn: Connection) -> None:
-    """Keep a connection for the next query."""
-    _idle.push(conn)
+def release(connection: Connection) -> None:
+    """Return a connection to the pool."""
+    _idle.push(connection)
 
 
-def _forget() -> None:
+def _drop_pool() -> None:
     global _idle  # noqa: PLW0603
     _idle = _Idle()
 
 
 # SQLite forbids carrying a connection into a forked process.
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_drop_pool)

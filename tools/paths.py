@@ -1,4 +1,4 @@
-"""Where the package ``groundwire`` is: the code's own folder, and the entry of ``sys.path`` that has it."""
+"""The folder of the package ``groundwire``, and the entry of ``sys.path`` that contains it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Table info for prompts: one ``CREATE TABLE`` line a table, written the same way for every database.
+"""Schema text for prompts: one ``CREATE TABLE`` line for each table, in the same style for every database.
 
-The databases' own DDL is not used: it differs in quoting, case and layout from one to the next, and a small policy
-spends its capacity on that. Identifiers stay as they are, for the query must use them; types become the few that SQLite
-tells apart; and every bracket and comma has a blank on both sides, so that a word is a word wherever it stands.
+The databases' own DDL is not used: its quoting, case and layout vary, and a small policy would have to learn all of
+them. Identifiers are unchanged, because queries must use them. Types are mapped to SQLite's few. Every bracket and
+comma has a blank on both sides, so a word is always the same token.
 
-Where a schema must be cut it is cut on whole tables, and a warning names them: half a table reads like a whole one, and
-a schema cut too short costs several points of accuracy that nobody notices.
+A schema that is too long is cut after whole tables, and a warning names the missing ones: half a table looks like a
+complete one, and missing tables cost several points of accuracy.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ RESERVED = frozenset(
         *("update", "using", "values", "when", "where"),
     ]
 )
-"""The keywords that SQLite does not take for a name without quotes, in lower case."""
-# SQLite's own order of tests (https://www.sqlite.org/datatype3.html#determination_of_column_affinity), with the types
-# that it only knows as "numeric" told apart by what people store in them.
+"""The keywords, in lower case, that SQLite accepts as names only in quotes."""
+# In the order of SQLite's own tests (https://www.sqlite.org/datatype3.html#determination_of_column_affinity). Types
+# with numeric affinity are split by their usual content.
 _TYPES = (
     (re.compile("int|bool|year|bit"), "int"),
     (re.compile("char|clob|text|date|time|string|enum"), "text"),
     (re.compile("blob|binary"), "blob"),
     (re.compile("real|floa|doub|num|dec|money"), "real"),
 )
-_SAMPLED_ROWS = 1000
-_SAMPLE_CHARS = 30
+_EXAMPLE_ROWS = 1000
+_EXAMPLE_CHARS = 30
 
 
 @dataclass(frozen=True)
 class TableInfo:
-    """The text for a prompt, and the names of the tables that did not fit into it."""
+    """The schema text, and the names of the tables that did not fit."""
 
     text: str
     cut: list[str]
@@ -64,23 +64,22 @@ def table_info(
 ) -> TableInfo:
     """Describe the tables of the SQLite file ``database``.
 
-    One line a table, ``CREATE TABLE t ( a int , b text )``; with ``show_keys`` its primary and foreign keys follow the
-    columns; with ``example_values`` up to that many distinct values of each column follow on lines of their own,
-    ``-- b : 'x' , 'y'``. A table that would pass ``max_chars`` is left out, named in ``cut`` and in a warning.
-    Cached while the file stays the same. Raises :class:`groundwire.tools.sql.DatabaseError`.
+    Each table is one line, ``CREATE TABLE t ( a int , b text )``. With ``show_keys`` its primary and foreign keys
+    follow the columns. Up to ``example_values`` distinct values of each column follow on separate lines,
+    ``-- b : 'x' , 'y'``. A table that would exceed ``max_chars`` is left out and named in ``cut`` and in a warning. The
+    result is cached until the file changes. Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
-        return _described(path, _readonly_sqlite.signature(path), max_chars, example_values, show_keys)
+        return _describe(path, _readonly_sqlite.signature(path), max_chars, example_values, show_keys)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
+        raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
 
 
 def describe_table(database: str | Path, table: str, *, example_values: int = 3) -> str:
-    """One table as :func:`table_info` writes it, or one view, without sample values for they may be slow to compute.
+    """One table as in :func:`table_info`, or one view, without example values, which may be slow to compute.
 
-    Raises :class:`groundwire.tools.sql.SqlError` when there is none of that name, and
-    :class:`groundwire.tools.sql.DatabaseError`.
+    Raises :class:`groundwire.tools.sql.SqlError` for an unknown name, and :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
@@ -93,18 +92,18 @@ def describe_table(database: str | Path, table: str, *, example_values: int = 3)
                 known = [name for name in kinds if not name.startswith("sqlite_")]
                 raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
             if kinds[name] == "table":
-                return "\n".join(_table(conn, path, name, example_values, show_keys=True))
+                return "\n".join(_table_lines(conn, path, name, example_values, show_keys=True))
             try:
-                (line,) = _table(conn, path, name, 0, show_keys=False)
-            except sqlite3.OperationalError as error:  # a view over what is no longer there
+                (line,) = _table_lines(conn, path, name, 0, show_keys=False)
+            except sqlite3.OperationalError as error:  # a view over a dropped table
                 raise SqlError(f"the view {name} cannot be used: {error}") from error
             return line.replace("TABLE", "VIEW", 1)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
+        raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
 
 
 @lru_cache(maxsize=1024)
-def _described(
+def _describe(
     path: str, _signature: tuple[int, ...], max_chars: int | None, example_values: int, show_keys: bool
 ) -> TableInfo:
     lines: list[str] = []
@@ -115,7 +114,7 @@ def _described(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         )
         for (table,) in tables.fetchall():
-            text = "\n".join(_table(conn, path, table, example_values, show_keys))
+            text = "\n".join(_table_lines(conn, path, table, example_values, show_keys))
             if max_chars is not None and used + len(text) > max_chars:
                 cut.append(table)
                 continue
@@ -123,44 +122,46 @@ def _described(
             used += len(text) + 1
     if cut:
         warnings.warn(
-            f"{path}: table info cut at {max_chars} characters leaves out {', '.join(cut)}: "
-            "questions about them cannot be answered; raise the limit, or ask for fewer sample values",
+            f"{path}: the schema text of {max_chars} characters leaves out {', '.join(cut)}: questions "
+            "about these tables cannot be answered; raise the limit, or show fewer example values",
             stacklevel=3,
         )
     return TableInfo("\n".join(lines), cut)
 
 
-def _table(conn: sqlite3.Connection, path: str, table: str, example_values: int, show_keys: bool) -> Iterable[str]:
-    columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(table)})").fetchall()
-    parts = [f"{_name(name)} {_type(declared)}" for _, name, declared, *_ in columns]
+def _table_lines(
+    conn: sqlite3.Connection, path: str, table: str, example_values: int, show_keys: bool
+) -> Iterable[str]:
+    columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quote_identifier(table)})").fetchall()
+    parts = [f"{_quote_if_needed(name)} {_normalize_type(declared)}" for _, name, declared, *_ in columns]
     if show_keys:
         parts += _keys(conn, table, columns)
-    yield f"CREATE TABLE {_name(table)} ( {' , '.join(parts)} )"
+    yield f"CREATE TABLE {_quote_if_needed(table)} ( {' , '.join(parts)} )"
     if example_values > 0:
         for _, column, *_ in columns:
-            values = _samples(path, table, column, example_values)
+            values = _examples(path, table, column, example_values)
             if values:
-                yield f"-- {_name(column)} : {' , '.join(values)}"
+                yield f"-- {_quote_if_needed(column)} : {' , '.join(values)}"
 
 
 def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[str]:
     primary = _primary_key(columns)
     if primary:
-        yield f"primary key ( {_names(primary)} )"
+        yield f"primary key ( {_name_list(primary)} )"
     foreign: dict[int, tuple[str, list[str], list[str]]] = {}
     for number, _, parent, column, parent_column, *_ in conn.execute(
-        f"PRAGMA foreign_key_list({_readonly_sqlite.quoted(table)})"
+        f"PRAGMA foreign_key_list({_readonly_sqlite.quote_identifier(table)})"
     ):
         _, ours, theirs = foreign.setdefault(number, (parent, [], []))
         ours.append(column)
         if parent_column is not None:
             theirs.append(parent_column)
-    # SQLite lists the last one declared first.
+    # SQLite lists the keys in reverse order of declaration.
     for _, (parent, ours, theirs) in sorted(foreign.items(), reverse=True):
-        columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quoted(parent)})").fetchall()
+        columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quote_identifier(parent)})").fetchall()
         theirs = theirs or _primary_key(columns)  # noqa: PLW2901
-        yield f"foreign key ( {_names(ours)} ) references {_name(parent)}" + (
-            f" ( {_names(theirs)} )" if theirs else ""
+        yield f"foreign key ( {_name_list(ours)} ) references {_quote_if_needed(parent)}" + (
+            f" ( {_name_list(theirs)} )" if theirs else ""
         )
 
 
@@ -168,39 +169,43 @@ def _primary_key(columns: list[Any]) -> list[str]:
     return [name for position, name in sorted((pk, name) for _, name, _, _, _, pk in columns) if position]
 
 
-def _samples(path: str, table: str, column: str, count: int) -> list[str]:
-    column, table = _readonly_sqlite.quoted(column), _readonly_sqlite.quoted(table)
+def _examples(path: str, table: str, column: str, count: int) -> list[str]:
+    column, table = _readonly_sqlite.quote_identifier(column), _readonly_sqlite.quote_identifier(table)
     try:
         rows = run_query(
             path,
-            f"SELECT DISTINCT c FROM (SELECT {column} AS c FROM {table} LIMIT {_SAMPLED_ROWS}) "  # noqa: S608 - names out of the schema
+            f"SELECT DISTINCT c FROM (SELECT {column} AS c FROM {table} LIMIT {_EXAMPLE_ROWS}) "  # noqa: S608 - names from the schema
             f"WHERE c IS NOT NULL LIMIT {count}",
             timeout_s=1.0,
         ).rows
     except QueryError:
-        return []  # a table without samples is still worth showing
+        return []  # the table is shown without examples
     return [_literal(value) for (value,) in rows]
 
 
 def _literal(value: Any) -> str:
     if isinstance(value, bytes):
-        return f"x'{value.hex()[:_SAMPLE_CHARS]}'"
+        return f"x'{value.hex()[:_EXAMPLE_CHARS]}'"
     if not isinstance(value, str):
         return str(value)
     text = " ".join(value.split())
-    if len(text) > _SAMPLE_CHARS:
-        text = text[:_SAMPLE_CHARS] + "..."
+    if len(text) > _EXAMPLE_CHARS:
+        text = text[:_EXAMPLE_CHARS] + "..."
     return "'" + text.replace("'", "''") + "'"
 
 
-def _type(declared: str) -> str:
+def _normalize_type(declared: str) -> str:
     lowered = declared.lower()
     return next((name for pattern, name in _TYPES if pattern.search(lowered)), "text" if not lowered else "real")
 
 
-def _name(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else _readonly_sqlite.quoted(name)
+def _quote_if_needed(name: str) -> str:
+    return (
+        name
+        if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED
+        else _readonly_sqlite.quote_identifier(name)
+    )
 
 
-def _names(names: Iterable[str]) -> str:
-    return " , ".join(map(_name, names))
+def _name_list(names: Iterable[str]) -> str:
+    return " , ".join(map(_quote_if_needed, names))

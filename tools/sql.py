@@ -1,15 +1,13 @@
-"""The one way SQL is run: one statement, that can only read, inside limits that hold.
+"""Run one SQL statement, read-only and within limits.
 
-What an agent writes is untrusted and often wrong, and a policy in training finds every hole. So the engine refuses
-what is not reading (see :mod:`groundwire.tools._readonly_sqlite`), and a mistake comes back as a sentence the agent can
-act on.
-
-Errors, one for each party that has to do something::
+An agent's SQL is untrusted and often wrong, and a policy in training exploits every gap. So SQLite itself refuses
+everything but reads (see :mod:`groundwire.tools._readonly_sqlite`), and an error message tells the agent how to
+continue::
 
     QueryError
     ├── SqlError            the SQL is wrong; the agent can repair it
-    ├── NotAllowedError     the SQL does something other than read; the agent can write another
-    ├── QueryTimeoutError   stopped by its deadline or by its caller; the agent can write a cheaper one
+    ├── NotAllowedError     the SQL does more than read; the agent can write another
+    ├── QueryTimeoutError   stopped by its deadline or its caller; the agent can write a cheaper one
     └── DatabaseError       the file is missing, damaged or locked; not the agent's fault
 """
 
@@ -47,23 +45,23 @@ _MAGIC = b"SQLite format 3\0"
 
 
 class QueryError(Exception):
-    """A query that gave no result; the message is fit for an agent to read."""
+    """A query failed. The message is written for the agent."""
 
 
 class SqlError(QueryError):
-    """The SQL is wrong: a syntax error, an unknown name, a value too big."""
+    """The SQL is wrong: a syntax error, an unknown name, a value that is too large."""
 
 
 class NotAllowedError(QueryError):
-    """The SQL does something other than read, or is more than one statement."""
+    """The SQL does more than read, or is more than one statement."""
 
 
 class QueryTimeoutError(QueryError):
-    """The query ran past its deadline, or its caller cancelled it."""
+    """The query exceeded its deadline, or its caller cancelled it."""
 
 
 class DatabaseError(QueryError):
-    """The database cannot be read: the infrastructure failed, not the agent."""
+    """The database cannot be read: a failure of the infrastructure, not of the agent."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class QueryResult:
     columns: list[str]
     rows: list[tuple[Any, ...]]
     truncated: bool
-    """True when there were more rows than ``max_rows`` or ``max_bytes`` let in."""
+    """True if ``max_rows`` or ``max_bytes`` cut the rows."""
     elapsed_s: float
 
 
@@ -95,11 +93,11 @@ def run_query(
     max_bytes: int = 8_000_000,
     cancelled: threading.Event | None = None,
 ) -> QueryResult:
-    """Run one reading statement on the SQLite file ``database`` and return its first rows.
+    """Run one read-only statement on the SQLite file ``database`` and return its first rows.
 
-    ``max_bytes`` counts the characters of text, the bytes of blobs and eight for any other value. ``cancelled`` may be
-    set by another thread: the query then stops within a millisecond or so, with :class:`QueryTimeoutError`.
-    Raises a :class:`QueryError`, and leaves no file changed or created whatever the statement says.
+    ``max_bytes`` counts the characters of text, the bytes of blobs and eight for any other value. Another thread may
+    set ``cancelled``: the query then stops within about a millisecond, with :class:`QueryTimeoutError`. Raises a
+    :class:`QueryError`. No statement can change or create a file.
     """
 
     def query(*stops: threading.Event) -> QueryResult:
@@ -107,22 +105,22 @@ def run_query(
             stops = (cancelled, *stops)
         return _run(os.fspath(database), sql, timeout_s, max_rows, max_bytes, stops)
 
-    return _beside(query) if threading.current_thread() is threading.main_thread() else query()
+    return _run_in_other_thread(query) if threading.current_thread() is threading.main_thread() else query()
 
 
-def _beside(query: Callable[[threading.Event], QueryResult]) -> QueryResult:
-    """Run a query of the main thread's in a thread of its own, and only wait for it here.
+def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> QueryResult:
+    """Run a query of the main thread in another thread.
 
-    Signal handlers run in the main thread, wherever it is. Inside a callback of SQLite's what they raise is lost before
-    a line of ours could catch it, and Ctrl-C would look like a query that failed.
+    Signal handlers run in the main thread. SQLite swallows an exception that is raised inside its callbacks, so Ctrl-C
+    would look like a failed query.
     """
-    left, answer = threading.Event(), Future[QueryResult]()
+    abandoned, answer = threading.Event(), Future[QueryResult]()
     try:
-        # Thread.start() has moments at which it must not be interrupted.
-        _thread.start_new_thread(fulfil, (answer, lambda: query(left)))
+        # Thread.start() must not be interrupted at some points.
+        _thread.start_new_thread(fulfil, (answer, lambda: query(abandoned)))
         return answer.result()
     except BaseException:
-        left.set()  # nobody waits for the query any more
+        abandoned.set()
         raise
 
 
@@ -131,15 +129,15 @@ def _run(
 ) -> QueryResult:
     started = time.perf_counter()
     try:
-        conn = _readonly_sqlite.take(path)
+        conn = _readonly_sqlite.acquire(path)
     except (OSError, sqlite3.Error, MemoryError) as error:
-        raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
+        raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
     cursor = conn.raw.cursor()
     try:
         if len(sql) > _readonly_sqlite.MAX_SQL_LENGTH:
             raise SqlError(f"the query is too long: {len(sql)} characters, at most {_readonly_sqlite.MAX_SQL_LENGTH}")
         try:
-            sql.encode()  # Python 3.10 would say that a str is no string
+            sql.encode()  # sqlite3 of Python 3.10 has a misleading message for this
         except UnicodeEncodeError as error:
             raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
         conn.start(started + timeout_s, stops)
@@ -149,10 +147,10 @@ def _run(
         rows, truncated = _fetch(cursor, max_rows, max_bytes)
         columns = [column[0] for column in cursor.description]
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
-        raise _translate(conn, path, sql, error, timeout_s) from error
+        raise _query_error(conn, path, sql, error, timeout_s) from error
     finally:
         cursor.close()
-        _readonly_sqlite.give(conn)
+        _readonly_sqlite.release(conn)
     return QueryResult(columns, rows, truncated, time.perf_counter() - started)
 
 
@@ -170,10 +168,10 @@ def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[
 
 
 def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False) -> str:
-    """The rows as an agent reads them: ``[('a', 1), ('b', 2)]``, at most about ``max_chars`` characters.
+    """The rows as text for an agent: ``[('a', 1), ('b', 2)]``, at most about ``max_chars`` characters.
 
-    Whole rows are left out first, and the note says how many: ``[('a', 1), ... 41 more rows]``. With ``columns`` the
-    column names come first, on a line of their own.
+    Rows that do not fit are counted: ``[('a', 1), ... 41 more rows]``. With ``columns`` the first line has the column
+    names.
     """
     header = f"({', '.join(result.columns)})\n" if columns else ""
     parts: list[str] = []
@@ -197,7 +195,7 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
 _INFRASTRUCTURE = ("malformed", "not a database", "unable to open", "disk i/o", "is locked", "database is full")
 
 
-def _translate(
+def _query_error(
     conn: _readonly_sqlite.Connection, path: str, sql: str, error: Exception, timeout_s: float
 ) -> QueryError:
     message = str(error)
@@ -223,7 +221,7 @@ def _translate(
 
 
 def _hint(path: str, signature: tuple[int, ...], sql: str, message: str) -> str:
-    """The names that the agent could have used instead of the one that is not there."""
+    """The existing names, for an error about an unknown one."""
     kind, _, name = message.partition(": ")
     if kind not in ("no such table", "no such column"):
         return ""

@@ -1,7 +1,7 @@
-"""The words of the agents that ask a database, shared by the backends and by whatever teaches a starter policy.
+"""The prompts of the SQL agents, for the backends and for pretraining.
 
-Everything that does not change between the turns of a rollout stands in the system message, so that one cached prefix
-serves every turn: with several rollouts a question, and several turns a rollout, most prompt tokens are then paid once.
+The system message has everything that is the same in all turns of a rollout, so one cached prefix serves every turn:
+with several rollouts per question and several turns per rollout, most prompt tokens are computed once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUERY_TOOL: dict[str, Any] = {
     "parameters": {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]},
     "strict": False,
 }
-"""The function of a tool-calling agent's one tool, as it stands in a request. It is in every prompt, so it is short."""
+"""The tool of a tool-calling agent, as in a request. It is in every prompt, so it is short."""
 
 _FENCE = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _VERDICT = re.compile(r"\b(?:IN)?CORRECT\b")
@@ -51,8 +51,8 @@ def system_message(table_info: str) -> str:
 def tool_system_message(table_info: str) -> str:
     """The system message of an agent that runs its queries with :data:`QUERY_TOOL`.
 
-    The user's message is :func:`write_message`; a tool's reply is the rendered rows or ``Error: ...``; the answer is
-    the last query that ran, so that nothing is copied. A final reply with a fenced block answers with that instead.
+    The user's message is :func:`write_message`; a tool's reply is the rendered rows or ``Error: ...``. The answer is
+    the last query that ran, so it need not be repeated, or the fenced block of the final reply if there is one.
     """
     return (
         "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
@@ -61,9 +61,9 @@ def tool_system_message(table_info: str) -> str:
 
 
 def prose_system_message(table_info: str) -> str:
-    """The system message of an agent that reads the database with :data:`QUERY_TOOL` and answers in sentences.
+    """The system message of an agent that reads the database with :data:`QUERY_TOOL` and answers in prose.
 
-    The user's message is :func:`ask_message`; the final reply is the answer, as it stands.
+    The user's message is :func:`ask_message`; the final reply is the answer.
     """
     return (
         "You answer questions about a SQLite database. Run queries with query_database_by_sql until the rows answer "
@@ -73,27 +73,27 @@ def prose_system_message(table_info: str) -> str:
 
 
 def ask_message(question: str) -> str:
-    """The question to an agent that answers in sentences."""
+    """The question to an agent that answers in prose."""
     return f"Question: {question}"
 
 
 def write_message(question: str) -> str:
-    """The first turn."""
+    """Ask for the first query."""
     return f"Question: {question}\nWrite the query."
 
 
 def check_message(question: str, sql: str, result: str) -> str:
-    """Ask whether a query that was run answers the question."""
+    """Ask whether an executed query answers the question."""
     return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nIs the query {CORRECT} or {INCORRECT}?"
 
 
 def rewrite_message(question: str, sql: str, result: str, feedback: str) -> str:
-    """Ask for another query, with what the check said."""
+    """Ask for another query, with the result of the check."""
     return f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\nCheck: {feedback}\nWrite a better query."
 
 
 def answer_message(question: str, sql: str, result: str) -> str:
-    """Ask for the answer in sentences, after the last query was run."""
+    """Ask for the answer in prose, after the last query."""
     return (
         f"Question: {question}\nQuery:\n{fence(sql)}\nResult: {result}\n"
         "Answer the question in whole sentences, in its own language, with nothing that the result does not say."
@@ -106,18 +106,18 @@ def fence(sql: str) -> str:
 
 
 def extract_sql(reply: str) -> str:
-    """The last fenced block of a reply, or the whole reply where there is none."""
+    """The last fenced block of a reply, or the whole reply if there is none."""
     sql = fenced_sql(reply)
     return reply.strip() if sql is None else sql
 
 
 def fenced_sql(reply: str) -> str | None:
-    """The last fenced block of a reply, or None where there is none."""
+    """The last fenced block of a reply, or None if there is none."""
     blocks = _FENCE.findall(reply)
     return blocks[-1].strip() if blocks else None
 
 
 def is_correct(reply: str) -> bool:
-    """Whether a check's last verdict is CORRECT; a reply without a verdict is not content."""
+    """Whether a check's last verdict is CORRECT; False without a verdict."""
     verdicts = _VERDICT.findall(reply)
     return bool(verdicts) and verdicts[-1] == CORRECT

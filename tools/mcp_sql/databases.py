@@ -1,10 +1,10 @@
-"""Which databases a server offers, and what each is called.
+"""The databases of a server, and their names.
 
-A name must mean the same file tomorrow, so it is made from the file's place in the folder: its relative path, which
-always works, or that without the suffix and the doubled folder, ``<db>`` for Spider's ``<db>/<db>.sqlite``. Where two
-files would share such a short name it stands for neither: a name may stop working, it never comes to mean another file.
+A name must always mean the same file, so it comes from the file's path in the folder. The relative path always works.
+The short name is the path without suffix and doubled folder: ``<db>`` for Spider's ``<db>/<db>.sqlite``. A short name
+that would fit two files is not used, so it may stop working but never means another file.
 
-Names are looked up in what was found under the folder and never made into paths, so none leads out of it.
+Names are looked up among the files found under the folder, never turned into paths, so no name leads out of it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ _NAMES_IN_ERROR = 20
 
 
 def database_names(folder: str | Path) -> dict[str, Path]:
-    """Every SQLite file under ``folder`` by its name, sorted. Hidden files and folders are left out."""
-    inside = {path: path.relative_to(folder) for path in _files(Path(folder)) if is_sqlite(path)}
-    taken = Counter(name for path in inside.values() for name in {_short(path), path.as_posix()})
-    names = {path: _short(place) if taken[_short(place)] == 1 else place.as_posix() for path, place in inside.items()}
+    """The SQLite files under ``folder`` by name, sorted, without hidden files and folders."""
+    inside = {path: path.relative_to(folder) for path in _visible_files(Path(folder)) if is_sqlite(path)}
+    taken = Counter(name for path in inside.values() for name in {_short_name(path), path.as_posix()})
+    names = {
+        path: _short_name(place) if taken[_short_name(place)] == 1 else place.as_posix()
+        for path, place in inside.items()
+    }
     return dict(sorted((name, path) for path, name in names.items()))
 
 
-def _files(folder: Path) -> list[Path]:
+def _visible_files(folder: Path) -> list[Path]:
     found: list[Path] = []
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -36,18 +39,18 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _short(inside: Path) -> str:
+def _short_name(inside: Path) -> str:
     """``a/b.sqlite`` is a/b; ``a/a.sqlite`` is a."""
     name = inside.with_suffix("")
     return (name.parent if name.parent.name == name.name else name).as_posix()
 
 
 class UnknownDatabaseError(QueryError):
-    """There is no database of that name; the agent can choose another."""
+    """No database has this name; the agent can choose another."""
 
 
 class Databases:
-    """One SQLite file, or those of a folder. Raises :class:`groundwire.tools.sql.DatabaseError` when there is none."""
+    """One SQLite file, or those of a folder. Raises :class:`groundwire.tools.sql.DatabaseError` if there is none."""
 
     def __init__(self, path: str | Path) -> None:
         self.root = Path(path).absolute()
@@ -62,17 +65,17 @@ class Databases:
         self._known: dict[str, Path] = {} if self.is_folder else {self.root.stem: self.root}
 
     def names(self) -> list[str]:
-        """The names, as they are now."""
+        """The current names."""
         if self.is_folder:
             self._known = database_names(self.root)
         return list(self._known)
 
     def path(self, name: str | None = None) -> Path:
-        """The file called ``name``; without a folder, the one file. Raises :class:`UnknownDatabaseError`."""
+        """The file ``name``; always the one file if there is no folder. Raises :class:`UnknownDatabaseError`."""
         if not self.is_folder:
             return self.root
         name = name or ""
-        if name not in self._known:  # it may be new
+        if name not in self._known:  # it may be a new file
             self.names()
         if name in self._known:
             return self._known[name]

@@ -1,16 +1,14 @@
-"""The MCP server's tools: the only file that imports FastMCP.
+"""The tools of the MCP server. Only this module imports FastMCP.
 
-The tools are written by hand over FastMCP's ``Tool`` rather than derived from function signatures: their schemas are in
-every prompt of every agent that embeds them, and a missing argument is answered by a sentence instead of a validator's
-report.
+The tools' schemas are written by hand and not derived from function signatures: they are in every prompt of every agent
+that uses them, and a missing argument gets a short error message instead of a validator's report.
 
-Every error that a model can do something about is a tool error (``isError``). So is a database that cannot be read,
-since a protocol error ends the agent of most frameworks; ``_meta`` says which it was, for callers that must tell a
-model's mistake from broken infrastructure: ``{"error": "sql" | "arguments" | "timeout" | "database"}``.
+All errors are tool errors (``isError``), even an unreadable database, since most frameworks end the agent after a
+protocol error. ``_meta`` has the kind, so that callers can separate a model's mistake from broken infrastructure:
+``{"error": "sql" | "arguments" | "timeout" | "database"}``.
 
-A query holds its thread until its deadline, so there are more threads than clients are expected to have slow queries:
-the last one idle is the first one used again, and those unused for ten seconds end. Not many more, for each query
-that runs has a connection (0.2 to 0.7 MB) and SQLite has one heap limit for all.
+A query occupies a thread until its deadline, so there are more threads than slow queries to be expected. There are not
+many more, because each running query has a connection (0.2 to 0.7 MB) and SQLite has one heap limit for all.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ __all__ = ["Limits", "sql_server"]
 
 _THREADS = 100
 _BLOB_BYTES = 32
-_SHORTEST = 20
+_MIN_VALUE_CHARS = 20
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one call may take: seconds for its query, rows read, characters answered."""
+    """Limits of one call: seconds of its query, rows read, characters of the answer."""
 
     timeout_s: float = 5.0
     max_rows: int = 1000
@@ -58,20 +56,20 @@ class Limits:
 
 
 def sql_server(databases: Databases, *, limits: Limits, token: str | None = None) -> FastMCP:
-    """A server that is ready to run: ``server.run(transport="stdio")``, or ``"http"``. With ``token`` HTTP needs it."""
+    """A server to run: ``server.run(transport="stdio")``, or ``"http"``, where clients must send ``token`` if given."""
     server: FastMCP = FastMCP(
         "sql",
         instructions="Read-only SQL on SQLite. Look at the tables before you write a query.",
-        auth=_OneToken(token) if token else None,
+        auth=_TokenCheck(token) if token else None,
     )
-    desk = _Desk(databases, limits)
-    for tool in _tools(desk):
+    functions = _Functions(databases, limits)
+    for tool in _tools(functions):
         server.add_tool(tool)
-    _resources(desk, server)
+    _resources(functions, server)
     return server
 
 
-class _OneToken(TokenVerifier):
+class _TokenCheck(TokenVerifier):
     def __init__(self, token: str) -> None:
         super().__init__()
         self._token = token.encode()
@@ -82,8 +80,8 @@ class _OneToken(TokenVerifier):
         return AccessToken(token=token, client_id="client", scopes=[])
 
 
-class _Desk:
-    """What the tools do, each in a thread that stops when its caller goes away."""
+class _Functions:
+    """The tools' functions. Each runs in a thread and stops when its caller disconnects."""
 
     def __init__(self, databases: Databases, limits: Limits) -> None:
         self.databases = databases
@@ -94,7 +92,7 @@ class _Desk:
         cancelled = threading.Event()
         try:
             return await anyio.to_thread.run_sync(work, cancelled, abandon_on_cancel=True, limiter=self._threads)
-        except MemoryError as error:  # of opening a connection: not this query's doing
+        except MemoryError as error:  # while opening a connection: not caused by this query
             raise DatabaseError("the server is short of memory, try again in ten seconds") from error
         finally:
             cancelled.set()
@@ -104,13 +102,15 @@ class _Desk:
             path, limits = self.databases.path(database), self.limits
             return run_query(path, sql, timeout_s=limits.timeout_s, max_rows=limits.max_rows, cancelled=cancelled)
 
-        return _rows(await self.in_thread(work), self.limits.max_chars)
+        return _rows_result(await self.in_thread(work), self.limits.max_chars)
 
     async def list_databases(self) -> ToolResult:
-        return _names("databases", await self.in_thread(lambda _: self.databases.names()), self.limits.max_chars)
+        return _names_result("databases", await self.in_thread(lambda _: self.databases.names()), self.limits.max_chars)
 
     async def list_tables(self, database: str | None = None) -> ToolResult:
-        return _names("tables", await self.in_thread(lambda _: list(self._columns(database))), self.limits.max_chars)
+        return _names_result(
+            "tables", await self.in_thread(lambda _: list(self._columns(database))), self.limits.max_chars
+        )
 
     async def describe_table(self, table: str, database: str | None = None) -> ToolResult:
         def work(_: threading.Event) -> tuple[str, list[str]]:
@@ -124,7 +124,7 @@ class _Desk:
         if len(text) > limit:
             cut = f"{limit} of {len(text)} characters shown: SELECT the columns that you need to see their values."
             text = text[:limit]
-        return _answer(text, {"columns": columns, "definition": text}, cut)
+        return _tool_result(text, {"columns": columns, "definition": text}, cut)
 
     async def schema(self, database: str | None = None) -> str:
         return (await self.in_thread(lambda _: table_info(self.databases.path(database)))).text
@@ -134,27 +134,27 @@ class _Desk:
         try:
             return _readonly_sqlite.columns(path, _readonly_sqlite.signature(path))
         except (OSError, sqlite3.Error) as error:
-            raise DatabaseError(_readonly_sqlite.broken(path, error)) from error
+            raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
 
 
-def _answer(text: str, structured: dict[str, Any], cut: str | None) -> ToolResult:
-    """Both forms end with what was cut: some clients show their model the one, some the other."""
+def _tool_result(text: str, structured: dict[str, Any], cut: str | None) -> ToolResult:
+    """Both forms have the note on the cut, since some clients show the text to their model and some the structure."""
     if cut is None:
         return ToolResult(text, structured)
     return ToolResult(f"{text}\n{cut}", {**structured, "cut": cut})
 
 
-def _rows(result: QueryResult, max_chars: int) -> ToolResult:
+def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
     rows: list[tuple[Any, ...]] = []
     left = max_chars - sum(len(name) + 2 for name in result.columns)
     shortened = False
     for row in result.rows:
-        shown = tuple(_jsonable(value) for value in row)
+        shown = tuple(_json_value(value) for value in row)
         size = len(repr(shown)) + 2
-        if not rows and size > left:  # something must be shown of the first row
-            room = max(left // len(shown), _SHORTEST)
-            shortened = any(isinstance(value, str) and len(value) > room for value in shown)
-            shown = tuple(_shortened(value, room) for value in shown)
+        if not rows and size > left:  # show at least a part of the first row
+            limit = max(left // len(shown), _MIN_VALUE_CHARS)
+            shortened = any(isinstance(value, str) and len(value) > limit for value in shown)
+            shown = tuple(_shorten(value, limit) for value in shown)
         elif size > left:
             break
         rows.append(shown)
@@ -166,10 +166,10 @@ def _rows(result: QueryResult, max_chars: int) -> ToolResult:
         of = f"more than {len(result.rows)}" if result.truncated else f"{len(result.rows)}"
         cuts.append(f"{len(rows)} of {of} rows shown: ask for less with WHERE, LIMIT, fewer columns or an aggregate.")
     text = render(QueryResult(result.columns, rows, False, 0.0), max_chars=sys.maxsize, columns=True)
-    return _answer(text, {"columns": result.columns, "rows": [list(row) for row in rows]}, " ".join(cuts) or None)
+    return _tool_result(text, {"columns": result.columns, "rows": [list(row) for row in rows]}, " ".join(cuts) or None)
 
 
-def _names(kind: str, names: list[str], max_chars: int) -> ToolResult:
+def _names_result(kind: str, names: list[str], max_chars: int) -> ToolResult:
     left = max_chars
     shown: list[str] = []
     for name in names:
@@ -182,10 +182,10 @@ def _names(kind: str, names: list[str], max_chars: int) -> ToolResult:
         cut = f"{len(shown)} of {len(names)} {kind} shown."
         if kind == "tables":
             cut += " Others: SELECT name FROM sqlite_master WHERE name LIKE '...'"
-    return _answer(", ".join(shown) or f"There are no {kind}.", {kind: shown}, cut)
+    return _tool_result(", ".join(shown) or f"There are no {kind}.", {kind: shown}, cut)
 
 
-def _jsonable(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"x'{value[:_BLOB_BYTES].hex()}'" + (f"... {len(value)} bytes" if len(value) > _BLOB_BYTES else "")
     if isinstance(value, float) and not math.isfinite(value):
@@ -193,18 +193,18 @@ def _jsonable(value: Any) -> Any:
     return value
 
 
-def _shortened(value: Any, room: int) -> Any:
-    if isinstance(value, str) and len(value) > room:
-        return f"{value[:room]}... {len(value)} characters"
+def _shorten(value: Any, limit: int) -> Any:
+    if isinstance(value, str) and len(value) > limit:
+        return f"{value[:limit]}... {len(value)} characters"
     return value
 
 
-class _HandWritten(Tool):
-    """A tool whose schema is as written, and whose arguments are checked in words."""
+class _FixedSchemaTool(Tool):
+    """A tool with the given schema. Wrong arguments get a readable error message."""
 
     work: Callable[..., Awaitable[ToolResult]]
     root: str
-    """The database's path on the server: its clients need not know it."""
+    """The database's path on the server, which is removed from error messages."""
 
     async def run(self, arguments: dict[str, Any]) -> ToolResult:
         wanted = self.parameters["properties"]
@@ -224,7 +224,7 @@ class _ArgumentsError(QueryError):
         needs = " and ".join(f"{name!r} (a string)" for name in wanted) or "no arguments"
         got = ", ".join(f"{name!r} ({type(value).__name__})" for name, value in given.items()) or "nothing"
         only = " and nothing else" if wanted and set(given) - set(wanted) else ""
-        super().__init__(f"{tool} needs {needs}{only}; it was given {got}")
+        super().__init__(f"{tool} needs {needs}{only}; it got {got}")
 
 
 def _kind(error: QueryError) -> str:
@@ -240,8 +240,8 @@ _CUT = {"type": "string", "description": "What was left out"}
 _READ_ONLY = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
 
-def _tools(desk: _Desk) -> list[Tool]:
-    where = {"database": "Name of the database"} if desk.databases.is_folder else {}
+def _tools(functions: _Functions) -> list[Tool]:
+    where = {"database": "Name of the database"} if functions.databases.is_folder else {}
 
     def tool(
         work: Callable[..., Awaitable[ToolResult]],
@@ -252,51 +252,51 @@ def _tools(desk: _Desk) -> list[Tool]:
         gives: dict[str, Any],
     ) -> Tool:
         properties = {key: {"type": "string", "description": about} for key, about in takes.items()}
-        return _HandWritten(
+        return _FixedSchemaTool(
             name=name or work.__name__,
             description=description,
             parameters={"type": "object", "properties": properties, "required": list(takes)},
             output_schema={"type": "object", "properties": {**gives, "cut": _CUT}, "required": list(gives)},
             annotations=_READ_ONLY,
             work=work,
-            root=str(desk.databases.root),
+            root=str(functions.databases.root),
         )
 
     tools = [
         tool(
-            desk.query,
+            functions.query,
             "Run one read-only SQL query (SQLite) and return its rows.",
             name="query_database_by_sql",
             takes={**where, "sql": "One SELECT statement"},
             gives={"columns": _STRINGS, "rows": {"type": "array", "items": {"type": "array"}}},
         ),
-        tool(desk.list_tables, "List the tables and views.", takes=where, gives={"tables": _STRINGS}),
+        tool(functions.list_tables, "List the tables and views.", takes=where, gives={"tables": _STRINGS}),
         tool(
-            desk.describe_table,
+            functions.describe_table,
             "Show a table's columns, types, keys and a few values of each column.",
             takes={**where, "table": "Name of the table"},
             gives={"columns": _STRINGS, "definition": {"type": "string"}},
         ),
     ]
-    if desk.databases.is_folder:
-        tools.insert(0, tool(desk.list_databases, "List the databases.", takes={}, gives={"databases": _STRINGS}))
+    if functions.databases.is_folder:
+        tools.insert(0, tool(functions.list_databases, "List the databases.", takes={}, gives={"databases": _STRINGS}))
     return tools
 
 
-def _resources(desk: _Desk, server: FastMCP) -> None:
-    """The whole schema as text, for clients that put it into the context themselves."""
+def _resources(functions: _Functions, server: FastMCP) -> None:
+    """The whole schema as text, for clients that add it to the context themselves."""
     about = {"description": "The tables with their keys and a few values of each column", "mime_type": "text/plain"}
 
     async def schema(database: str) -> str:
         try:
-            return await desk.schema(database)
+            return await functions.schema(database)
         except UnknownDatabaseError as error:
             raise NotFoundError(str(error)) from error
         except QueryError as error:
-            raise ResourceError(str(error).replace(str(desk.databases.root), "...")) from error
+            raise ResourceError(str(error).replace(str(functions.databases.root), "...")) from error
 
-    if desk.databases.is_folder:
+    if functions.databases.is_folder:
         server.resource("sqlite:///{database*}/schema", name="schema", **about)(schema)
     else:
-        (name,) = desk.databases.names()
+        (name,) = functions.databases.names()
         server.resource(f"sqlite:///{quote(name)}/schema", name="schema", **about)(partial(schema, name))
