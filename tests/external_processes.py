@@ -1,4 +1,4 @@
-"""The processes of the external store's tests: real ones, to be killed, forked from one that has imported it all."""
+"""Real processes for the tests of the external store, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def store(path: str, port: int) -> None:
-    """The command's own store, which here looks for runners that fell silent more often than every two seconds."""
+    """The command ``train.store``, with a shorter interval between scans for unresponsive runners."""
     from groundwire.train.store.__main__ import main
     from groundwire.train.store.sqlite import SqliteLightningStore
 
@@ -35,7 +35,7 @@ def their_store(port: int) -> None:
     import agentlightning
     from agentlightning.logging import setup
 
-    # The one name that the command takes from the package itself, which would import LiteLLM's server for it.
+    # The command imports this name from the package itself, which would import LiteLLM's server as well.
     agentlightning.setup_logging = setup  # type: ignore[attr-defined]
     from agentlightning.cli.store import main
 
@@ -96,7 +96,7 @@ async def ask(question: Any, endpoint: Any) -> str:
 
 
 async def block(question: Any, endpoint: Any) -> str:
-    """An agent that says that it has begun, and never comes back."""
+    """An agent that makes a call, and then blocks for ever."""
     await ask(question, endpoint)
     while True:
-        time.sleep(1)  # noqa: ASYNC251 - which is what it is for
+        time.sleep(1)  # noqa: ASYNC251 - on purpose

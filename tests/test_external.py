@@ -1,4 +1,4 @@
-"""Trainer, store and runners are processes that come and go; no rollout is lost, and none counts as a zero."""
+"""Trainer, store and runners are separate processes and may die; no rollout is lost, and none counts as zero."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def _trainer(
 
 
 def _first_hangs() -> Any:
-    """The first request is answered much later than anybody waits, all others at once."""
+    """The first request is answered after all timeouts, all others at once."""
     replies = iter([Reply(text=GOLD, delay_s=300)])
     return lambda _: next(replies, GOLD)
 
@@ -120,12 +120,12 @@ async def _holder(client: StoreClient, runners: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-async def test_the_rollout_of_a_runner_that_dies_is_given_to_another(pieces: _Pieces, task: Task, how: int) -> None:
+async def test_the_rollout_of_a_dead_runner_is_given_to_another(pieces: _Pieces, task: Task, how: int) -> None:
     pieces.store()
     runners = [pieces.runner(1), pieces.runner(1)]
     async with (
         ScriptedPolicyServer(replies=_first_hangs()) as policy,
-        # A killed runner is missed by its silence; one that is stopped gives back what it has, and nobody waits.
+        # A killed runner becomes unresponsive; a stopped one returns its rollouts at once.
         _trainer(pieces, policy, 2.0 if how == signal.SIGKILL else None) as (collector, client),
     ):
         batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
@@ -137,7 +137,7 @@ async def test_the_rollout_of_a_runner_that_dies_is_given_to_another(pieces: _Pi
         assert [call.response_ids[-1] for call in outcome.calls] == [256]
 
 
-async def test_a_runner_whose_agent_blocks_it_ends_when_it_is_told_to(pieces: _Pieces, task: Task) -> None:
+async def test_a_runner_with_a_blocking_agent_ends_on_sigterm(pieces: _Pieces, task: Task) -> None:
     pieces.store()
     runner = pieces.start(processes.runner, pieces.address, 4, "custom", "external_processes:block")
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
@@ -149,7 +149,7 @@ async def test_a_runner_whose_agent_blocks_it_ends_when_it_is_told_to(pieces: _P
         batch.cancel()
 
 
-async def test_a_runner_that_is_only_slow_keeps_its_rollout(pieces: _Pieces, task: Task) -> None:
+async def test_a_slow_runner_keeps_its_rollout(pieces: _Pieces, task: Task) -> None:
     pieces.store()
     pieces.runner()
     async with (
@@ -160,7 +160,7 @@ async def test_a_runner_that_is_only_slow_keeps_its_rollout(pieces: _Pieces, tas
     assert (outcome.status, outcome.reward, outcome.attempts) == ("succeeded", 1.0, 1)
 
 
-async def test_a_store_that_is_killed_and_started_again_costs_no_rollout(pieces: _Pieces, task: Task) -> None:
+async def test_no_rollout_is_lost_when_the_store_is_killed_and_restarted(pieces: _Pieces, task: Task) -> None:
     store = pieces.store()
     pieces.runner(2)
     async with (
@@ -178,9 +178,7 @@ async def test_a_store_that_is_killed_and_started_again_costs_no_rollout(pieces:
     assert all(len(outcome.calls) == 1 for outcome in outcomes)
 
 
-async def test_a_trainer_that_is_killed_goes_on_with_the_same_runners(
-    pieces: _Pieces, task: Task, tmp_path: Path
-) -> None:
+async def test_a_restarted_trainer_continues_with_the_same_runners(pieces: _Pieces, task: Task, tmp_path: Path) -> None:
     pieces.store()
     pieces.runner()
     result = tmp_path / "result"
@@ -189,7 +187,7 @@ async def test_a_trainer_that_is_killed_goes_on_with_the_same_runners(
         await _until(lambda: policy.requests)
         os.kill(first.pid, signal.SIGKILL)
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy:
-        # Its proxy listens elsewhere now; what the first one left in the queue is nobody's.
+        # Its proxy has another address; the rollouts that the first one left are cancelled.
         second = pieces.start(processes.trainer, pieces.address, policy.base_url, task, 6, str(result))
         await asyncio.to_thread(second.join, 40)
         assert json.loads(result.read_text()) == [["succeeded", 1.0]] * 6
@@ -200,7 +198,7 @@ async def test_a_trainer_that_is_killed_goes_on_with_the_same_runners(
     await client.stop()
 
 
-async def test_agent_lightnings_own_store_does_as_well(pieces: _Pieces, task: Task) -> None:
+async def test_agent_lightnings_own_store_works_too(pieces: _Pieces, task: Task) -> None:
     pieces.start(processes.their_store, pieces.port)
     await asyncio.to_thread(check_store, pieces.address, timeout_s=30)
     pieces.runner()
@@ -213,7 +211,7 @@ async def test_agent_lightnings_own_store_does_as_well(pieces: _Pieces, task: Ta
             await client.update_attempt("nothing", "latest", status="failed")
 
 
-async def test_a_runner_of_another_backend_says_so_and_nothing_is_a_zero(pieces: _Pieces, task: Task) -> None:
+async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _Pieces, task: Task) -> None:
     pieces.store()
     pieces.runner()
     settings = {**processes.SETTINGS, "backend": "langgraph"}
@@ -236,7 +234,7 @@ async def test_a_runner_of_another_backend_says_so_and_nothing_is_a_zero(pieces:
         ("http://no.such.host.invalid:1", "no store answers at http://no.such.host.invalid:1"),
     ],
 )
-def test_a_wrong_address_is_said_in_one_sentence(address: str, said: str) -> None:
+def test_a_wrong_address_is_reported_in_one_line(address: str, said: str) -> None:
     with pytest.raises(StoreAddressError, match=said) as caught:
         check_store(address, timeout_s=0.2)
     assert "\n" not in str(caught.value)
@@ -270,7 +268,7 @@ async def _answering(routes: dict[str, Any]) -> Any:
         ),
     ],
 )
-async def test_what_is_no_store_or_one_of_another_version_is_said(routes: dict[str, Any], said: str) -> None:
+async def test_a_server_that_is_no_store_or_of_another_version_is_reported(routes: dict[str, Any], said: str) -> None:
     server = await _answering(routes)
     try:
         with pytest.raises(StoreAddressError, match=said):
@@ -320,7 +318,7 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
 
 async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _Pieces, tmp_path: Path) -> None:
     pieces.store()
-    pieces.runner(backend="langgraph")  # lives through it, and is told of the second trainer's model by the store
+    pieces.runner(backend="langgraph")  # it runs all the time, and gets the second trainer's address from the store
     config = resolve(
         "fast",
         external_store_address=pieces.address,

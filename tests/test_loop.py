@@ -1,4 +1,4 @@
-"""An agent that blocks the event loop of all rollouts is named, and neither the run nor its end waits for ever."""
+"""An agent that blocks the event loop is reported with its line, and neither the run nor its end hangs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _nothing() -> None:
 
 @pytest.fixture
 def started() -> Iterator[Callable[[float], EventLoopThread]]:
-    """Starts loops, and stops them."""
+    """Starts loops, and stops them after the test."""
     all_of_them: list[EventLoopThread] = []
 
     def start(max_blocked_s: float) -> EventLoopThread:
@@ -56,27 +56,27 @@ async def _blocks(seconds: float) -> None:
     _sleeps(seconds)
 
 
-def test_whoever_waits_for_a_loop_that_is_blocked_is_told_where(started: Any) -> None:
+def test_a_blocked_loop_is_given_up_with_the_blocking_line(started: Any) -> None:
     place = rf"{__file__}:{inspect.getsourcelines(_sleeps)[1] + 1} \(_sleeps\)"
     with pytest.raises(EventLoopError, match=f"the agents' event loop is blocked at {place} for 2 s"):
         started(2.0).call(_blocks(60))
 
 
-def test_a_loop_that_is_blocked_for_a_while_is_only_told_of(started: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_is_blocked_for_a_while_is_only_logged(started: Any, caplog: pytest.LogCaptureFixture) -> None:
     started(math.inf).call(_blocks(8))
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert "(_sleeps) for 5 s" in record.getMessage()
 
 
-def test_many_that_take_a_moment_each_do_not_block(started: Any) -> None:
+def test_many_short_steps_are_not_a_blocked_loop(started: Any) -> None:
     async def all_at_once() -> None:
         await asyncio.gather(*(_blocks(0.2) for _ in range(25)))
 
     started(3.0).call(all_at_once())
 
 
-def test_to_stop_is_not_to_wait_for_a_loop_that_is_blocked(started: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_stop_does_not_wait_for_a_blocked_loop(started: Any, caplog: pytest.LogCaptureFixture) -> None:
     loop = started(math.inf)
     begun = asyncio.run_coroutine_threadsafe(_blocks(60), loop.loop)
     loop.stop(_nothing())
@@ -85,7 +85,7 @@ def test_to_stop_is_not_to_wait_for_a_loop_that_is_blocked(started: Any, caplog:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_what_would_end_the_process_ends_the_task_and_not_the_loop(started: Any, error: BaseException) -> None:
+def test_system_exit_in_a_task_ends_the_task_and_not_the_loop(started: Any, error: BaseException) -> None:
     async def ends() -> None:
         raise error
 
@@ -99,7 +99,7 @@ def test_what_would_end_the_process_ends_the_task_and_not_the_loop(started: Any,
     assert loop.call(awaits()) == "went on"
 
 
-def test_a_loop_that_ends_is_not_waited_for(started: Any) -> None:
+def test_a_loop_that_has_ended_is_given_up(started: Any) -> None:
     def select(timeout: float | None) -> Any:
         raise OSError("somebody closed its files")
 
@@ -150,20 +150,20 @@ async def hangs_in_the_loops_threads(question: Any, endpoint: Any) -> str:
     return ""
 
 
-def test_an_agent_that_exits_in_a_task_of_its_own_fails_alone(tmp_path: Path) -> None:
+def test_an_agent_that_exits_in_its_own_task_fails_alone(tmp_path: Path) -> None:
     outcomes = _dev("exits_in_a_task", tmp_path)
     assert [outcome.status for outcome in outcomes] == ["agent"] * 4
     assert "SystemExit('no more of " in outcomes[0].message
 
 
 async def waits_for_itself(question: Any, endpoint: Any) -> str:
-    """The proxy that it asks is on the event loop that it blocks."""
+    """Blocks the event loop of the proxy that it waits for."""
     Path("begun").touch()  # noqa: ASYNC240
     return synchronous(question, endpoint)
 
 
 def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s: float) -> Program:
-    """A run of an agent that takes for ever."""
+    """A run of an agent that never ends."""
     config = resolve(
         "fast",
         backend="custom",
@@ -179,7 +179,7 @@ def _program(folder: Path, *, agent: str = "waits_for_itself", rollout_timeout_s
     return Program("-m", "train.run", "--resume", str(run.path), folder=folder, environment=environment)
 
 
-def test_a_run_whose_agent_waits_for_itself_ends_with_the_line_that_does(tmp_path: Path) -> None:
+def test_a_run_with_a_deadlocked_agent_ends_with_the_blocking_line(tmp_path: Path) -> None:
     lines, first = inspect.getsourcelines(synchronous)
     line = next(number for number, text in enumerate(lines, first) if "completions.create(" in text)
     ended = _program(tmp_path, rollout_timeout_s=1.0).wait(120)
@@ -200,7 +200,7 @@ def test_one_ctrl_c_ends_a_run_that_is_blocked(tmp_path: Path) -> None:
     assert "Traceback" not in stopped.stderr
 
 
-def test_the_end_of_a_run_waits_for_no_thread(tmp_path: Path) -> None:
+def test_the_end_of_a_run_does_not_wait_for_threads(tmp_path: Path) -> None:
     ended = _program(tmp_path, agent="hangs_in_the_loops_threads", rollout_timeout_s=1.0).wait(120)
     assert ended.returncode == 1
     assert "no answer within 1 s" in ended.stderr

@@ -1,4 +1,4 @@
-"""A trainer whose runners are elsewhere says that none is there, and says it once."""
+"""A trainer with an external store warns once if no runner takes its rollouts."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ async def _batch(store: InMemoryLightningStore, *, deadline_s: float) -> list[Ro
         return await collector.run(JOBS, deadline_s=deadline_s)
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "groundwire.train.rollouts.collector"]
 
 
-async def test_rollouts_that_nobody_takes_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rollouts_without_a_runner_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = await _batch(InMemoryLightningStore(), deadline_s=0.6)
     assert [outcome.status for outcome in outcomes] == ["timeout"] * 3
-    assert _said(caplog) == ["3 rollouts wait, and no runner takes them: start one with: THE COMMAND"]
+    assert _warnings(caplog) == ["3 rollouts wait, and no runner takes them: start one with: THE COMMAND"]
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -50,27 +50,27 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_runner_that_is_slow_is_one(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_slow_runner_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     store = InMemoryLightningStore()
     batch = asyncio.create_task(_batch(store, deadline_s=0.6))
     await asyncio.sleep(0.05)
     assert await store.dequeue_rollout() is not None
     await batch
-    assert not _said(caplog)
+    assert not _warnings(caplog)
 
 
-async def test_after_some_ended_a_new_silence_is_told_of_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_warning_is_repeated_after_a_rollout_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     store = InMemoryLightningStore()
     batch = asyncio.create_task(_batch(store, deadline_s=1.5))
-    await _until(lambda: len(_said(caplog)) == 1)
+    await _until(lambda: len(_warnings(caplog)) == 1)
     taken = await store.dequeue_rollout()
     assert taken is not None
     await store.update_attempt(taken.rollout_id, taken.attempt.attempt_id, status="succeeded")
     await batch
-    assert [line.split(",")[0] for line in _said(caplog)] == ["3 rollouts wait", "2 rollouts wait"]
+    assert [line.split(",")[0] for line in _warnings(caplog)] == ["3 rollouts wait", "2 rollouts wait"]
 
 
-def test_what_a_trainer_waits_for_is_not_silenced() -> None:
+def test_warnings_of_the_store_client_are_shown() -> None:
     code = """
 import logging
 from groundwire.train.store.span_sink import LightningSpanSink

@@ -1,4 +1,4 @@
-"""A batch of rollouts comes back whole and in time, each with a reward or the type of its failure."""
+"""A batch of rollouts returns completely and in time, each with a reward or the type of its failure."""
 
 from __future__ import annotations
 
@@ -78,14 +78,20 @@ async def _collector(
     timeout_s: float = 10.0,
     n_runners: int = 4,
     retries: int = 1,
+    poll_s: float = 0.5,
     store: InMemoryLightningStore | None = None,
 ) -> AsyncIterator[RolloutCollector]:
     store = store or MemoryStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
     async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy:
-        runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
+        runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, poll_s=10 * poll_s)
         collector = RolloutCollector(
-            store=store, proxy=proxy, model=server.model, notify_runners=runners.notify, retries=retries
+            store=store,
+            proxy=proxy,
+            model=server.model,
+            notify_runners=runners.notify,
+            retries=retries,
+            poll_s=poll_s,
         )
         await runners.start()
         try:
@@ -107,7 +113,7 @@ async def _outcome(backend: Any, task: Task, reward: Any = _exact, **options: An
         return outcome
 
 
-async def test_each_rollout_brings_back_its_reward_and_every_call(task: Task) -> None:
+async def test_each_result_has_its_reward_and_all_calls(task: Task) -> None:
     replies = iter([GOLD, "SELECT 1", GOLD, "SELECT 2", GOLD])
     async with (
         ScriptedPolicyServer(replies=lambda _: next(replies)) as server,
@@ -151,7 +157,7 @@ def _raise(error: BaseException) -> Callable[[], Any]:
         (PromptTooLongError("9 tokens too many", status=400), "prompt_too_long", 1),
     ],
 )
-async def test_a_failure_keeps_its_type_and_is_retried_where_that_can_help(
+async def test_a_failure_keeps_its_type_and_is_retried_if_that_can_help(
     task: Task, error: Exception, status: str, attempts: int
 ) -> None:
     outcome = await _outcome(_Backend(_raise(error)), task)
@@ -160,7 +166,7 @@ async def test_a_failure_keeps_its_type_and_is_retried_where_that_can_help(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("a bug")])
-async def test_whatever_else_an_agent_raises_is_its_error_and_the_runners_go_on(
+async def test_any_other_exception_of_an_agent_is_an_agent_error_and_the_runners_continue(
     task: Task, error: BaseException
 ) -> None:
     errors = iter([error])
@@ -178,7 +184,7 @@ async def test_whatever_else_an_agent_raises_is_its_error_and_the_runners_go_on(
     assert succeeded.status == "succeeded"
 
 
-async def test_a_failure_that_does_not_come_again_costs_nothing_but_the_attempt(task: Task) -> None:
+async def test_a_transient_failure_is_retried(task: Task) -> None:
     errors = iter([EndpointError("once")])
 
     def act() -> None:
@@ -203,7 +209,7 @@ async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
     assert [(o.status, o.reward) for o in outcomes] == [("timeout", None)] * 3
 
 
-async def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_zero(task: Task) -> None:
+async def test_a_reward_that_cannot_be_computed_is_a_failure_not_zero(task: Task) -> None:
     async def broken(task: Any, answer: str, steps: Any) -> float:
         raise RewardError("the gold does not run")
 
@@ -213,7 +219,7 @@ async def test_a_reward_that_cannot_be_computed_is_a_failure_and_no_zero(task: T
 
 
 @pytest.mark.parametrize("value", [ValueError("a bug"), "high", float("nan"), {"a": None}])
-async def test_a_reward_with_a_bug_is_a_failure_and_no_zero(task: Task, value: Any) -> None:
+async def test_a_reward_with_a_bug_is_a_failure_not_zero(task: Task, value: Any) -> None:
     async def buggy(task: Any, answer: str, steps: Any) -> Any:
         if isinstance(value, Exception):
             raise value
@@ -224,7 +230,7 @@ async def test_a_reward_with_a_bug_is_a_failure_and_no_zero(task: Task, value: A
     assert ("ValueError: a bug" if isinstance(value, Exception) else repr(value)) in outcome.message
 
 
-async def test_a_judge_that_abstains_is_a_failure_of_its_own_that_keeps_the_answer_and_is_not_run_again(
+async def test_an_abstaining_judge_is_a_failure_with_the_answer_and_without_a_retry(
     task: Task,
 ) -> None:
     async def abstains(task: Any, answer: str, steps: Any) -> float:
@@ -235,7 +241,7 @@ async def test_a_judge_that_abstains_is_a_failure_of_its_own_that_keeps_the_answ
     assert (outcome.message, outcome.answer) == ("no verdict by the deadline", GOLD)
 
 
-async def test_a_reward_with_parts_comes_back_with_them(task: Task) -> None:
+async def test_reward_components_are_returned(task: Task) -> None:
     async def parts(task: Any, answer: str, steps: Any) -> dict[str, float]:
         return {"executes": 0.1, "match": 0.7}
 
@@ -259,9 +265,9 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
         assert "gold" not in json.dumps(request)
 
 
-async def test_batches_that_begin_together_do_not_cancel_each_other(task: Task) -> None:
+async def test_batches_that_start_together_do_not_cancel_each_other(task: Task) -> None:
     class Slow(InMemoryLightningStore):
-        """A store that is somewhere else: what it is told first is not always done first."""
+        """A store that may finish a later request first, as one in another process."""
 
         pauses = itertools.cycle((0.0, 0.05, 0.1))
 
@@ -275,3 +281,42 @@ async def test_batches_that_begin_together_do_not_cancel_each_other(task: Task) 
     ):
         batches = await asyncio.gather(*(collector.run(_jobs(task, 2), deadline_s=30) for _ in range(6)))
     assert [outcome.status for batch in batches for outcome in batch] == ["succeeded"] * 12
+
+
+async def test_an_idle_pool_asks_the_store_once_for_all_its_runners() -> None:
+    class Counting(MemoryStore):
+        limits: list[int] = []
+        asked = asyncio.Event()
+
+        async def dequeue_many_rollouts(self, *, limit: int = 1, worker_id: str | None = None) -> Any:
+            self.limits.append(limit)
+            self.asked.set()
+            return await super().dequeue_many_rollouts(limit=limit, worker_id=worker_id)
+
+    store = Counting()
+    agent = RolloutAgent(backend=_Backend(), domain=NoData(), reward=_exact)
+    runners = RunnerPool(store=store, agent=agent, n_runners=96, poll_s=3600.0)
+    await runners.start()
+    for requests in (1, 2):
+        await store.asked.wait()
+        await asyncio.sleep(0.05)
+        assert store.limits == [96] * requests
+        store.asked.clear()
+        runners.notify()
+    await runners.stop()
+
+
+async def test_rollouts_and_their_retries_need_no_polls_within_one_process(task: Task) -> None:
+    errors = iter([EndpointError("once")] * 3)
+
+    def act() -> None:
+        for error in errors:
+            raise error
+
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, _Backend(act), n_runners=2, retries=3, poll_s=3600.0) as collector,
+    ):
+        results = await collector.run(_jobs(task, 5), deadline_s=60)
+    assert [result.status for result in results] == ["succeeded"] * 5
+    assert sum(result.attempts for result in results) == 8

@@ -1,4 +1,4 @@
-"""Runners in processes of their own do the same work, and end with the run."""
+"""Runner processes run rollouts as the runners of the trainer do, and end with the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 
 
-def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runner_processes_run_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise NotImplementedError  # as with uvloop's policy
 
@@ -32,7 +32,7 @@ def test_rollouts_are_run_in_other_processes(tmp_path: Path, monkeypatch: pytest
     assert all(outcome.calls for outcome in outcomes)
 
 
-async def test_processes_that_are_all_gone_are_told_of() -> None:
+async def test_the_end_of_all_processes_is_reported() -> None:
     processes = RunnerProcesses(InMemoryLightningStore(), resolve("fast", runner_processes=2, n_runners=2))
     await processes.start()
     one, other = processes._processes

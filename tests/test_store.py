@@ -1,4 +1,4 @@
-"""The durable store answers as Agent Lightning's own does, forgets nothing, and speaks to any of its clients."""
+"""The SQLite store behaves like Agent Lightning's own, loses nothing, and works with all its clients."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def _their_server(store: LightningStore) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
-    """A store of each make, in the process or behind each pair of server and client."""
+    """A store in this process, or behind a pair of server and client."""
     if kind == "theirs":
         yield InMemoryLightningStore()
         return
@@ -112,7 +112,7 @@ KINDS = ("theirs", "ours", "their client, our server", "our client, our server",
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_every_store_tells_the_same_story(kind: str, tmp_path: Path) -> None:
+async def test_all_stores_behave_alike(kind: str, tmp_path: Path) -> None:
     async with _store(kind, tmp_path) as store:
         resources = await store.add_resources({"policy": ProxyLLM(endpoint="http://a/v1", model="m")})
         await store.update_resources("rs-named", {"policy": ProxyLLM(endpoint="http://b/v1", model="m")})
@@ -165,7 +165,7 @@ async def test_every_store_tells_the_same_story(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("theirs", "their client, our server")])
-async def test_what_is_not_there_is_a_value_error_at_once(kind: str, tmp_path: Path) -> None:
+async def test_an_unknown_rollout_is_a_value_error_at_once(kind: str, tmp_path: Path) -> None:
     async with _store(kind, tmp_path) as store:
         attempted = await store.start_rollout({})
         gone = _span(attempted, 1).model_copy(update={"rollout_id": "ro-gone"})
@@ -173,7 +173,7 @@ async def test_what_is_not_there_is_a_value_error_at_once(kind: str, tmp_path: P
             await store.add_span(gone)
 
 
-async def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
+async def test_a_reopened_store_has_all_data(tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     for n in range(3):
         await store.enqueue_rollout({"n": n})
@@ -188,7 +188,7 @@ async def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
     store.close()
 
 
-async def test_a_call_that_fails_half_way_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_call_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     await store.enqueue_rollout({"n": 0})
 
@@ -196,7 +196,7 @@ async def test_a_call_that_fails_half_way_leaves_no_trace(tmp_path: Path, monkey
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store.collections.workers, "upsert", full)  # the last thing that taking a rollout does
+        patch.setattr(store.collections.workers, "upsert", full)  # the last step of taking a rollout
         with pytest.raises(sqlite3.OperationalError):
             await store.dequeue_rollout("w")
     [rollout] = await store.query_rollouts()
@@ -215,7 +215,7 @@ async def test_an_attempt_that_ended_is_not_revived_by_a_late_span() -> None:
     assert (await _taken(store)).attempt.sequence_id == 2
 
 
-async def test_a_rollout_whose_runner_is_silent_goes_back_to_the_queue() -> None:
+async def test_the_rollout_of_an_unresponsive_runner_returns_to_the_queue() -> None:
     store = SqliteLightningStore(MEMORY, scan_s=0)
     config = RolloutConfig(max_attempts=2, unresponsive_seconds=0.05, retry_condition=["unresponsive"])
     await store.enqueue_rollout({}, config=config)
@@ -225,7 +225,7 @@ async def test_a_rollout_whose_runner_is_silent_goes_back_to_the_queue() -> None
     assert (again.rollout_id, again.attempt.sequence_id) == (attempted.rollout_id, 2)
 
 
-def test_a_file_that_cannot_be_a_store_is_said(tmp_path: Path) -> None:
+def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("not a database at all, but long enough to be read as one" * 20)
     other = tmp_path / "other.db"
@@ -259,7 +259,7 @@ def test_a_file_that_cannot_be_a_store_is_said(tmp_path: Path) -> None:
         ("/v1/agl/batch", [["POST", "/rollouts"]], 422, "does not fit agentlightning 0.3: 0.2: Field required"),
     ],
 )
-async def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status: int, said: str) -> None:
+async def test_the_response_to_a_bad_request_gives_the_reason(path: str, body: Any, status: int, said: str) -> None:
     async with (
         _served(SqliteLightningStore(MEMORY)) as url,
         aiohttp.ClientSession() as session,
@@ -269,7 +269,7 @@ async def test_a_request_that_is_wrong_is_told_why(path: str, body: Any, status:
         assert said in (await reply.json())["detail"]
 
 
-async def test_what_is_asked_at_one_moment_goes_together_and_is_answered_each_for_itself() -> None:
+async def test_simultaneous_requests_are_batched_and_answered_one_by_one() -> None:
     paths: list[str] = []
 
     @web.middleware
@@ -297,7 +297,7 @@ async def test_what_is_asked_at_one_moment_goes_together_and_is_answered_each_fo
     assert len(paths) < 60, f"{len(paths)} requests for 123"
 
 
-async def test_large_requests_do_not_add_up_to_one_that_the_store_refuses() -> None:
+async def test_batches_stay_below_the_size_that_the_store_refuses() -> None:
     sizes: list[int] = []
 
     @web.middleware
@@ -316,10 +316,10 @@ async def test_large_requests_do_not_add_up_to_one_that_the_store_refuses() -> N
     assert 4 << 20 > max(sizes) > 2 << 20
 
 
-async def test_a_batch_answers_each_request_whatever_becomes_of_the_others() -> None:
+async def test_a_failing_request_does_not_affect_the_others_of_its_batch() -> None:
     store = SqliteLightningStore(MEMORY)
     attempted = await store.start_rollout({})
-    too_much = _span(attempted, 1 << 63).model_dump_json()  # more than a column takes
+    too_much = _span(attempted, 1 << 63).model_dump_json()  # too large for a column
     asked = [["POST", "/nowhere", ""], ["GET", "/statistics", ""], ["POST", "/spans", too_much]]
     asked.append(["POST", "/queues/rollouts/enqueue", '{"rollouts": [{"input": {}}]}'])
     async with (
@@ -333,7 +333,7 @@ async def test_a_batch_answers_each_request_whatever_becomes_of_the_others() -> 
     assert "OverflowError" in answers[2][1]
 
 
-async def test_a_client_that_is_closed_asks_nothing_more() -> None:
+async def test_a_closed_client_sends_no_requests() -> None:
     async with _served(SqliteLightningStore(MEMORY)) as url:
         client = StoreClient(url)
         await client.start()
@@ -342,7 +342,7 @@ async def test_a_client_that_is_closed_asks_nothing_more() -> None:
             await client.dequeue_rollout()
 
 
-async def test_opentelemetrys_spans_are_taken() -> None:
+async def test_opentelemetry_spans_are_accepted() -> None:
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -400,13 +400,13 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
         while len(acknowledged) < 60 and time.monotonic() < stop_at:
             await client.enqueue_rollout({})
             attempted = await client.dequeue_rollout(worker)
-            if attempted is None:  # a kill swallowed the answer to a dequeue, whose rollout waits for its time limit
+            if attempted is None:  # the response to a dequeue was lost; its rollout waits for its time limit
                 continue
             pair = (attempted.rollout_id, attempted.attempt.attempt_id)
             numbers = await client.get_many_span_sequence_ids([pair] * 4)
             await client.add_many_spans([_span(attempted, number, payload="x" * 1000) for number in numbers])
             await client.update_attempt(*pair, status="succeeded")
-            acknowledged[attempted.rollout_id] = list(numbers)  # a kill may have swallowed some before them
+            acknowledged[attempted.rollout_id] = list(numbers)  # earlier ids may have been lost with the store
 
     workers = [asyncio.create_task(work(f"w{n}")) for n in range(4)]
     for floor in (10, 30):
@@ -432,7 +432,7 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
     assert process.wait(timeout=30) == 0
 
 
-def test_a_store_needs_to_know_what_to_keep() -> None:
+def test_exactly_one_kind_of_store_must_be_chosen() -> None:
     _, said = (process := _start()).communicate(timeout=30)
     assert (process.returncode, said) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
 
@@ -452,11 +452,9 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
         ("http://127.0.0.1:9", "MongoDB cannot be used: Invalid URI scheme"),
     ],
 )
-def test_a_mongodb_that_cannot_be_used_is_said_in_one_sentence(
-    uri: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_mongodb_is_reported_in_one_line(uri: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pymongo")
-    monkeypatch.setattr("groundwire.train.store.mongo._TIMEOUT_MS", 300)  # it is waited for, though it refuses
+    monkeypatch.setattr("groundwire.train.store.mongo._TIMEOUT_MS", 300)  # the driver waits though it is refused
     with pytest.raises(MongoStoreError) as caught:
         _open_store(None, uri)
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""Requests go together without waiting for company, and each is answered for itself."""
+"""Requests are batched without being delayed, and each gets its own response."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groundwire.train.store.request_batcher import RequestBatcher
 
 
 class _Store:
-    """Answers with the path; ``fails`` is what it says to a batch, ``free`` lets it answer."""
+    """Responds with the path, once ``free`` is set; ``fails`` is its response to a batch."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -38,7 +38,7 @@ async def _ask(batcher: RequestBatcher, *paths: str, body: bytes = b"{}") -> lis
     return asking
 
 
-async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together() -> None:
+async def test_requests_are_sent_at_once_and_those_that_wait_are_batched() -> None:
     store = _Store()
     batcher = RequestBatcher(store.send)
     asking = [*await _ask(batcher, "/0"), *await _ask(batcher, "/1"), *await _ask(batcher, "/2", "/3", "/4")]
@@ -48,7 +48,7 @@ async def test_a_request_goes_at_once_and_what_is_asked_meanwhile_goes_together(
     assert store.sent == ["/0", "/1", ["/2", "/3", "/4"]]
 
 
-async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
+async def test_a_cancelled_request_is_not_sent() -> None:
     store = _Store()
     batcher = RequestBatcher(store.send)
     first = [*await _ask(batcher, "/a"), *await _ask(batcher, "/b")]
@@ -60,7 +60,7 @@ async def test_what_is_not_wanted_any_more_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize(("said", "alone"), [(404, True), (413, True), (408, False), (503, False)])
-async def test_a_refused_batch_says_nothing_about_a_request_in_it(said: int, alone: bool) -> None:
+async def test_the_requests_of_a_refused_batch_are_sent_alone(said: int, alone: bool) -> None:
     store = _Store()
     store.fails = said
     store.free.set()
@@ -68,7 +68,7 @@ async def test_a_refused_batch_says_nothing_about_a_request_in_it(said: int, alo
     assert answers == ([(200, b"/a"), (200, b"/b")] if alone else [(said, b"no")] * 2)
 
 
-async def test_a_store_that_goes_away_is_told_to_all_of_a_batch() -> None:
+async def test_a_lost_connection_fails_all_requests_of_a_batch() -> None:
     store = _Store()
     store.fails = ConnectionResetError("gone")
     store.free.set()
@@ -76,14 +76,14 @@ async def test_a_store_that_goes_away_is_told_to_all_of_a_batch() -> None:
     assert [type(answer) for answer in answers] == [ConnectionResetError] * 2
 
 
-async def test_large_requests_go_by_themselves() -> None:
+async def test_large_requests_are_not_batched() -> None:
     store = _Store()
     store.free.set()
     await asyncio.gather(*await _ask(RequestBatcher(store.send), "/a", "/b", "/c", body=b'"' + b"x" * (3 << 20) + b'"'))
     assert sorted(store.sent) == ["/a", "/b", "/c"]
 
 
-def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
+def test_requests_are_cancelled_when_the_loop_ends() -> None:
     asking: list[asyncio.Task[Any]] = []
 
     async def leave() -> None:
@@ -104,7 +104,7 @@ def test_a_loop_that_ends_leaves_nobody_waiting() -> None:
         ("/resources/ä", False),
     ],
 )
-async def test_what_takes_long_or_is_spelt_otherwise_goes_alone(path: str, may: bool) -> None:
+async def test_slow_requests_and_escaped_paths_are_not_batched(path: str, may: bool) -> None:
     batcher = RequestBatcher(_Store().send)
     assert batcher.accepts(path) is may
 
