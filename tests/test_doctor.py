@@ -41,12 +41,12 @@ def test_verl_without_its_packages_is_a_failure_with_install_commands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--trainer", "nope"), "--trainer is 'nope'; it is one of local, verl"),
-        (("--tool-format", "nope"), "--tool-format is 'nope'; it is one of hermes, llama3_json"),
+        (("--trainer", "nope"), "'nope' is not one of 'local', 'verl'"),
+        (("--tool-format", "nope"), "'nope' is not one of 'hermes', 'llama3_json'"),
     ],
 )
 def test_an_unknown_value_is_an_error_that_lists_the_known_ones(arguments: tuple[str, ...], expected: str) -> None:
-    result = CliRunner().invoke(app, list(arguments))
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert expected in result.output
 

@@ -59,7 +59,11 @@ def main(
         reason = _unfit_reason(result, allow)
         if json_file is not None:
             about = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": reason}
-            write_json(json_file, {**about, **_report(result)})
+            shares = {
+                "share_with_findings": round(result.share_with_findings, 4),
+                "tasks_by_finding": result.tasks_by_finding,
+            }
+            write_json(json_file, {**about, **shares, **asdict(result)})
     typer.echo(f"data: {data.source}")
     for why, count in data.left_out.items():
         typer.echo(f"      left out of training by the domain: {count} ({why})")
@@ -70,17 +74,6 @@ def main(
     typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
     typer.echo(f"not fit to train on: {reason}" if reason else "fit to train on")
     raise typer.Exit(1 if reason else 0)
-
-
-def _report(result: Audit) -> dict[str, Any]:
-    return {
-        "tasks": result.tasks,
-        "separated": result.separated,
-        "share_with_findings": round(result.share_with_findings, 4),
-        "tasks_by_finding": result.tasks_by_finding,
-        "probes": [asdict(probe) for probe in result.probes],
-        "findings": [asdict(finding) for finding in result.findings],
-    }
 
 
 def _sample(tasks: list[Any], limit: int) -> list[Any]:

@@ -63,24 +63,21 @@ class JudgeSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> JudgeSettings:
-        if problem := self._conflict():
+    def _check_combination(self) -> JudgeSettings:
+        problem = "" if self.base_url is None else _url_problem(self.base_url)
+        if not sum(self.weights().values()):
+            problem = f"one of the judge's weights {', '.join(CRITERIA)} must be above 0"
+        elif self.samples > 1 and not self.temperature:
+            problem = f"judge samples is {self.samples} at temperature 0, where all are the same: set a temperature"
+        elif self.base_url is not None and self.model is None:
+            problem = "judge base_url is given without the judge's model"
+        elif (self.input_usd is None) != (self.output_usd is None):
+            problem = "give both judge input_usd and output_usd"
+        elif self.max_usd is not None and self.base_url is not None and self.input_usd is None:
+            problem = "judge max_usd needs the endpoint's prices: give judge input_usd and output_usd (USD per million)"
+        if problem:
             raise JudgeSettingsError(problem)
         return self
-
-    def _conflict(self) -> str:
-        """The problem of settings that do not go together; empty if there is none."""
-        if not sum(self.weights().values()):
-            return f"one of the judge's weights {', '.join(CRITERIA)} must be above 0"
-        if self.samples > 1 and not self.temperature:
-            return f"judge samples is {self.samples} at temperature 0, where all are the same: set a temperature"
-        if self.base_url is not None and self.model is None:
-            return "judge base_url is given without the judge's model"
-        if (self.input_usd is None) != (self.output_usd is None):
-            return "give both judge input_usd and output_usd"
-        if self.max_usd is not None and self.base_url is not None and self.input_usd is None:
-            return "judge max_usd needs the endpoint's prices: give judge input_usd and output_usd (USD per million)"
-        return "" if self.base_url is None else _url_problem(self.base_url)
 
     def weights(self) -> dict[str, float]:
         """The four weights, not normalised."""
