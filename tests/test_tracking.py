@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.tracking import Tracking, check_trackers, numbers
+from groundwire.train.artifacts.tracking import check_trackers, flat_numbers, open_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
@@ -33,16 +33,16 @@ def _run_dir(tmp_path: Path) -> RunDir:
 
 def _two_lives(config: RunConfig, run: RunDir) -> None:
     """Killed in step 3, which is written but has no checkpoint, and resumed after step 2."""
-    with Tracking(config, run, first_step=0) as tracking:
+    with open_trackers(config, run, first_step=0) as log:
         for line in [*LINES[:3], {"step": 3, "reward": 0.1, "wall_time_s": 4.5}]:
-            tracking.step(line)
-    with Tracking(config, run, first_step=2) as tracking:
-        tracking.step(LINES[3])
+            log(line)
+    with open_trackers(config, run, first_step=2) as log:
+        log(LINES[3])
 
 
 def test_a_lines_numbers_have_flat_names_and_the_step_is_none_of_them() -> None:
-    assert dict(numbers(LINES[0])) == {"validation/accuracy": 0.25, "validation/n": 8.0, "wall_time_s": 2.0}
-    assert dict(numbers({"step": 4, "reward": None, "note": "text", "done": True})) == {}
+    assert dict(flat_numbers(LINES[0])) == {"validation/accuracy": 0.25, "validation/n": 8.0, "wall_time_s": 2.0}
+    assert dict(flat_numbers({"step": 4, "reward": None, "note": "text", "done": True})) == {}
 
 
 def test_names_are_given_with_commas_and_checked() -> None:

@@ -1,8 +1,7 @@
-"""A run's figures in the places where teams look at theirs: TensorBoard, Weights & Biases.
+"""Sends the metrics of a run to TensorBoard and Weights & Biases, for the local trainer.
 
-The run's folder stays what a run is; here each line of its ``metrics.jsonl`` is told to others, as it is written. verl
-has trackers of its own and is only told which (:mod:`groundwire.train.verl.hydra_config`): this is the local
-trainer's part. A run that is resumed goes on in the same TensorBoard folder, and as the same run of W&B.
+verl has its own trackers and only gets their names (:mod:`groundwire.train.verl.hydra_config`). A resumed run continues
+in the same TensorBoard folder, and as the same run of W&B.
 """
 
 from __future__ import annotations
@@ -10,123 +9,106 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["Tracking", "check_trackers", "numbers", "wandb_environment"]
+__all__ = ["TENSORBOARD_FOLDER", "check_trackers", "flat_numbers", "open_trackers", "wandb_environment"]
 
-PROJECT = "groundwire"
-FOLDER = "tensorboard"
+TENSORBOARD_FOLDER = "tensorboard"
+_WANDB_PROJECT = "groundwire"
+
+Log = Callable[[int, dict[str, float]], None]
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` where the package of one is not installed; nothing is imported."""
+    """Raise :class:`ConfigError` if a tracker's package is not installed, without importing it."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"--track {name}: its package is not installed: pip install -e '.[track]' in a clone")
 
 
-def numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line of ``metrics.jsonl`` but for its step, under flat names such as ``validation/accuracy``."""
+@contextmanager
+def open_trackers(config: Any, run: RunDir, *, first_step: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Open the trackers in ``config.track``; yields a function that logs a line of ``metrics.jsonl`` to all of them.
+
+    ``first_step`` is the last step of the run before it was resumed, or 0. Raises :class:`ConfigError` if a tracker
+    cannot be opened.
+    """
+    with ExitStack() as stack:
+        logs = [stack.enter_context(_TRACKERS[name](config, run, first_step)) for name in config.track]
+
+        def log_line(line: Mapping[str, Any]) -> None:
+            for log in logs:
+                log(int(line["step"]), dict(flat_numbers(line)))
+
+        yield log_line
+
+
+def flat_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in a line of ``metrics.jsonl``, without its step, by names such as ``validation/accuracy``."""
     for name, value in line.items():
         if isinstance(value, Mapping):
-            yield from numbers(value, f"{prefix}{name}/")
+            yield from flat_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool) and f"{prefix}{name}" != "step":
             yield f"{prefix}{name}", float(value)
 
 
 def wandb_environment(run: RunDir) -> dict[str, str]:
-    """What makes W&B know a run again that is resumed, and keep its files in the run's folder."""
+    """Variables with which W&B recognises a resumed run, and writes its files to the run's folder."""
     return {"WANDB_RUN_ID": run.resources_id, "WANDB_RESUME": "allow", "WANDB_DIR": str(run.path.resolve())}
 
 
-class _Tracker(Protocol):
-    def step(self, step: int, figures: Mapping[str, float]) -> None: ...
+@contextmanager
+def _tensorboard(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
+    from torch.utils.tensorboard import SummaryWriter
 
-    def close(self) -> None: ...
+    folder = run.path / TENSORBOARD_FOLDER
+    # Hides steps without a checkpoint, which a resumed run repeats.
+    purge = first_step + 1 if folder.exists() and first_step else None
+    writer = SummaryWriter(str(folder), purge_step=purge)
 
+    def log(step: int, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
-class _TensorBoard:
-    def __init__(self, config: Any, run: RunDir, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        folder = run.path / FOLDER
-        # What an earlier life of the run wrote beyond its last checkpoint is done again, and hidden.
-        purge = first_step + 1 if folder.exists() and first_step else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
-
-    def step(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+    try:
+        yield log
+    finally:
+        writer.close()
 
 
-class _Wandb:
-    def __init__(self, config: Any, run: RunDir, first_step: int) -> None:
-        import wandb
+@contextmanager
+def _wandb(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
+    import wandb
 
-        known = {name: os.environ.get(name) or value for name, value in wandb_environment(run).items()}
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or PROJECT,
-                name=run.path.name,
-                id=known["WANDB_RUN_ID"],
-                resume="allow",
-                dir=known["WANDB_DIR"],
-                config=config.to_dict(),
-                settings=wandb.Settings(silent=True, console="off"),
-            )
-        except wandb.Error as error:
-            why = str(error).strip().splitlines()[0]
-            raise ConfigError(f"--track wandb: {why} (wandb login, or WANDB_MODE=offline)") from error
-        where = self._run.url or f"offline; wandb sync {self._run.settings.sync_dir} sends it"
-        print(f"wandb: {where}", file=sys.stderr)
-
-    def step(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    variables = {name: os.environ.get(name) or value for name, value in wandb_environment(run).items()}
+    try:
+        wandb_run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or _WANDB_PROJECT,
+            name=run.path.name,
+            id=variables["WANDB_RUN_ID"],
+            resume="allow",
+            dir=variables["WANDB_DIR"],
+            config=config.to_dict(),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+    except wandb.Error as error:
+        message = str(error).strip().splitlines()[0]
+        raise ConfigError(f"--track wandb: {message} (wandb login, or WANDB_MODE=offline)") from error
+    address = wandb_run.url or f"offline; wandb sync {wandb_run.settings.sync_dir} uploads it"
+    print(f"wandb: {address}", file=sys.stderr)
+    try:
+        yield lambda step, metrics: wandb_run.log(metrics, step=step)
+    finally:
+        wandb_run.finish()
 
 
-_TRACKERS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _Wandb}
-
-
-class Tracking:
-    """The trackers of one life of a run: opened with it, told every line, closed however it ends.
-
-    ``first_step`` is the last step that counts. Raises :class:`ConfigError` where one cannot be opened.
-    """
-
-    def __init__(self, config: Any, run: RunDir, *, first_step: int) -> None:
-        self._made = config, run, first_step
-        self._open = ExitStack()
-        self._trackers: list[_Tracker] = []
-
-    def __enter__(self) -> Tracking:
-        with ExitStack() as opened:
-            for name in self._made[0].track:
-                tracker = _TRACKERS[name](*self._made)
-                opened.callback(tracker.close)
-                self._trackers.append(tracker)
-            self._open = opened.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    def step(self, line: Mapping[str, Any]) -> None:
-        """A line of ``metrics.jsonl`` was written."""
-        figures = dict(numbers(line))
-        for tracker in self._trackers:
-            tracker.step(int(line["step"]), figures)
+_TRACKERS: dict[str, Callable[[Any, RunDir, int], AbstractContextManager[Log]]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+}

@@ -24,7 +24,7 @@ from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
-from groundwire.train.artifacts.tracking import Tracking
+from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged, nothing_to_train
@@ -122,7 +122,7 @@ class LocalTrainer:
         config = self.config
         with (
             self.runtime,
-            Tracking(config, self.run, first_step=self.first_step) as self.tracking,
+            open_trackers(config, self.run, first_step=self.first_step) as self.log_metrics,
             self._checkpoint_on_error(),
         ):
             lines = self.run.metrics()
@@ -228,7 +228,7 @@ class LocalTrainer:
         """Complete the metrics of a run that was interrupted between a step and its validation."""
         complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
         self.run.replace_last_metrics(complete)
-        self.tracking.step(complete)
+        self.log_metrics(complete)
         self.callback.on_step_end(complete)
 
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -247,7 +247,7 @@ class LocalTrainer:
     def _write_metrics(self, line: dict[str, Any]) -> None:
         line["wall_time_s"] = self._wall_time_s()
         self.run.append_metrics(line)
-        self.tracking.step(line)
+        self.log_metrics(line)
         self.callback.on_step_end(line)
 
     def _wall_time_s(self) -> float:

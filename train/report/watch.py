@@ -1,26 +1,28 @@
-"""A run's report while it goes on: served to this machine only, and made again when the run has written something.
+"""Serves the report of an active run to this machine only, and rebuilds it when the run has new results.
 
-The page asks every few seconds which state of the run it shows, and loads itself again when there is a newer one. What
-is open on it is in its address, so a reader is not thrown back.
+The page polls the state of the run, and reloads itself when it changes. The open rollout is in the page's address, so
+it stays open.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 
 __all__ = ["make_server", "serve"]
 
 _HOST = "127.0.0.1"
-_NAMES = (_HOST, "localhost")
-_EVERY_MS = 3000
-_RELOAD = """
+_HOST_NAMES = (_HOST, "localhost")
+_POLL_MS = 3000
+_RELOAD_SCRIPT = """
 const shown = %r;
 const place = "scroll " + location.pathname;
 addEventListener("beforeunload", () => sessionStorage.setItem(place, String(scrollY)));
@@ -29,55 +31,54 @@ setInterval(async () => {
   try {
     const now = await (await fetch("state", { cache: "no-store" })).text();
     if (now !== shown) location.reload();
-  } catch { /* the server has stopped: what is shown stays */ }
+  } catch { /* the server has stopped: keep the page */ }
 }, %d);
 """
 
 
-class _Report:
-    """The page of the run's newest state, made when it is asked for and then kept."""
+class _LivePage:
+    """The page of the run's current state, built on request and then cached."""
 
     def __init__(self, run: RunDir) -> None:
         self._run, self._lock = run, threading.Lock()
         self._state, self._html = "", b""
 
     def state(self) -> str:
-        """A name for what the run's files are now."""
+        """A hash of the names, sizes and times of the run's files."""
         files = [self._run.path / "metrics.jsonl", *sorted((self._run.path / "rollouts").glob("step-*.parquet"))]
-        marks = [f"{file.name} {_mark(file)}" for file in files]
-        return hashlib.blake2b("\n".join(marks).encode(), digest_size=8).hexdigest()
+        return hashlib.blake2b("\n".join(map(_file_state, files)).encode(), digest_size=8).hexdigest()
 
     def html(self) -> bytes:
         with self._lock:
             state = self.state()
             if state != self._state:
-                live = _RELOAD % (state, _EVERY_MS)
-                self._html, self._state = build(self._run, live=live).html.encode(), state
+                report = build(self._run, live=_RELOAD_SCRIPT % (state, _POLL_MS))
+                self._html, self._state = report.html.encode(), state
             return self._html
 
 
-def _mark(file: Any) -> str:
+def _file_state(file: Path) -> str:
     try:
         status = file.stat()
     except OSError:
-        return "-"
-    return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{file.name} -"
+    return f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
 def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
-    """The server, not yet serving; ``server_port`` is where. Raises ``OSError`` where the port is taken."""
-    report = _Report(run)
+    """The server, not yet serving; its port is ``server_port``. Raises ``OSError`` if the port is in use."""
+    page = _LivePage(run)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # Another site's page may reach this port through a name of its own; it is not answered.
-            if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
+            # A page of another site may reach this port under its own host name (DNS rebinding): refuse that.
+            if self.headers.get("Host", "").rpartition(":")[0] not in _HOST_NAMES:
                 self._send(403, b"this page is for this machine only", "text/plain")
             elif self.path == "/state":
-                self._send(200, report.state().encode(), "text/plain")
+                self._send(200, page.state().encode(), "text/plain")
             elif self.path == "/":
                 try:
-                    self._send(200, report.html(), "text/html; charset=utf-8")
+                    self._send(200, page.html(), "text/html; charset=utf-8")
                 except RunDirError as error:
                     self._send(500, str(error).encode(), "text/plain; charset=utf-8")
             else:
@@ -92,15 +93,19 @@ def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: each open page asks every few seconds."""
+            """Log nothing: each open page polls."""
 
     server = ThreadingHTTPServer((_HOST, port), Handler)
     server.daemon_threads = True
     return server
 
 
-def serve(run: RunDir, *, port: int, say: Callable[[str], None]) -> None:
+def serve(run: RunDir, *, port: int) -> None:
     """Serve until Ctrl-C."""
-    with make_server(run, port=port) as server:
-        say(f"http://{_HOST}:{server.server_port}/ (Ctrl-C stops it)")
+    try:
+        server = make_server(run, port=port)
+    except OSError as error:
+        raise CommandError(f"{error.strerror or error} (--port {port})", 1) from error
+    with server, suppress(KeyboardInterrupt):
+        print(f"http://{_HOST}:{server.server_port}/ (Ctrl-C stops it)", flush=True)
         server.serve_forever(poll_interval=0.2)

@@ -17,7 +17,7 @@ from typing import Any
 from groundwire.domains import TaskData
 from groundwire.tools.paths import IMPORT_PATH
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.tracking import FOLDER, wandb_environment
+from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import suggestion_for
 from groundwire.train.config.run_config import RunConfig
@@ -189,7 +189,7 @@ def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
     """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
     path = [str(IMPORT_PATH), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     defaults = {
-        "TENSORBOARD_DIR": f"{run_dir}/{FOLDER}",
+        "TENSORBOARD_DIR": f"{run_dir}/{TENSORBOARD_FOLDER}",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
         **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
     }
