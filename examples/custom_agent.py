@@ -2,8 +2,8 @@
 
     python -m train.run --backend custom --agent examples.custom_agent:answer
 
-It writes a query, runs it, and writes another one if that failed. ``endpoint`` says where the model is; any client that
-uses its ``base_url`` is traced, and ``agent_headers`` name the step that makes the call, for ``--agent-match``.
+It writes a query, runs it, and writes another one if it failed. ``endpoint`` has the address of the model: calls to its
+``base_url`` are traced, and ``agent_headers`` name the calling step for ``--agent-match``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
 from groundwire.tools.types import AgentStep
 
-# One client for all rollouts: building one costs more than a call. A retry would be a sample that nobody judged.
+# One client for all rollouts: a new one costs more than a call. A retry would be a sample without a reward.
 client = openai.AsyncOpenAI(api_key="none", http_client=httpx.AsyncClient(timeout=120, trust_env=False), max_retries=0)
 
 
@@ -44,7 +44,7 @@ async def answer(question: Question, endpoint: Endpoint) -> Answer:
         result = await asyncio.to_thread(run_query, question.database, sql, max_rows=100)
         steps.append(AgentStep(agent="execute", kind="tool", input=sql, output=render(result, max_chars=72), ok=True))
     except DatabaseError:
-        raise  # the file is broken, which no query mends: this rollout fails and is not counted as a wrong answer
+        raise  # the file is broken: the rollout fails and is not counted as a wrong answer
     except QueryError as error:
         failed = f"Error: {error}"[:72]
         steps.append(AgentStep(agent="execute", kind="tool", input=sql, output=failed, ok=False))

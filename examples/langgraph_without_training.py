@@ -2,7 +2,7 @@
 
     python examples/langgraph_without_training.py concerts.sqlite "How many singers are there?"
 
-Reads OPENAI_API_KEY, and OPENAI_BASE_URL and MODEL where the model is somewhere else.
+Reads OPENAI_API_KEY; for another model set OPENAI_BASE_URL and MODEL.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from groundwire.adapters.sql_agents.langgraph import SQLContext, build_sql_graph
 
 
 async def main(database: str, question: str) -> None:
-    """Ask one question, and print what the agent did and its final query."""
+    """Ask one question, and print the agent's steps and its final query."""
     graph = build_sql_graph(max_turns=3)
     context = SQLContext(model=ChatOpenAI(model=os.environ.get("MODEL", "gpt-5-mini")), database=database)
     state = await graph.ainvoke({"question": question}, context=context)

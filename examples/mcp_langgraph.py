@@ -2,9 +2,9 @@
 
     python examples/mcp_langgraph.py concert_singer.sqlite "How many singers are there?"
 
-langchain-mcp-adapters 0.3 needs mcp < 2, which the server does not: give the agent an environment of its own
-(``pip install langchain-mcp-adapters langgraph langchain-openai``), and say in SERVER_PYTHON which Python has the
-server's. The model is any that speaks OpenAI's chat completions: OPENAI_BASE_URL, OPENAI_API_KEY and MODEL say which.
+langchain-mcp-adapters 0.3 needs mcp < 2, and the server needs mcp 2. So install the agent in a separate environment
+(``pip install langchain-mcp-adapters langgraph langchain-openai``), and set SERVER_PYTHON to the Python that has
+groundwire. OPENAI_BASE_URL, OPENAI_API_KEY and MODEL select a model with OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def ask(database: str, question: str) -> str:
     sql = {
         "transport": "stdio",
         "command": os.environ.get("SERVER_PYTHON", sys.executable),
-        "args": ["-m", "tools.mcp_sql", "--database", database],
+        "args": ["-m", "groundwire.tools.mcp_sql", "--database", database],
     }
     async with MultiServerMCPClient({"sql": sql}).session("sql") as session:
         tools = await load_mcp_tools(session)
@@ -36,7 +36,7 @@ async def ask(database: str, question: str) -> str:
 
         graph = StateGraph(MessagesState)
         graph.add_node("think", think)
-        # A mistake in the SQL comes back as a message, and the model may try again.
+        # An SQL error is a message to the model, which may try again.
         graph.add_node("tools", ToolNode(tools, handle_tool_errors=True))
         graph.add_edge(START, "think")
         graph.add_conditional_edges("think", tools_condition)

@@ -3,8 +3,8 @@
     python examples/mcp_openai_agents.py concert_singer.sqlite "How many singers are there?"
     python examples/mcp_openai_agents.py http://127.0.0.1:8000/mcp "How many singers are there?"
 
-The first starts a server of its own, the second uses one that runs: ``python -m tools.mcp_sql --transport http …``. The
-model is any that speaks OpenAI's chat completions: OPENAI_BASE_URL, OPENAI_API_KEY and MODEL say which.
+The first starts a server, the second uses a running one: ``groundwire mcp-sql --transport http …``. OPENAI_BASE_URL,
+OPENAI_API_KEY and MODEL select a model with OpenAI's chat completions.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from agents import Agent, OpenAIChatCompletionsModel, Runner
 from agents.mcp import MCPServer, MCPServerStdio, MCPServerStreamableHttp
 from openai import AsyncOpenAI
 
-# The SDK gives up on a tool after 5 s, which is when the server stops a query and says so: let it have its say.
-PATIENCE_S = 30
+# The SDK's default of 5 s is also the server's limit of a query, so the model would not see the server's message.
+TIMEOUT_S = 30
 
 
 def sql_server(database: str) -> MCPServer:
-    """The tools for a file, a folder of files, or the server at an address."""
+    """The server for a file or a folder of files, or at an address."""
     if database.startswith("http"):
         token = os.environ.get("MCP_SQL_TOKEN")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         return MCPServerStreamableHttp(
-            {"url": database, "headers": headers}, client_session_timeout_seconds=PATIENCE_S, cache_tools_list=True
+            {"url": database, "headers": headers}, client_session_timeout_seconds=TIMEOUT_S, cache_tools_list=True
         )
     return MCPServerStdio(
-        {"command": sys.executable, "args": ["-m", "tools.mcp_sql", "--database", database]},
-        client_session_timeout_seconds=PATIENCE_S,
+        {"command": sys.executable, "args": ["-m", "groundwire.tools.mcp_sql", "--database", database]},
+        client_session_timeout_seconds=TIMEOUT_S,
         cache_tools_list=True,
     )
 

@@ -1,4 +1,4 @@
-"""Train a model behind your own LangGraph graph: a backend says how a question goes in and how the answer comes out.
+"""Train the model behind your own LangGraph graph: a backend makes its input and reads the answer from its state.
 
     python examples/train_your_graph.py --ci-fast
 
@@ -54,7 +54,7 @@ def first_try() -> LangGraphBackend:
 
 
 class Plugin:
-    """What a package's entry point would name."""
+    """The plugin that a package's entry point would name."""
 
     @hookimpl
     def register_backends(self, register: Any) -> None:

@@ -1,4 +1,4 @@
-"""A domain of your own: what is asked, over which database, and how an answer is judged.
+"""A domain of your own: questions, their database, and a reward.
 
     python examples/your_domain.py --ci-fast
     python examples/your_domain.py --data-dir my_folder      # with a library.sqlite and a questions.csv of your own
@@ -46,7 +46,7 @@ class Library:
 
 
 class Plugin:
-    """What a package's entry point would name."""
+    """The plugin that a package's entry point would name."""
 
     @hookimpl
     def register_domains(self, register: Any) -> None:

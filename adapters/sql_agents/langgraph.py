@@ -99,25 +99,18 @@ class _Nodes:
 
 
 def build_sql_graph(
-    *, max_turns: int = 3, **toolkit: Any
+    toolkit: SQLToolkit | None = None, *, max_turns: int = 3, **options: Any
 ) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
-    """The compiled agent, with the options of :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit`.
+    """The compiled agent. ``options`` are those of :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit`.
 
     ``max_turns`` counts queries: the first and each rewrite. The last one allowed is executed but not checked, because
     no check could change the answer any more. Raises ``ValueError`` if it is below 1.
     """
-    return _build_graph(max_turns, SQLToolkit(**toolkit))
-
-
-def _build_graph(max_turns: int, toolkit: SQLToolkit) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
     check_max_turns(max_turns)
-    nodes = _Nodes(toolkit)
+    nodes = _Nodes(toolkit or SQLToolkit(**options))
     graph = StateGraph(SQLState, context_schema=SQLContext)
-    for node in (
-        *(nodes.write_query, nodes.execute_query, nodes.check_query, nodes.rewrite_query),
-        nodes.answer_question,
-    ):
-        graph.add_node(node.__name__, node)
+    for name in ("write_query", "execute_query", "check_query", "rewrite_query", "answer_question"):
+        graph.add_node(name, getattr(nodes, name))
 
     def end(state: SQLState) -> str:
         return "answer_question" if state.get("form") == "prose" else END
@@ -149,7 +142,7 @@ class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
     def __post_init__(self) -> None:
         LangGraphBackend.__init__(
             self,
-            _build_graph(self.max_turns, self),
+            build_sql_graph(self, max_turns=self.max_turns),
             agents=self.agents,
             make_input=lambda question, *_: SQLState(question=question.text, form=question.form, steps=[]),
             make_context=_context,

@@ -1,10 +1,10 @@
 """Spider's four hardness levels, counted over tokens.
 
-The official evaluator (taoyds/spider, ``evaluation.py``) parses a gold with a small grammar of its own and counts three
-things. What it counts depends on that grammar's habits: a trailing ORDER BY belongs to the last part of a UNION, an
-aggregate in HAVING is not seen, a NOT is taken for one. A real SQL parser would be cleaner and disagree, so the counts
-are made here over a token tree, with the same habits; a query that the official grammar cannot read is counted alike.
-Two of Spider's 7,873 golds differ: there the official parser loses the OR after a comparison of two columns.
+The official evaluator (taoyds/spider, ``evaluation.py``) parses a gold with its own small grammar and counts three
+things. The counts depend on details of that grammar: a trailing ORDER BY belongs to the last part of a UNION, an
+aggregate in HAVING is ignored, a NOT counts as one. A complete SQL parser would disagree, so this module counts over a
+tree of tokens with the same rules, also for queries that the official grammar cannot parse. Two of Spider's 7,873 golds
+differ, where the official parser loses the OR after a comparison of two columns.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _SET_OPERATORS = {"intersect", "union", "except"}
 _SUBQUERY = "(select)"
 _TOKEN = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | \s+                           # comments and blanks, dropped
-    | (?P<word> '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*`   # quoted: never a keyword, because the quotes stay on
+    | (?P<word> '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*`   # quoted: with its quotes it equals no keyword
     | [^\W\d][\w.]* | [\d.]+ | [<>!=|]+ | . )""",
     re.VERBOSE | re.DOTALL,
 )
 
 Tree = list[Union[str, "Tree"]]
-"""Lower-case tokens, a parenthesis being a list of its own."""
+"""Lower-case tokens; a parenthesis is a nested list."""
 
 
 def hardness(sql: str) -> str:
-    """The level of a gold query: ``easy``, ``medium``, ``hard`` or ``extra``. A text without a query is easy."""
+    """The level of a gold query: ``easy``, ``medium``, ``hard`` or ``extra``. Text without a query is easy."""
     clauses, nested = _clauses(_tree(sql))
     tables, on = _tables_and_conditions(clauses["from"])
     where, having = list(_flat(clauses["where"])), list(_flat(clauses["having"]))
@@ -51,7 +51,7 @@ def hardness(sql: str) -> str:
 
 
 def _level(*, basic: int, nested: int, others: int) -> str:
-    """``eval_hardness``, with its three counts as they are named here: component1, component2, others."""
+    """``eval_hardness`` with its counts component1, component2 and others."""
     if nested:
         return "hard" if nested == 1 and basic <= 1 and others == 0 else "extra"
     if basic <= 1 and others == 0:
@@ -81,7 +81,7 @@ def _tree(sql: str) -> Tree:
 
 
 def _clauses(tree: Tree) -> tuple[dict[str, Tree], int]:
-    """The clauses of a query up to its first set operator, and 1 if there is one. What follows it is not looked at."""
+    """The clauses of a query up to its first set operator, and 1 if there is one. The rest is ignored."""
     clauses: dict[str, Tree] = {name: [] for name in ("select", "from", "where", "group", "having", "order", "limit")}
     current: Tree = []
     for position, word in enumerate(tree):
@@ -96,7 +96,7 @@ def _clauses(tree: Tree) -> tuple[dict[str, Tree], int]:
                 continue
             if word == ";":
                 break
-        elif not any(clauses.values()) and word[:1] == ["select"]:  # the query stands in parentheses
+        elif not any(clauses.values()) and word[:1] == ["select"]:  # a query in parentheses
             clauses, _ = _clauses(word)
             continue
         current.append(word)
@@ -104,7 +104,7 @@ def _clauses(tree: Tree) -> tuple[dict[str, Tree], int]:
 
 
 def _flat(tree: Tree) -> Iterator[str]:
-    """The tokens of a clause with its parentheses opened, a subquery being one token."""
+    """The tokens of a clause without its parentheses; a subquery is one token."""
     for word in tree:
         if isinstance(word, str):
             yield word
@@ -115,7 +115,7 @@ def _flat(tree: Tree) -> Iterator[str]:
 
 
 def _tables_and_conditions(tree: Tree) -> tuple[int, list[str]]:
-    """How many tables a FROM clause joins, and the tokens of its ON conditions; a subquery as a table is a table."""
+    """The number of tables in a FROM clause, subqueries included, and the tokens of its ON conditions."""
     tables, on, in_condition = bool(tree) + 0, [], False
     for word in _flat(tree):
         if word in ("join", ","):
@@ -153,5 +153,5 @@ def _negations(condition: list[str]) -> int:
 
 
 def _connectives(condition: list[str]) -> int:
-    """The ANDs and ORs between conditions; the AND of a BETWEEN joins no conditions."""
+    """The number of ANDs and ORs between conditions, without the AND of each BETWEEN."""
     return condition.count("and") + condition.count("or") - condition.count("between")

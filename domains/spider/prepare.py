@@ -91,14 +91,13 @@ def _write(
             shutil.copyfile(path, target / _database_path(db_id))
             advance()
     kept, judged, left_out = golds.leave_out(train, validation, problems)
-    sample = _sample(judged)
-    _write_parquet(kept, target / "train_spider.parquet")
-    _write_parquet(judged, target / "test_dev.parquet")
-    _write_parquet(sample, target / "test_dev_500.parquet")
+    files = {"train_spider": kept, "test_dev": judged, "test_dev_500": _sample(judged)}
+    for name, tasks in files.items():
+        _write_parquet(tasks, target / f"{name}.parquet")
     report = {
         "written_by": WRITTEN_BY,
         "source": source,
-        "tasks": {"train_spider": len(kept), "test_dev": len(judged), "test_dev_500": len(sample)},
+        "tasks": {name: len(tasks) for name, tasks in files.items()},
         "hardness": {"train_spider": _count_levels(kept), "test_dev": _count_levels(judged)},
         "databases": len(databases),
         "left_out_of_training": left_out,

@@ -23,10 +23,8 @@ def common(w: Writer) -> Pair:
         f"Find the {noun} that the {'largest' if high else 'smallest'} number of {w.plural} have",
         f"Which {noun} is {word} common among {w.plural}",
     )
-    return (
-        text,
-        f"SELECT {c.name} FROM {w.source} GROUP BY {c.name} ORDER BY count(*) {'DESC' if high else 'ASC'} LIMIT 1",
-    )
+    sql = f"SELECT {c.name} FROM {w.source} GROUP BY {c.name} ORDER BY count(*) {'DESC' if high else 'ASC'} LIMIT 1"
+    return text, sql
 
 
 def extreme_where(w: Writer) -> Pair:
@@ -52,10 +50,8 @@ def average(w: Writer) -> Pair:
         f"{w.many_of(n)} of {w.plural} with {c.singular} {word} average",
         f"{w.many_of(n)} of {w.plural} whose {c.singular} is {word} the mean",
     )
-    return (
-        text,
-        f"SELECT {n.name} FROM {w.source} WHERE {c.name} {'>' if up else '<'} (SELECT avg({c.name}) FROM {w.source})",
-    )
+    sql = f"SELECT {n.name} FROM {w.source} WHERE {c.name} {'>' if up else '<'} (SELECT avg({c.name}) FROM {w.source})"
+    return text, sql
 
 
 def without(w: Writer) -> Pair:
@@ -79,10 +75,8 @@ def with_condition(w: Writer) -> Pair:
         w.say(f"without {many}", f"that do not have {many}") if without else w.say(f"that have {many}", f"with {many}")
     )
     word = "NOT IN" if without else "IN"
-    return (
-        f"{w.many_of(n)} of {parent.plural} {tail}",
-        f"SELECT {n.name} FROM {parent.name} WHERE id {word} (SELECT {link.column} FROM {child.name} WHERE {x.sql})",
-    )
+    sql = f"SELECT {n.name} FROM {parent.name} WHERE id {word} (SELECT {link.column} FROM {child.name} WHERE {x.sql})"
+    return f"{w.many_of(n)} of {parent.plural} {tail}", sql
 
 
 def both(w: Writer) -> Pair:
@@ -94,18 +88,14 @@ def both(w: Writer) -> Pair:
             f"{w.many()} {noun} of {many} with {n} above {low} but not of {many} with {n} above {high}",
             f"{w.many()} {noun} of {many} whose {n} is over {low}, except those of {many} whose {n} is over {high}",
         )
-        return (
-            text,
-            f"SELECT {c.name} FROM {t} WHERE {k.name} > {low} EXCEPT SELECT {c.name} FROM {t} WHERE {k.name} > {high}",
-        )
+        sql = f"SELECT {c.name} FROM {t} WHERE {k.name} > {low} EXCEPT SELECT {c.name} FROM {t} WHERE {k.name} > {high}"
+        return text, sql
     text = w.say(
         f"{w.many()} {noun} that have both {many} with {n} above {high} and {many} with {n} below {low}",
         f"Which {noun} do {many} with {n} above {high} and {many} with {n} below {low} share",
     )
-    return (
-        text,
-        f"SELECT {c.name} FROM {t} WHERE {k.name} > {high} INTERSECT SELECT {c.name} FROM {t} WHERE {k.name} < {low}",
-    )
+    sql = f"SELECT {c.name} FROM {t} WHERE {k.name} > {high} INTERSECT SELECT {c.name} FROM {t} WHERE {k.name} < {low}"
+    return text, sql
 
 
 def group_order(w: Writer) -> Pair:
@@ -155,10 +145,8 @@ def without_where(w: Writer) -> Pair:
         f"without {child.plural}",
         f"that have no {child.singular}",
     )
-    return (
-        f"{w.many_of(n)} of {parent.plural} {x.text} {w.say('and', 'but')} {tail}",
-        f"SELECT {n.name} FROM {parent.name} WHERE {x.sql} AND id NOT IN (SELECT {link.column} FROM {child.name})",
-    )
+    sql = f"SELECT {n.name} FROM {parent.name} WHERE {x.sql} AND id NOT IN (SELECT {link.column} FROM {child.name})"
+    return f"{w.many_of(n)} of {parent.plural} {x.text} {w.say('and', 'but')} {tail}", sql
 
 
 def average_where(w: Writer) -> Pair:

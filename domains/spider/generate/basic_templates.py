@@ -148,10 +148,8 @@ def order(w: Writer) -> Pair:
     )
     two, direction = w.rng.random() < 0.4, "DESC" if down else "ASC"
     what, columns = (f"{a.singular} and {noun}", f"{a.name}, {c.name}") if two else (a.singular, a.name)
-    return (
-        f"{w.many()} {what} of all {w.plural} {tail}",
-        f"SELECT {columns} FROM {w.source} ORDER BY {c.name} {direction}",
-    )
+    sql = f"SELECT {columns} FROM {w.source} ORDER BY {c.name} {direction}"
+    return f"{w.many()} {what} of all {w.plural} {tail}", sql
 
 
 def like(w: Writer) -> Pair:
@@ -165,15 +163,11 @@ def like(w: Writer) -> Pair:
     )
     pattern = f"'{first}%'" if starts else f"'%{last}%'"
     if w.rng.random() < 0.4:
-        return (
-            f"How many {w.plural} are there whose {noun} {tail}",
-            f"SELECT count(*) FROM {w.source} WHERE {n.name} LIKE {pattern}",
-        )
+        sql = f"SELECT count(*) FROM {w.source} WHERE {n.name} LIKE {pattern}"
+        return f"How many {w.plural} are there whose {noun} {tail}", sql
     c = w.column("number category")
-    return (
-        f"{w.many_of(c)} of {w.plural} whose {noun} {tail}",
-        f"SELECT {c.name} FROM {w.source} WHERE {n.name} LIKE {pattern}",
-    )
+    sql = f"SELECT {c.name} FROM {w.source} WHERE {n.name} LIKE {pattern}"
+    return f"{w.many_of(c)} of {w.plural} whose {noun} {tail}", sql
 
 
 def two_columns(w: Writer) -> Pair:
@@ -184,10 +178,8 @@ def two_columns(w: Writer) -> Pair:
         text = w.say(f"{w.many()} {noun} of all {w.plural}", f"{w.many()} {noun} of each {w.singular}")
         return text, f"SELECT {a.name}, {b.name} FROM {w.source}"
     x = w.condition(other_than=(b.name,))
-    return (
-        f"{w.many()} {noun} of {w.plural} {x.text}",
-        f"SELECT {a.name}, {b.name} FROM {w.source} WHERE {x.sql}",
-    )
+    sql = f"SELECT {a.name}, {b.name} FROM {w.source} WHERE {x.sql}"
+    return f"{w.many()} {noun} of {w.plural} {x.text}", sql
 
 
 def two_conditions(w: Writer) -> Pair:
@@ -232,19 +224,15 @@ def group_aggregate(w: Writer) -> Pair:
 def extreme(w: Writer) -> Pair:
     c, n = w.column("number"), w.column("name category")
     text, direction = w.extreme(c, w.singular)
-    return (
-        f"{w.one()} {n.singular} of the {text}",
-        f"SELECT {n.name} FROM {w.source} ORDER BY {c.name} {direction} LIMIT 1",
-    )
+    sql = f"SELECT {n.name} FROM {w.source} ORDER BY {c.name} {direction} LIMIT 1"
+    return f"{w.one()} {n.singular} of the {text}", sql
 
 
 def top(w: Writer) -> Pair:
     c, n, k = w.column("number"), w.column("name"), w.rng.choice((2, 3, 4, 5))
     text, direction = w.extreme(c, w.plural, several=True)
-    return (
-        f"{w.many_of(n)} of the {k} {text}",
-        f"SELECT {n.name} FROM {w.source} ORDER BY {c.name} {direction} LIMIT {k}",
-    )
+    sql = f"SELECT {n.name} FROM {w.source} ORDER BY {c.name} {direction} LIMIT {k}"
+    return f"{w.many_of(n)} of the {k} {text}", sql
 
 
 def two_aggregates(w: Writer) -> Pair:
