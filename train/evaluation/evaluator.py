@@ -120,4 +120,4 @@ def _engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
 
     start = load_initial_state(config, run)
     length = fitting_length(start.model, config.max_model_len)
-    return LocalEngine(start.model, start.tokenizer, max_model_len=length, max_batch=128, timer=timer)
+    return LocalEngine(start.model, start.tokenizer, max_model_len=length, timer=timer)

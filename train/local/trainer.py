@@ -103,7 +103,6 @@ class LocalTrainer:
             self.model,
             self.tokenizer,
             max_model_len=fitting_length(self.model, config.max_model_len),
-            max_batch=128,
             timer=self.timer,
         )
         self.engine.update_weights(self.first_step)

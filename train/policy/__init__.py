@@ -1,4 +1,4 @@
-"""The policy on this machine: model, tokenizer, sampling engine, and the server in front of it."""
+"""The policy on this machine: model, tokenizer, sampling engine, and policy server."""
 
 from pathlib import Path
 

@@ -29,7 +29,7 @@ _Prompt = tuple[int, ...]
 
 @dataclass(eq=False)
 class Request:
-    """One request and what has been sampled for it."""
+    """One request with its sampled tokens."""
 
     prompt: _Prompt
     sampling: Sampling

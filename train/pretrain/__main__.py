@@ -51,8 +51,8 @@ SCHEDULE = (
     Part(220, 8, Stage(writes=3, checks=1, rewrites=1, tools=0.4)),
 )
 STEPS = 540
-"""The schedule stops in its last part, which has only begun to show what follows a first query: a check, a rewrite, the
-rows of a tool call. Reinforcement learning improves their use."""
+"""The schedule stops early in its last part, the first one with checks, rewrites and tool results. Their use is left to
+reinforcement learning."""
 LEARNING_RATE = 4e-3
 """Of both optimizers; Muon scales it to AdamW's size (``match_rms_adamw``)."""
 WARMUP_STEPS = 60
