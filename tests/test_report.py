@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.report import rollout_browser
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import Chart, Series, charts
 from groundwire.train.report.plots import svg
-from groundwire.train.report.rollout_browser import Limits, choose
+from groundwire.train.report.rollout_browser import choose
 from groundwire.train.report.token_text import token_decoder
 from groundwire.train.report.watch import make_server
 from groundwire.train.why import app as why_app
@@ -245,9 +246,8 @@ def notes(steps: int, group: int) -> list[dict[str, Any]]:
 
 
 def test_however_long_a_run_is_so_many_rollouts_are_shown() -> None:
-    limits = Limits()
-    chosen = choose(notes(steps=500, group=20), limits)
-    assert len(chosen) == limits.steps * limits.group
+    chosen = choose(notes(steps=500, group=20))
+    assert len(chosen) == rollout_browser.MAX_STEPS * rollout_browser.MAX_GROUP
     assert {chosen[0]["step"], chosen[-1]["step"]} == {0, 499}
 
 
@@ -258,8 +258,8 @@ def test_validation_questions_whose_outcome_changed_come_first() -> None:
             changed = number >= 990 and step == 9
             note = {"batch": step, "index": number, "mode": "val", "step": step, "group": "g", "task_id": str(number)}
             made.append({**note, "temperature": 0.0, "status": "succeeded", "reward": float(changed)})
-    chosen = choose(made, Limits(questions=20))
-    assert len(chosen) == 40
+    chosen = choose(made)
+    assert len(chosen) == 2 * rollout_browser.MAX_QUESTIONS
     assert {str(number) for number in range(990, 1000)} <= {note["task_id"] for note in chosen}
 
 
@@ -269,12 +269,11 @@ def test_long_texts_and_prompts_are_cut_in_the_middle_and_it_is_said(tmp_path: P
     run = new_run(tmp_path)
     run.write_rollouts(1, [rollout(mode="train", step=1, calls=[call], agent_steps=json.dumps(steps))])
     [shown] = read(run).data["rollouts"]
-    limits = Limits()
-    assert len(shown["turns"]) == limits.turns
-    assert len(shown["turns"][0]["input"]) < limits.characters + 60
+    assert len(shown["turns"]) == rollout_browser.MAX_TURNS
+    assert len(shown["turns"][0]["input"]) < rollout_browser.MAX_CHARACTERS + 60
     assert "46,000 characters" in shown["turns"][0]["input"]
     _, left_out, _, (sampled, tokens) = shown["tokens"][0]
-    assert left_out == [-1, [9000 + len(call["response_ids"]) - limits.tokens]]
+    assert left_out == [-1, [9000 + len(call["response_ids"]) - rollout_browser.MAX_TOKENS]]
     assert (sampled, len(tokens)) == (1, len(call["response_ids"]))
 
 

@@ -1,1 +1,1 @@
-"""The files of a run: its folder, summary and trackers."""
+"""The files that a run writes, and its trackers."""

@@ -255,10 +255,8 @@ class RunDir:
                 except (pa.ArrowException, OSError) as error:
                     unreadable.append(_unreadable_message(part, error))
                     continue
-                for field in schema:
-                    if field.name not in table.column_names:
-                        table = table.append_column(field.name, pa.nulls(len(table), field.type))
-                writer.write_table(table.select(schema.names).cast(schema))
+                # All columns of the schema: those that the table lacks are null.
+                writer.write_table(pa.concat_tables([schema.empty_table(), table], promote_options="permissive"))
         return unreadable
 
     def rollouts(self, columns: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:

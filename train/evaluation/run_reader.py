@@ -13,13 +13,9 @@ from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.evaluation.metrics import compute_metrics
 
-__all__ = ["NoValidationError", "final_rows", "table_entry"]
+__all__ = ["final_rows", "table_entry"]
 
 Rows = list[dict[str, Any]]
-
-
-class NoValidationError(RunDirError):
-    """The run has no validation."""
 
 
 def table_entry(run: RunDir) -> dict[str, Any]:
@@ -76,8 +72,8 @@ def _first_and_last(run: RunDir) -> tuple[Rows, Rows]:
 def _validations(run: RunDir) -> Iterator[tuple[int, float, Rows]]:
     """Step, temperature and rows of each part of a validation.
 
-    Raises :class:`NoValidationError`, and :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for a file that
-    cannot be read: the metrics of the other questions would not be comparable.
+    Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` if there is none, or if a file cannot be read: the
+    metrics of the other questions would not be comparable.
     """
     unreadable: list[str] = []
     found = False
@@ -88,4 +84,4 @@ def _validations(run: RunDir) -> Iterator[tuple[int, float, Rows]]:
     if missing := [message for message in unreadable if "-train.parquet" not in message]:
         raise RunDamagedError(f"{run.path} cannot be evaluated: {missing[0]}")
     if not found:
-        raise NoValidationError(f"{run.path} has no validation yet")
+        raise RunDirError(f"{run.path} has no validation yet")

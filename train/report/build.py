@@ -17,7 +17,7 @@ from groundwire.train.evaluation.diagnosis import KINDS
 from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.report.charts import Chart, charts
 from groundwire.train.report.plots import css_class, svg
-from groundwire.train.report.rollout_browser import Limits, choose, read_notes, rollout_data
+from groundwire.train.report.rollout_browser import choose, read_notes, rollout_data
 from groundwire.train.report.token_text import token_decoder
 
 __all__ = ["Report", "build"]
@@ -33,17 +33,16 @@ class Report:
     charts: Sequence[Chart]
 
 
-def build(run: RunDir, *, limits: Limits | None = None, live: str = "") -> Report:
+def build(run: RunDir, *, live: str = "") -> Report:
     """The report of an active, stopped, killed or finished run.
 
     ``live`` is a script that reloads the page. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` for a
     damaged ``config.json`` or ``metrics.jsonl``.
     """
-    limits = limits or Limits()
     config, metrics = run.config(), run.metrics()
     agent_match = config.get("agent_match")
     notes = read_notes(run, agent_match=agent_match, trainer=str(config.get("trainer", "local")))
-    data = rollout_data(run, choose(notes.rollouts, limits), token_decoder(run), agent_match=agent_match, limits=limits)
+    data = rollout_data(run, choose(notes.rollouts), token_decoder(run), agent_match=agent_match)
     drawn = charts(metrics, notes.lengths, notes.reward_components)
     environment = Environment(
         loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined

@@ -18,35 +18,23 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
 
-__all__ = ["Limits", "RunNotes", "choose", "read_notes", "rollout_data"]
+__all__ = ["RunNotes", "choose", "read_notes", "rollout_data"]
+
+# They limit a page to about 540 rollouts with about 20 kB of text and 3,000 tokens each.
+MAX_QUESTIONS = 150  # validation questions, before and after; those with a changed reward come first
+MAX_STEPS = 30  # training steps, evenly spaced, with one group each: if possible one with unequal rewards
+MAX_GROUP = 8  # rollouts per group
+MAX_FAILURES = 10  # training rollouts per type of failure
+MAX_CHARACTERS = 4000  # per text
+MAX_TOKENS = 1500  # per trajectory, of its beginning and its end
+MAX_TRAJECTORIES = 6  # per rollout
+MAX_TURNS = 24  # per rollout
 
 _CUT = " … "
 _GOLD_COLUMNS = ("query", "gold", "answer")
 _MAX_ABOUT = 40  # characters of a task's column that is shown as a badge
 
 Note = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a page's size: about 540 rollouts with about 20 kB of text and 3,000 tokens each."""
-
-    questions: int = 150
-    """Validation questions, before and after; those with a changed reward come first."""
-    steps: int = 30
-    """Training steps, evenly spaced, with one group each: if possible one with unequal rewards."""
-    group: int = 8
-    """Rollouts per group."""
-    failures: int = 10
-    """Training rollouts per type of failure."""
-    characters: int = 4000
-    """Characters per text."""
-    tokens: int = 1500
-    """Tokens per trajectory, of its beginning and its end."""
-    trajectories: int = 6
-    """Trajectories per rollout."""
-    turns: int = 24
-    """Turns per rollout."""
 
 
 @dataclass
@@ -85,14 +73,14 @@ def read_notes(run: RunDir, *, agent_match: str | None, trainer: str) -> RunNote
     return notes
 
 
-def choose(notes: Sequence[Note], limits: Limits) -> list[Note]:
+def choose(notes: Sequence[Note]) -> list[Note]:
     """The notes of the shown rollouts, in the order of the run."""
-    chosen = {(note["batch"], note["index"]): note for note in (*_validation(notes, limits), *_training(notes, limits))}
+    chosen = {(note["batch"], note["index"]): note for note in (*_validation(notes), *_training(notes))}
     return [chosen[key] for key in sorted(chosen)]
 
 
 def rollout_data(
-    run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder, *, agent_match: str | None, limits: Limits
+    run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder, *, agent_match: str | None
 ) -> dict[str, Any]:
     """The page's data: ``tasks``, ``rollouts``, and the table of ``words`` (token id and text) that they refer to."""
     wanted: dict[int, dict[int, Note]] = defaultdict(dict)
@@ -106,13 +94,13 @@ def rollout_data(
             if index >= len(batch):  # the run was resumed meanwhile, and repeated a step
                 continue
             row = batch[index]
-            tasks.setdefault(row["task_id"], _task(json.loads(row["task"]), limits))
-            tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, agent_match, limits)]
-            rollouts.append(_rollout(row, note["why"], limits) | {"tokens": tokens})
+            tasks.setdefault(row["task_id"], _task(json.loads(row["task"])))
+            tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, agent_match)]
+            rollouts.append(_rollout(row, note["why"]) | {"tokens": tokens})
     return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
 
-def _training(notes: Sequence[Note], limits: Limits) -> Iterator[Note]:
+def _training(notes: Sequence[Note]) -> Iterator[Note]:
     by_step: dict[int, dict[str, list[Note]]] = defaultdict(lambda: defaultdict(list))
     failures: Counter[str] = Counter()
     for note in notes:
@@ -121,15 +109,15 @@ def _training(notes: Sequence[Note], limits: Limits) -> Iterator[Note]:
         by_step[note["step"]][note["group"]].append(note)
         if note["reward"] is None:
             failures[note["status"]] += 1
-            if failures[note["status"]] <= limits.failures:
+            if failures[note["status"]] <= MAX_FAILURES:
                 yield note
-    for step in _evenly_spaced(sorted(by_step), limits.steps):
+    for step in _evenly_spaced(sorted(by_step), MAX_STEPS):
         groups = list(by_step[step].values())
         unequal = [group for group in groups if len({note["reward"] for note in group}) > 1]
-        yield from (unequal or groups)[0][: limits.group]
+        yield from (unequal or groups)[0][:MAX_GROUP]
 
 
-def _validation(notes: Sequence[Note], limits: Limits) -> Iterator[Note]:
+def _validation(notes: Sequence[Note]) -> Iterator[Note]:
     """The same questions before and after training, at the lowest temperature."""
     validation = [note for note in notes if note["mode"] == "val"]
     if not validation:
@@ -142,8 +130,8 @@ def _validation(notes: Sequence[Note], limits: Limits) -> Iterator[Note]:
     before, after = by_step[min(by_step)], by_step[max(by_step)]
     changed = [task for task in before if task in after and before[task]["reward"] != after[task]["reward"]]
     others = [task for task in before if task not in set(changed)]
-    free = max(0, limits.questions - len(changed))
-    for task in [*changed[: limits.questions], *_evenly_spaced(others, free)]:
+    free = max(0, MAX_QUESTIONS - len(changed))
+    for task in [*changed[:MAX_QUESTIONS], *_evenly_spaced(others, free)]:
         yield before[task]
         if task in after:
             yield after[task]
@@ -157,38 +145,38 @@ def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
     return [values[round(index * (len(values) - 1) / (count - 1))] for index in range(count)]
 
 
-def _task(task: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     gold = next((str(task[name]) for name in _GOLD_COLUMNS if task.get(name)), "")
     hidden = ("id", "question", *_GOLD_COLUMNS)
     texts = {name: value for name, value in task.items() if name not in hidden and isinstance(value, str)}
     about = {
         name: value for name, value in texts.items() if 0 < len(value) <= _MAX_ABOUT and not Path(value).is_absolute()
     }
-    return {"question": _shorten(str(task["question"]), limits), "gold": _shorten(gold, limits), "about": about}
+    return {"question": _shorten(str(task["question"])), "gold": _shorten(gold), "about": about}
 
 
-def _rollout(row: Mapping[str, Any], why: str, limits: Limits) -> dict[str, Any]:
+def _rollout(row: Mapping[str, Any], why: str) -> dict[str, Any]:
     return {
         "id": row["rollout_id"],
         "task": row["task_id"],
         **{name: row[name] for name in ("step", "mode", "temperature", "status", "reward")},
-        "message": _shorten(row["message"] or "", limits),
+        "message": _shorten(row["message"] or ""),
         "reward_components": json.loads(row["reward_components"]),
         "why": "" if row["mode"] == "val" and row["reward"] is not None else why,
         "seconds": round(row["seconds"], 2),
-        "answer": _shorten(row["answer"] or "", limits),
+        "answer": _shorten(row["answer"] or ""),
         "turns": [
             {
                 **{name: step[name] for name in ("agent", "kind", "ok")},
-                "input": _shorten(step["input"], limits),
-                "output": _shorten(step["output"], limits),
+                "input": _shorten(step["input"]),
+                "output": _shorten(step["output"]),
             }
-            for step in json.loads(row["agent_steps"] or "[]")[: limits.turns]
+            for step in json.loads(row["agent_steps"] or "[]")[:MAX_TURNS]
         ],
     }
 
 
-def _token_spans(row: Mapping[str, Any], agent_match: str | None, limits: Limits) -> list[list[Any]]:
+def _token_spans(row: Mapping[str, Any], agent_match: str | None) -> list[list[Any]]:
     """For each trajectory its spans ``[mask, ids]``: with loss (1) or without (0).
 
     ``[-1, [n]]`` stands for n tokens that are left out.
@@ -205,11 +193,8 @@ def _token_spans(row: Mapping[str, Any], agent_match: str | None, limits: Limits
         )
         for index, call in enumerate(row["calls"] or ())
     ]
-    shown = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[: limits.trajectories]
-    return [
-        _spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask, limits)
-        for each in shown
-    ]
+    shown = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[:MAX_TRAJECTORIES]
+    return [_spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask) for each in shown]
 
 
 def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple[int, str], int]) -> list[list[Any]]:
@@ -219,9 +204,9 @@ def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple
     return [[mask, part if mask < 0 else [next(indices) for _ in part]] for mask, part in spans]
 
 
-def _spans(ids: Sequence[int], mask: Sequence[int], limits: Limits) -> list[list[Any]]:
-    left_out = max(0, len(ids) - limits.tokens)
-    head = limits.tokens // 4 if left_out else len(ids)
+def _spans(ids: Sequence[int], mask: Sequence[int]) -> list[list[Any]]:
+    left_out = max(0, len(ids) - MAX_TOKENS)
+    head = MAX_TOKENS // 4 if left_out else len(ids)
     spans: list[list[Any]] = []
     for index, (token_id, in_loss) in enumerate(zip(ids, mask, strict=True)):
         if head <= index < head + left_out:
@@ -234,11 +219,11 @@ def _spans(ids: Sequence[int], mask: Sequence[int], limits: Limits) -> list[list
     return spans
 
 
-def _shorten(text: str, limits: Limits) -> str:
+def _shorten(text: str) -> str:
     """The beginning and the end of a text."""
-    if len(text) <= limits.characters:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    half = limits.characters // 2
+    half = MAX_CHARACTERS // 2
     return f"{text[:half]}{_CUT}({len(text) - 2 * half:,} characters){_CUT}{text[-half:]}"
 
 
