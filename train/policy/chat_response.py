@@ -20,7 +20,7 @@ HELD_TOKENS = 4
 
 
 class ChatResponse:
-    """The response to one request, whose messages are ``prompt_ids``, from the model of the given name."""
+    """The response to one request. ``prompt_ids`` are its messages as token ids, ``model`` is the served name."""
 
     def __init__(
         self, request: ChatRequest, prompt_ids: tuple[int, ...], *, model: str, tokenizer: Any, tool_format: ToolFormat
