@@ -22,10 +22,10 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.domains import Task
 from groundwire.tools.errors import CommandError
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.prepare import check_store_settings
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutResult
-from groundwire.train.run import _check_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
@@ -280,7 +280,7 @@ async def test_a_server_that_is_no_store_or_of_another_version_is_reported(route
 @pytest.mark.parametrize(
     ("value", "address", "said"),
     [
-        ("0", None, "AGL_MANAGED_STORE=0 says that the store is somewhere else: give its --external-store-address"),
+        ("0", None, "AGL_MANAGED_STORE=0 asks for an external store: give --external-store-address"),
         ("1", "http://127.0.0.1:1", "AGL_MANAGED_STORE=1 asks for a store in the trainer"),
         ("maybe", None, "AGL_MANAGED_STORE is 'maybe'; it is one of"),
     ],
@@ -290,7 +290,7 @@ def test_agent_lightnings_variable_is_understood(
 ) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", value)
     with pytest.raises(CommandError, match=said):
-        _check_store(address)
+        check_store_settings(address)
 
 
 @pytest.mark.parametrize("module", ["groundwire.train.run", "groundwire.train.runner"])

@@ -1,6 +1,6 @@
-"""``python -m train.evaluate``: what a model can do under an agent; and runs, tabled or compared.
+"""``python -m train.evaluate``: evaluate a model under an agent, or tabulate and compare runs.
 
-Without a run's folder it evaluates a model, and writes a folder like a training run's. With folders it only reads them.
+Without a run's folder it evaluates a model and writes a folder like a training run's. With folders it only reads them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire import adapters, domains
+from groundwire import domains
 from groundwire.tools.errors import CommandError
 from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.fast_import import fast_import
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.cli.judge_options import check_judge
 from groundwire.train.cli.options import given_settings, takes_settings
-from groundwire.train.cli.resume import pin_data_dir, resolve_path
+from groundwire.train.cli.prepare import prepare
+from groundwire.train.cli.resume import resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 @app.command()
-@takes_settings(_OPTIONS, **_DEFAULTS)
+@takes_settings(_OPTIONS, **_DEFAULTS, config="fast, with --base-url hf")
 def main(
     settings: dict[str, Any],
     runs: Annotated[
@@ -85,12 +85,8 @@ def main(
 
 def _resolve(given: dict[str, Any], base_url: str | None) -> RunConfig:
     """The settings of an evaluation; an endpoint has other defaults than a model that is served here."""
-    given = {
-        **_DEFAULTS,
-        **({"n_runners": _REMOTE_RUNNERS} if base_url else {}),
-        **with_file(given),
-        "trainer": "local",
-    }
+    remote = {"n_runners": _REMOTE_RUNNERS} if base_url else {}
+    given = {**_DEFAULTS, **remote, **with_file(given), "trainer": "local"}
     paths = ("data_dir",) if base_url else ("model", "data_dir")
     given |= {name: resolve_path(given[name]) for name in paths if name in given}
     return resolve(given.pop("config", None) or ("hf" if base_url else "fast"), **given)
@@ -119,18 +115,10 @@ def _evaluate(config: RunConfig, *, base_url: str | None, api_key_env: str, samp
         from groundwire.train.evaluation.run_reader import table_entry
         from groundwire.train.rollouts.runtime import Upstream
 
-    adapters.check(config.backend)
-    domain = domains.get(config.domain)
-    check_judge(config.reward or domain.default_reward, config.judge)
-    data = domain.load(config.data_dir)
-    config = pin_data_dir(config, data, None)
+    job = prepare(config, own_model=base_url is None)
+    config, data, domain = job.config, job.data, job.domain
     if not data.validation:
         raise ConfigError(f"{data.source}: there are no validation tasks")
-    if base_url is None and config.model != "starter" and not (Path(config.model) / "config.json").is_file():
-        raise ConfigError(
-            f"no model in {config.model}: it has no config.json. Give 'starter', a folder saved by transformers, or "
-            "--base-url with the name of a model there"
-        )
     setup_logging()
     signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     upstream = None
@@ -142,7 +130,8 @@ def _evaluate(config: RunConfig, *, base_url: str | None, api_key_env: str, samp
     stored = config.to_dict() | {"steps": 0, "evaluation": {"samples": samples, "base_url": base_url}}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=config.domain, config=stored)
     shown = console(stderr=True)
-    shown.print(f"data: {data.source}", markup=False)
+    for note in job.notes:
+        shown.print(note, markup=False)
     shown.print(f"run:  {run.path}", markup=False)
     with run.lock(), ProgressDisplay(shown, 0) as display:
         try:

@@ -1,4 +1,4 @@
-"""``groundwire``: every command under one name, so that a shell can complete it.
+"""``groundwire``: all commands under one name, with shell completion.
 
 The commands are the programs that ``python -m`` runs, with their own options. Each is imported when it is named and not
 before: to list them takes no longer than to import this file.
@@ -19,18 +19,18 @@ __all__ = ["COMMANDS", "app"]
 
 COMMANDS = {
     "run": ("groundwire.train.run", "Train the model behind an agent"),
-    "evaluate": ("groundwire.train.evaluate", "What a model can do under an agent; runs tabled and compared"),
-    "report": ("groundwire.train.report.__main__", "A run as one HTML page"),
-    "why": ("groundwire.train.why", "Why a rollout, or a run, taught nothing"),
-    "doctor": ("groundwire.train.doctor", "Is this machine ready?"),
-    "audit": ("groundwire.train.audit", "Is a reward fit to train on?"),
+    "evaluate": ("groundwire.train.evaluate", "Evaluate a model under an agent; tabulate and compare runs"),
+    "report": ("groundwire.train.report.__main__", "Show a run as one HTML page"),
+    "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
+    "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
+    "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
     "replay": ("groundwire.train.replay", "Score a run's rollouts with another reward"),
     "prepare": ("groundwire.domains.spider.prepare", "Check a Spider download and write it as parquet"),
-    "store": ("groundwire.train.store.__main__", "A Lightning store as a process of its own"),
-    "runner": ("groundwire.train.runner", "Run agents for a trainer elsewhere"),
-    "mcp-sql": ("groundwire.tools.mcp_sql.__main__", "Read-only SQL over MCP"),
+    "store": ("groundwire.train.store.__main__", "Run a Lightning store in its own process"),
+    "runner": ("groundwire.train.runner", "Run agents for a trainer in another process"),
+    "mcp-sql": ("groundwire.tools.mcp_sql.__main__", "Serve read-only SQL over MCP"),
 }
-"""Command: the module that has it, and what the list of commands says of it."""
+"""The module of each command, and its line in ``--help``."""
 
 
 class _Commands(TyperGroup):
@@ -40,7 +40,7 @@ class _Commands(TyperGroup):
             self.add_command(TyperCommand(name=name, help=text))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The one place where what was named is imported."""
+        """Import the named command."""
         name, found, rest = super().resolve_command(ctx, args)
         return name, found and _load(str(name)), rest
 

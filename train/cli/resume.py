@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from groundwire.domains import TaskData
+from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import drop_aliases
 from groundwire.train.evaluation.validation import validation_missing
+from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
+from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
-__all__ = ["config_for_resume", "finished", "pin_data_dir", "resolve_path", "save_step_count"]
+__all__ = [
+    "config_for_resume",
+    "finished",
+    "pin_data_dir",
+    "relative_path",
+    "resolve_path",
+    "save_step_count",
+    "tells_how_to_continue",
+]
 
 _FIXED = ("config", "trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
 """Settings that cannot change when a run is resumed: it would be another run."""
@@ -86,3 +98,35 @@ def save_step_count(run: RunDir, steps: int) -> None:
     stored = run.config()
     if stored["steps"] != steps:
         run.write_config({**drop_aliases(stored, {"steps": steps}), "steps": steps})
+
+
+@contextmanager
+def tells_how_to_continue(run: RunDir) -> Iterator[None]:
+    """Adds to an error that ends a training run what is kept of it, and the command that continues it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CommandError(f"stopped; {_how_to_continue(run)}", 130) from None
+    except UserError as error:
+        from groundwire.adapters.tracing.span_writer import SpansNotStoredError
+        from groundwire.train.verl.launch import TrainingError
+
+        failures = (EventLoopError, StoreGoneError, StoreFailedError, SpansNotStoredError, TrainingError)
+        if isinstance(error, (RolloutsFailedError, *failures)):
+            why = f". More: python -m train.why {relative_path(run.path)}"
+            more = why if isinstance(error, RolloutsFailedError) else ""
+            error.args = (f"{error}; {_how_to_continue(run)}{more}",)
+        raise
+
+
+def _how_to_continue(run: RunDir) -> str:
+    if run.is_empty():
+        return "nothing was done yet"
+    saved = run.checkpoints.last_step()
+    kept = f"what was learnt up to step {saved} is kept" if saved else "there is no checkpoint yet"
+    return f"{kept}. Go on with: python -m train.run --resume {relative_path(run.path)}"
+
+
+def relative_path(path: Path) -> str:
+    """``path`` relative to the working directory, if it is inside."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

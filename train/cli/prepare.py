@@ -1,0 +1,99 @@
+"""From settings to a job: what can be checked is checked before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from groundwire import adapters, domains
+from groundwire.tools.errors import CommandError
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.tracking import check_trackers
+from groundwire.train.cli.judge_options import check_judge
+from groundwire.train.cli.resume import pin_data_dir
+from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.store.health import check_store
+
+__all__ = ["Job", "check_store_settings", "default_trainer", "format_config", "prepare"]
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Checked settings with their data and domain, and notes about them for the user."""
+
+    config: RunConfig
+    data: domains.TaskData
+    domain: domains.Domain
+    notes: list[str]
+
+
+def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str:
+    """verl on a machine with verl and CUDA, else local. Importing torch takes seconds: only if verl is installed."""
+    local_only = dev or device == "cpu" or preset in PRESETS.keys() - VERL_PRESETS.keys()
+    if local_only or importlib.util.find_spec("verl") is None:
+        return "local"
+    import torch
+
+    return "verl" if torch.cuda.is_available() else "local"
+
+
+def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = True) -> Job:
+    """Check the settings and load the data; ``run`` is resumed. Without ``own_model`` an endpoint has the model.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
+    check_trackers(config.track)
+    check_store_settings(config.external_store_address)
+    adapters.check(config.backend)
+    domain = domains.get(config.domain)
+    reward_notes = check_judge(config.reward or domain.default_reward, config.judge)
+    data = domain.load(config.data_dir)
+    config = pin_data_dir(config, data, run)
+    if own_model:
+        _check_model(config.model, config.trainer)
+    left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
+    return Job(config, data, domain, [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)])
+
+
+def check_store_settings(address: str | None) -> None:
+    """Check the store's address, also against ``AGL_MANAGED_STORE``: Agent Lightning's switch for a trainer's store."""
+    name = "AGL_MANAGED_STORE"
+    value = os.environ.get(name, "").strip().lower()
+    if value not in ("", *_YES, *_NO):
+        raise CommandError(f"{name} is {value!r}; it is one of {', '.join((*_YES, *_NO))}")
+    if value in _NO and address is None:
+        raise CommandError(f"{name}={value} asks for an external store: give --external-store-address")
+    if value in _YES and address is not None:
+        raise CommandError(
+            f"{name}={value} asks for a store in the trainer, --external-store-address for {address}: give one of them"
+        )
+    if address is not None:
+        check_store(address)
+
+
+def _check_model(model: str, trainer: str) -> None:
+    if trainer == "verl" and not Path(model).exists() and model.count("/") == 1:
+        return  # a name on the model hub
+    if model != "starter" and not (Path(model) / "config.json").is_file():
+        raise CommandError(
+            f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers"
+        )
+
+
+def format_config(job: Job, run_dir: str) -> str:
+    """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`."""
+    if job.config.trainer != "verl":
+        return json.dumps(job.config.to_dict(), indent=2)
+    from groundwire.train.verl.hydra_config import compose_for_run
+
+    composed = compose_for_run(job.config, job.data, run_dir)
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_yaml(composed, resolve=True))
