@@ -19,7 +19,7 @@ from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 
-__all__ = ["app"]
+__all__ = ["app", "overview"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -47,7 +47,7 @@ def main(
         config, decoder = run.config(), token_decoder(run)
         with spinner("reading the run"):
             if rollout_id is None:
-                lines = list(_overview(batches, config, decoder))
+                lines = list(overview(batches, config, decoder))
             else:
                 lines = list(_explain(batches, rollout_id, config, decoder))
     typer.echo("\n".join(lines))
@@ -55,7 +55,7 @@ def main(
         typer.echo(f"warning: {message}", err=True)
 
 
-def _overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decoder: TokenDecoder) -> Iterator[str]:
+def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decoder: TokenDecoder) -> Iterator[str]:
     """The number of rollouts of each kind, with an example each, then of prefix mismatches.
 
     Each batch is a whole step or validation; one is in memory at a time.
