@@ -1,4 +1,4 @@
-"""Why a rollout taught nothing: each way has its sentence, and a run that collects nothing stops with one."""
+"""Each reason why a rollout taught nothing has an explanation, and a run without training data stops with it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_a_rollout_that_differs_from_its_group_is_trained_on() -> None:
     assert found == Reason("trained", f"trained on {sampled} tokens of 3 call(s): reward 1, mean of its group 0.5")
 
 
-def test_equal_rewards_teach_nothing() -> None:
+def test_equal_rewards_give_no_gradient() -> None:
     found = reason(rollout(0.0), rollout(0.0), rollout(0.0))
     assert found.kind == "equal_rewards"
     assert "all 3 rewards of its group were 0" in found.text
 
 
-def test_a_reward_at_the_groups_mean_teaches_nothing() -> None:
+def test_a_reward_at_the_groups_mean_gives_no_gradient() -> None:
     assert reason(rollout(0.5), rollout(0.0), rollout(1.0)).kind == "mean_reward"
 
 
@@ -56,7 +56,7 @@ def test_a_group_is_of_one_step_and_one_task() -> None:
     assert reason(rollout(0.0), rollout(0.0), rollout(1.0, step=2), rollout(1.0, group="h")).kind == "equal_rewards"
 
 
-def test_the_only_reward_of_a_group_teaches_nothing_unless_the_local_trainer_compares_it_with_0() -> None:
+def test_the_only_reward_of_a_group_gives_a_gradient_only_with_the_local_trainer_and_if_it_is_not_0() -> None:
     alone = rollout(1.0)
     failed = rollout(None, status="timeout", message="not finished")
     assert reason(alone, failed, trainer="local").kind == "trained"
@@ -74,7 +74,7 @@ def test_no_token_ids_from_the_endpoint() -> None:
     assert "2 call(s)" in found.text
 
 
-def test_calls_that_all_failed_say_how() -> None:
+def test_failed_calls_quote_the_last_failure() -> None:
     found = reason(without_calls("failed with status 500: boom", "failed with status 429: slow down"))
     assert (found.kind, "429: slow down" in found.text) == ("calls_failed", True)
 
@@ -83,7 +83,7 @@ def test_calls_with_too_few_logprobs() -> None:
     assert reason(without_calls("5 sampled tokens but 0 logprobs")).kind == "bad_calls"
 
 
-def test_agent_match_that_matches_nothing_names_the_agents_that_were_seen() -> None:
+def test_an_agent_match_without_a_match_lists_the_agents() -> None:
     found = reason(rollout(1.0), rollout(0.0), agent_match="planner")
     assert found.kind == "agent_match"
     assert "agent_match 'planner'" in found.text
@@ -110,20 +110,20 @@ def test_agents_that_are_left_out_are_counted() -> None:
         ("The decoder prompt (length 5000) is longer than the maximum model length of 4096.", 904),
     ],
 )
-def test_a_prompt_over_the_limit_says_by_how_many_tokens(message: str, over: int) -> None:
+def test_a_prompt_over_the_limit_reports_the_number_of_tokens(message: str, over: int) -> None:
     found = reason(rollout(None, status="prompt_too_long", message=message))
     assert found.kind == "prompt_too_long"
     assert f"over the limit by {over} tokens" in found.text
 
 
 @pytest.mark.parametrize("status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "no_result"])
-def test_each_failure_has_its_kind_and_its_own_words(status: str) -> None:
+def test_each_failure_has_its_kind_and_quotes_its_message(status: str) -> None:
     found = reason(rollout(None, status=status, message="the disk is gone"))
     assert found.kind == status
     assert "the disk is gone" in found.text
 
 
-def test_a_failure_of_a_new_type_is_told_all_the_same() -> None:
+def test_an_unknown_failure_type_is_reported() -> None:
     assert reason(rollout(None, status="comet", message="it fell")).kind == "failed"
 
 
@@ -132,16 +132,16 @@ def test_a_validation_rollout_is_never_trained_on() -> None:
     assert reason(without_calls(mode="val")).kind == "no_calls"
 
 
-def test_every_kind_has_a_name() -> None:
+def test_every_kind_has_a_description() -> None:
     assert all(KINDS.values())
 
 
-def test_a_batch_in_which_one_rollout_gives_triplets_is_no_reason_to_stop() -> None:
+def test_one_rollout_with_triplets_is_enough_to_train() -> None:
     assert nothing_to_train([without_calls(), rollout(0.0)]) == ""
     assert nothing_to_train([]) == ""
 
 
-def test_a_batch_that_gives_none_says_why_and_how_many_of_each() -> None:
+def test_rollouts_without_triplets_are_counted_by_reason() -> None:
     why = nothing_to_train(
         [without_calls(), without_calls(), rollout(None, calls=[], status="timeout", message="late")]
     )
@@ -174,18 +174,18 @@ def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> 
     assert "no rollout of this run is 'xx'" in unknown.stderr
 
 
-def test_why_of_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:
+def test_why_of_a_run_without_rollouts(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
     assert CliRunner().invoke(app, [str(run.path)]).stdout == "no rollout has been written yet\n"
 
 
-def test_why_says_what_is_no_run(tmp_path: Path) -> None:
+def test_why_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, [str(tmp_path / "none")])
     assert said.exit_code == 2
     assert "is not a run" in said.stderr
 
 
-def test_a_run_whose_agent_makes_no_call_stops_before_training_and_says_so(tmp_path: Path) -> None:
+def test_a_run_whose_agent_makes_no_call_stops_before_training(tmp_path: Path) -> None:
     (tmp_path / "lazy.py").write_text("async def agent(question, endpoint):\n    return 'SELECT 1'\n")
     done = run_program(
         *("-m", "train.run", "--backend", "custom", "--agent", "lazy:agent", "--val-tasks", "4", "--n-runners", "4"),
@@ -197,7 +197,7 @@ def test_a_run_whose_agent_makes_no_call_stops_before_training_and_says_so(tmp_p
     assert "python -m train.why" in done.stderr
 
 
-def test_a_run_whose_agent_match_selects_nobody_stops_at_its_first_step(tmp_path: Path) -> None:
+def test_a_run_whose_agent_match_selects_no_agent_stops_at_its_first_step(tmp_path: Path) -> None:
     done = run_program(
         *("-m", "train.run", "--agent-match", "rewrite", "--max-turns", "1", "--val-tasks", "2", "--ci"),
         *("--output-dir", str(tmp_path)),

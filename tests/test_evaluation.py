@@ -1,4 +1,4 @@
-"""An evaluation's figures, its files and its table; any endpoint can be evaluated, and any two runs compared."""
+"""The metrics, files and table of an evaluation; endpoints are evaluated, and two runs are compared."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def rollout(task: str, reward: float | None = 1.0, **changes: Any) -> dict[str, 
 # -- statistics
 
 
-def test_the_bootstraps_interval_is_the_binomials_where_each_question_has_one_sample() -> None:
+def test_the_bootstrap_interval_of_single_samples_is_the_binomial_one() -> None:
     low, high = bootstrap([[1.0]] * 60 + [[0.0]] * 40)
     # The normal approximation: 0.6 -+ 1.96 * sqrt(0.6 * 0.4 / 100).
     assert (low, high) == pytest.approx((0.504, 0.696), abs=0.015)
     assert bootstrap([[1.0]] * 60 + [[0.0]] * 40) == [low, high]
 
 
-def test_samples_of_one_question_are_not_taken_for_independent() -> None:
+def test_samples_of_one_question_are_not_independent() -> None:
     alike = bootstrap([[1.0] * 16] * 12 + [[0.0] * 16] * 8)
     assert alike == bootstrap([[1.0]] * 12 + [[0.0]] * 8)
 
 
-def test_an_interval_of_nothing_is_everything() -> None:
+def test_without_scores_the_interval_is_0_to_1() -> None:
     assert bootstrap([]) == [0.0, 1.0]
     assert bootstrap([[1.0]] * 5) == [1.0, 1.0]
 
 
-def test_mcnemars_exact_test_is_the_binomials() -> None:
+def test_mcnemars_exact_test_is_a_binomial_test() -> None:
     # 2 * P(X <= 1) and 2 * P(X <= 2) for X of 10 fair coins.
     assert mcnemar(9, 1) == pytest.approx(2 * 11 / 1024)
     assert mcnemar(2, 8) == pytest.approx(2 * 56 / 1024)
@@ -68,7 +68,7 @@ def test_mcnemars_exact_test_is_the_binomials() -> None:
 # -- figures
 
 
-def test_accuracy_is_told_overall_and_by_hardness() -> None:
+def test_accuracy_is_reported_overall_and_by_hardness() -> None:
     figures = compute_metrics(
         [rollout("a", 1.0), rollout("b", 0.0, hardness="hard"), rollout("c", 1.0, hardness="hard")], BREAKDOWNS
     )
@@ -77,7 +77,7 @@ def test_accuracy_is_told_overall_and_by_hardness() -> None:
     assert figures["by_hardness"]["easy"]["n"] == 1
 
 
-def test_with_several_samples_it_is_told_how_many_questions_they_differ_on() -> None:
+def test_with_several_samples_the_share_of_mixed_groups_is_reported() -> None:
     rewards = {"a": (1.0, 0.0, 0.0), "b": (0.0, 0.0), "c": (0.3, 0.7), "d": (1.0, 1.0), "once": (1.0,)}
     figures = compute_metrics([rollout(task, reward) for task, each in rewards.items() for reward in each])
     assert (figures["mixed_groups"], figures["best_of_n"]) == (0.5, pytest.approx((1 + 0 + 0.7 + 1) / 4))
@@ -85,7 +85,7 @@ def test_with_several_samples_it_is_told_how_many_questions_they_differ_on() -> 
     assert "mixed_groups" not in compute_metrics([rollout("a"), rollout("b")])
 
 
-def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
+def test_an_infrastructure_failure_is_counted_without_changing_the_accuracy() -> None:
     figures = compute_metrics(
         [rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")]
     )
@@ -95,7 +95,7 @@ def test_an_infrastructure_failure_is_counted_and_changes_no_accuracy() -> None:
     assert "run fewer at once" in details(compute_metrics([rollout("a", 1.0), rollout("b", None, status="timeout")]))
 
 
-def test_accuracy_by_turn_is_what_the_answer_would_have_been_after_so_many_queries() -> None:
+def test_accuracy_by_turn_judges_each_query_as_the_answer() -> None:
     rows = [
         rollout("a", 0.0, turn_scores="[1.0, 0.0]"),
         rollout("b", 1.0, turn_scores="[1.0]"),
@@ -104,7 +104,7 @@ def test_accuracy_by_turn_is_what_the_answer_would_have_been_after_so_many_queri
     assert compute_metrics(rows)["by_turn"] == pytest.approx([2 / 3, 1 / 3, 2 / 3], abs=1e-4)
 
 
-def test_transitions_and_lengths_are_means_over_rollouts_and_calls() -> None:
+def test_calls_are_a_mean_over_rollouts_and_tokens_over_calls() -> None:
     figures = compute_metrics([rollout("a"), rollout("b", calls=REAL["calls"][:1])])
     lengths = [len(call["prompt_ids"]) for call in [*REAL["calls"], REAL["calls"][0]]]
     assert figures["calls_per_rollout"] == 2
@@ -112,7 +112,7 @@ def test_transitions_and_lengths_are_means_over_rollouts_and_calls() -> None:
     assert figures["token_count_source"] == "ids"
 
 
-def test_without_token_ids_lengths_are_the_endpoints_counts_and_it_is_said() -> None:
+def test_without_token_ids_the_endpoints_token_counts_are_used_and_the_output_says_so() -> None:
     calls = [
         {"agent": "", "problem": "the server sent no token ids", "prompt_tokens": 100, "response_tokens": 10},
         {"agent": "", "problem": "failed with status 500: boom", "prompt_tokens": 0, "response_tokens": 0},
@@ -140,7 +140,7 @@ def test_with_several_samples_a_question_is_won_by_its_mean() -> None:
     assert compare(first, second)["won"] == ["a"]
 
 
-def test_levels_of_hardness_stand_in_their_order() -> None:
+def test_levels_of_hardness_are_in_order() -> None:
     rows = [rollout(level, hardness=level) for level in ("extra", "hard", "easy", "medium", "another")]
     assert list(compute_metrics(rows, BREAKDOWNS)["by_hardness"]) == ["easy", "medium", "hard", "extra", "another"]
 
@@ -163,7 +163,7 @@ def test_a_query_is_one_line(sql: str, line: str) -> None:
     assert one_line(sql) == line
 
 
-def test_a_question_without_an_answer_shifts_no_line() -> None:
+def test_a_question_without_an_answer_keeps_its_line() -> None:
     tasks = [{"id": name, "query": "SELECT 1", "db_id": "db"} for name in "abc"]
     assert prediction_lines(tasks, {"c": "SELECT\n2", "a": "SELECT 1"}) == ["SELECT 1", NO_ANSWER, "SELECT 2"]
     assert gold_lines(tasks) == ["SELECT 1\tdb"] * 3
@@ -199,7 +199,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "latest", done.stdout
 
 
-def test_an_evaluation_is_a_folder_like_a_runs(evaluated: tuple[Path, str]) -> None:
+def test_an_evaluation_writes_a_run_folder(evaluated: tuple[Path, str]) -> None:
     folder, printed = evaluated
     run = RunDir.open(folder)
     rows, damaged = run.rollouts()
@@ -239,7 +239,7 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
     assert "McNemar's exact test" in compared.stdout
 
 
-def test_what_cannot_be_evaluated_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_user_error_is_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         (["--model", "no/such"], "no model in no/such"),
         (["no/such/run"], "no/such/run is not a run"),
@@ -253,7 +253,7 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_an_evaluation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
     shutil.copy(STARTER / "config.json", tmp_path)
     (tmp_path / "file").write_text("")
     for arguments, output, status, said in (
@@ -268,7 +268,7 @@ def test_an_evaluation_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("out/*"))
 
 
-def test_a_model_is_kept_by_its_own_path(tmp_path: Path) -> None:
+def test_a_model_is_stored_by_its_resolved_path(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(STARTER)
     out = tmp_path / "out"
     done = _evaluate("--tasks", "1", "--model", str(tmp_path / "latest"), "--output-dir", str(out))
@@ -276,9 +276,7 @@ def test_a_model_is_kept_by_its_own_path(tmp_path: Path) -> None:
     assert RunDir.open(out / "latest").config()["model"] == str(STARTER)
 
 
-def test_a_run_whose_validation_cannot_be_read_is_not_measured_by_the_rest(
-    evaluated: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_run_with_an_unreadable_validation_is_refused(evaluated: tuple[Path, str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(evaluated[0].resolve(), tmp_path / "run"))
     part = sorted((folder / "rollouts").glob("*-val-*"))[0]
     part.write_bytes(part.read_bytes()[:100])
@@ -331,9 +329,7 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_endpoint_without_token_ids_is_evaluated_and_its_lengths_are_its_counts(
-    endpoint: str, tmp_path: Path
-) -> None:
+def test_an_endpoint_without_token_ids_is_evaluated_with_its_token_counts(endpoint: str, tmp_path: Path) -> None:
     arguments = ("--base-url", endpoint, "--model", "big-1", "--tasks", "2", "--output-dir", str(tmp_path))
     done = _evaluate(*arguments, OPENAI_API_KEY="sesame")
     assert done.returncode == 0, done.stderr
@@ -346,7 +342,7 @@ def test_an_endpoint_without_token_ids_is_evaluated_and_its_lengths_are_its_coun
     assert "sesame" not in kept + done.stdout + done.stderr
 
 
-def test_a_wrong_key_is_said_in_the_endpoints_own_words(endpoint: str, tmp_path: Path) -> None:
+def test_a_wrong_key_quotes_the_endpoints_error(endpoint: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["--base-url", endpoint, "--model", "m", "--output-dir", str(tmp_path)])
     assert done.exit_code == 2
     assert "answered 401: no such key" in done.stderr

@@ -1,4 +1,4 @@
-"""A reward that cannot be computed is no reward of 0: of nothing judged there is no accuracy, and the run says why."""
+"""A reward that cannot be computed is not 0: without judged rollouts there is no accuracy, and the run says why."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def test_the_first_failure_is_quoted_with_what_to_do() -> None:
     assert "check the judge's endpoint" in nothing_judged([_failed("judge_abstained")])
 
 
-def test_one_that_was_judged_is_enough_and_an_agents_own_failure_is_judged() -> None:
+def test_one_judged_rollout_is_enough_and_an_agents_own_failure_is_judged() -> None:
     assert nothing_judged([_failed(), {**REAL, "reward": 0.0}]) == ""
     assert nothing_judged([_failed(), _failed("agent")]) == ""
     assert nothing_judged([]) == ""
 
 
-def test_what_may_pass_by_itself_is_waited_for() -> None:
+def test_transient_failures_are_recognised() -> None:
     assert is_transient([_failed(), _failed("timeout")])
     assert not is_transient([_failed(), _failed("judge_abstained")])
 
@@ -137,7 +137,7 @@ def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment
     assert [line["step"] for line in run.metrics()] == [0]
 
 
-def test_a_run_whose_reward_fails_now_and_then_goes_on_and_counts(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_run_whose_reward_sometimes_fails_counts_the_failures(tmp_path: Path, environment: dict[str, str]) -> None:
     run, done = _resumed(tmp_path, environment, reward="half", tasks_per_step=8, val_tasks=12)
     assert done.returncode == 0, done.stderr
     before, after = run.metrics()
@@ -159,9 +159,7 @@ def test_a_validation_is_named_by_its_temperature(tmp_path: Path, environment: d
     assert names == ["step-00000-val-1.parquet", "step-00001-train.parquet", "step-00001-val-1.parquet"]
 
 
-def test_an_evaluation_of_which_nothing_can_be_judged_has_no_figures(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_an_evaluation_without_judged_rollouts_has_no_metrics(tmp_path: Path, environment: dict[str, str]) -> None:
     asked = ("-m", "train.evaluate", "--tasks", "6", "--n-runners", "6", "--output-dir", str(tmp_path), "--reward")
     done = run_program(*asked, "gone", environment=environment)
     assert done.returncode == 1
@@ -175,7 +173,7 @@ def test_an_evaluation_of_which_nothing_can_be_judged_has_no_figures(
     assert 0 < figures["n"] < 6
 
 
-def test_no_accuracy_is_a_dash_wherever_it_is_shown(tmp_path: Path) -> None:
+def test_a_missing_accuracy_is_shown_as_a_dash_everywhere(tmp_path: Path) -> None:
     config = resolve("fast", steps=1)
     run = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict())
     judged = {"accuracy": 0.25, "ci95": [0.1, 0.5], "n": 8, "total": 8, "by_subject_split": {"new": {"accuracy": 0.25}}}

@@ -1,4 +1,4 @@
-"""Where a next prompt does not begin with what was sampled, the first token that differs and its cause are named."""
+"""If a prompt does not begin with the sampled reply, the first differing token and its likely cause are reported."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def cause(said: str, kept: str) -> str:
     return mismatch.cause
 
 
-def test_a_conversation_that_goes_on_has_no_mismatch() -> None:
+def test_a_continued_conversation_has_no_mismatch() -> None:
     assert after("SELECT 1", "SELECT 1") == []
 
 
-def test_real_rollouts_of_an_agent_that_goes_on_have_none_and_one_tokenized_again_has_one() -> None:
+def test_real_rollouts_of_one_conversation_have_no_mismatch_unless_tokenized_again() -> None:
     assert find_mismatches(REAL["openai-agents"]["calls"], WORDS) == []
     mismatch, *_ = found = find_mismatches(REAL["openai-agents, tokenized again"]["calls"], WORDS)
     assert {each.cause for each in found} == {"retokenized"}
@@ -56,57 +56,57 @@ def test_real_rollouts_of_an_agent_that_goes_on_have_none_and_one_tokenized_agai
     assert "openai-agents" in mismatch.explanation("openai-agents", WORDS)
 
 
-def test_a_graph_whose_nodes_ask_anew_begins_conversations_of_its_own() -> None:
+def test_graph_nodes_with_own_prompts_begin_new_conversations() -> None:
     found = find_mismatches(REAL["langgraph"]["calls"], WORDS)
     assert [mismatch.cause for mismatch in found] == ["new_conversation", "new_conversation"]
     assert not any(mismatch.sampled for mismatch in found)
 
 
-def test_thinking_that_the_template_strips_is_named() -> None:
+def test_stripped_thinking_is_recognised() -> None:
     assert cause("<think>\nTwo tables.\n</think>\nSELECT 1", "SELECT 1") == "thinking"
 
 
-def test_thinking_that_the_template_opens_is_named() -> None:
+def test_thinking_opened_by_the_template_is_recognised() -> None:
     first = call(SYSTEM + ASKED + HEADER + "<think>\n", "Two tables.\n</think>\nSELECT 1<|im_end|>")
     then = call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)
     [mismatch] = find_mismatches([first, then], WORDS)
     assert mismatch.cause == "thinking"
 
 
-def test_a_tool_call_that_was_written_again_is_named() -> None:
+def test_a_rewritten_tool_call_is_recognised() -> None:
     assert cause(CALL.replace('": {', '":{'), CALL) == "tool_call"
 
 
-def test_blanks_that_were_stripped_are_named() -> None:
+def test_stripped_whitespace_is_recognised() -> None:
     assert cause("SELECT 1\n\n", "SELECT 1") == "whitespace"
 
 
-def test_another_end_token_is_named() -> None:
+def test_another_end_token_is_recognised() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_start|>")
     [mismatch] = find_mismatches([first, call(SYSTEM + ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
     assert mismatch.cause == "end_token"
 
 
-def test_a_reply_that_was_cut_is_truncated_and_one_that_was_changed_is_edited() -> None:
+def test_a_cut_reply_is_truncated_and_a_changed_one_is_edited() -> None:
     assert cause("SELECT name FROM singer ORDER BY age", "SELECT name FROM") == "truncated"
     assert cause("SELECT name FROM singer", "DELETE FROM singer") == "edited"
 
 
-def test_messages_that_were_left_out_are_truncated() -> None:
+def test_left_out_messages_are_truncated() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
     [mismatch] = find_mismatches([first, call(ASKED + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
     assert mismatch.cause == "truncated"
     assert not mismatch.sampled
 
 
-def test_a_system_message_that_changes_is_an_edited_history() -> None:
+def test_a_changed_system_message_is_an_edited_history() -> None:
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
     changed = SYSTEM.replace("singers and", "musicians,") + ASKED.replace("many singers", "many of those")
     [mismatch] = find_mismatches([first, call(changed + HEADER + "SELECT 1<|im_end|>\n" + NEXT + HEADER)], WORDS)
     assert mismatch.cause == "edited"
 
 
-def test_the_first_token_that_differs_is_named_with_its_place() -> None:
+def test_the_first_differing_token_is_reported_with_its_position() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer")
     start = len(ids(SYSTEM + ASKED + HEADER))
     assert mismatch.position == start + 1
@@ -115,7 +115,7 @@ def test_the_first_token_that_differs_is_named_with_its_place() -> None:
     assert f"token {mismatch.position}" in mismatch.difference(WORDS)
 
 
-def test_a_call_is_compared_with_the_earlier_call_that_it_agrees_with_longest() -> None:
+def test_a_call_is_compared_with_the_earlier_call_of_the_longest_common_prefix() -> None:
     other = call("<|im_start|>system\nYou check queries.<|im_end|>\n" + HEADER, "fine<|im_end|>")
     first = call(SYSTEM + ASKED + HEADER, "SELECT 1<|im_end|>")
     [new, mismatch] = find_mismatches(
@@ -125,14 +125,14 @@ def test_a_call_is_compared_with_the_earlier_call_that_it_agrees_with_longest() 
     assert (mismatch.call, mismatch.earlier) == (2, 0)
 
 
-def test_without_a_tokenizer_ids_are_told() -> None:
+def test_without_a_tokenizer_ids_are_shown() -> None:
     [mismatch] = after("SELECT name FROM singer", "SELECT age FROM singer", words=NOWHERE)
     assert f"'#{mismatch.expected}' was sampled" in mismatch.difference(NOWHERE)
     assert mismatch.cause in CAUSES
 
 
 @pytest.mark.parametrize("name", list(REAL))
-def test_tokens_in_their_places_are_the_text(name: str) -> None:
+def test_the_pieces_of_tokens_make_up_the_text(name: str) -> None:
     for each in REAL[name]["calls"]:
         tokens = each["prompt_ids"] + each["response_ids"]
         assert "".join(WORDS.pieces(tokens)) == WORDS.text(tokens)

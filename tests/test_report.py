@@ -1,4 +1,4 @@
-"""A report is one page that needs nothing else, shows any run in any state, and lets nothing of a model's be markup."""
+"""A report is one self-contained page for a run in any state, and never shows a model's text as markup."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def read(run: RunDir) -> _Page:
     return _Page(build(run).html)
 
 
-def test_a_page_is_one_file_that_asks_for_nothing(finished: RunDir) -> None:
+def test_a_page_is_one_file_that_loads_nothing(finished: RunDir) -> None:
     html = build(finished).html
     page = _Page(html)
     assert page.addresses == []
@@ -109,7 +109,7 @@ def test_a_page_is_one_file_that_asks_for_nothing(finished: RunDir) -> None:
     assert "default-src 'none'" in html
 
 
-def test_a_page_has_the_curves_and_the_rollouts_before_beside_after(finished: RunDir) -> None:
+def test_a_page_has_the_charts_and_the_rollouts_before_and_after_training(finished: RunDir) -> None:
     report = build(finished)
     assert [chart.key for chart in report.charts] == ["accuracy", "hardness", "length", "failures", "time"]
     data = _Page(report.html).data
@@ -150,7 +150,7 @@ def test_tokens_of_agents_that_are_not_trained_carry_no_loss(tmp_path: Path) -> 
     assert len(shown["tokens"]) == len([call for call in REAL["calls"] if "write" in call["agent"]])
 
 
-def test_nothing_that_a_model_or_a_data_set_wrote_is_markup(tmp_path: Path) -> None:
+def test_text_of_a_model_or_a_data_set_never_becomes_markup(tmp_path: Path) -> None:
     step = {"agent": EVIL, "kind": "llm", "input": EVIL, "output": EVIL, "ok": True}
     evil = rollout(
         mode="train",
@@ -184,13 +184,13 @@ def test_the_script_writes_text_only() -> None:
         assert way not in script
 
 
-def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+def test_a_run_without_steps_has_a_page(tmp_path: Path) -> None:
     html = build(new_run(tmp_path)).html
     assert "No step has ended yet" in html
     assert _Page(html).data["rollouts"] == []
 
 
-def test_a_run_that_goes_on_or_was_killed_has_a_page_of_what_it_has(finished: RunDir) -> None:
+def test_an_active_or_killed_run_has_a_page_of_its_results_so_far(finished: RunDir) -> None:
     (finished.path / "rollouts" / "step-00002-train.parquet").write_bytes(b"half a file")
     with open(finished.path / "metrics.jsonl", "a") as file:
         file.write('{"step": 3, "rew')
@@ -208,21 +208,21 @@ def test_a_run_without_validation_has_a_page(tmp_path: Path) -> None:
     assert "step 1 of 2" in report.html
 
 
-def test_a_tokenizer_that_a_crash_cut_short_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_tokenizer_file_is_skipped(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     with run.checkpoints.write(1) as folder:
         (folder / "tokenizer.json").write_text('{"version": ')
     assert token_decoder(run)  # the starter's
 
 
-def test_a_run_whose_tokenizer_is_gone_shows_ids(tmp_path: Path) -> None:
+def test_a_run_without_a_tokenizer_shows_ids(tmp_path: Path) -> None:
     run = new_run(tmp_path, model="somebody/elses")
     run.write_rollouts(1, [rollout(mode="train", step=1)])
     number, text = read(run).data["words"][0]
     assert text == f"#{number}"
 
 
-def test_reward_parts_are_drawn_where_there_are_any(tmp_path: Path) -> None:
+def test_reward_components_have_a_chart(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     run.write_rollouts(1, [rollout(mode="train", step=1, reward_components='{"executes": 0.1, "match": 1.0}')])
     run.append_metrics(line(1))
@@ -245,13 +245,13 @@ def notes(steps: int, group: int) -> list[dict[str, Any]]:
     return made
 
 
-def test_however_long_a_run_is_so_many_rollouts_are_shown() -> None:
+def test_the_number_of_shown_rollouts_is_limited() -> None:
     chosen = choose(notes(steps=500, group=20))
     assert len(chosen) == rollout_browser.MAX_STEPS * rollout_browser.MAX_GROUP
     assert {chosen[0]["step"], chosen[-1]["step"]} == {0, 499}
 
 
-def test_validation_questions_whose_outcome_changed_come_first() -> None:
+def test_validation_questions_with_a_changed_reward_come_first() -> None:
     made = []
     for step in (0, 9):
         for number in range(1000):
@@ -263,7 +263,7 @@ def test_validation_questions_whose_outcome_changed_come_first() -> None:
     assert {str(number) for number in range(990, 1000)} <= {note["task_id"] for note in chosen}
 
 
-def test_long_texts_and_prompts_are_cut_in_the_middle_and_it_is_said(tmp_path: Path) -> None:
+def test_long_texts_and_prompts_are_cut_in_the_middle_with_a_note(tmp_path: Path) -> None:
     call = {**REAL["calls"][0], "prompt_ids": [5] * 9000}
     steps = [{"agent": "a", "kind": "tool", "input": "x" * 50_000, "output": "", "ok": True}] * 100
     run = new_run(tmp_path)
@@ -309,7 +309,7 @@ def test_a_drawing_takes_its_colours_from_the_page_and_embeds_no_font() -> None:
     assert not re.search("#(?!m[0-9a-f]{10})", drawing)
 
 
-def test_a_line_without_validation_or_failures_draws_no_empty_chart() -> None:
+def test_charts_without_data_are_left_out() -> None:
     assert charts([{"step": 0}, {"step": 1, "reward": None}], {}, {}) == []
 
 
@@ -326,7 +326,7 @@ def test_the_command_writes_a_page_and_pngs(finished: RunDir, tmp_path: Path) ->
     assert all(png.read_bytes().startswith(b"\x89PNG") for png in pngs)
 
 
-def test_the_command_says_what_is_no_run(tmp_path: Path) -> None:
+def test_the_command_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [str(tmp_path)])
     assert (done.exit_code, "is not a run" in done.stderr) == (2, True)
 
@@ -344,7 +344,7 @@ def get(address: str, **headers: str) -> str:
         return reply.read().decode()
 
 
-def test_damage_that_comes_while_it_is_watched_is_said_on_the_page(finished: RunDir, tmp_path: Path) -> None:
+def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, tmp_path: Path) -> None:
     run = RunDir.open(shutil.copytree(finished.path, tmp_path / "run"))
     (run.path / "config.json").write_text("{")
     with make_server(run) as server:
@@ -359,7 +359,7 @@ def test_damage_that_comes_while_it_is_watched_is_said_on_the_page(finished: Run
         assert "config.json is damaged" in done.stderr
 
 
-def test_a_live_page_loads_itself_again_when_the_run_has_gone_on(served: str, finished: RunDir) -> None:
+def test_a_live_page_changes_its_state_when_the_run_has_new_results(served: str, finished: RunDir) -> None:
     state = get(f"{served}/state")
     assert repr(state) in get(f"{served}/")
     assert get(f"{served}/state") == state

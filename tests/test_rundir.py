@@ -1,4 +1,4 @@
-"""A run's folder survives a kill at any moment: what is under a final name is complete."""
+"""A run's folder survives a kill at any moment: a file with its final name is complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _step(run: RunDir, step: int) -> None:
         (folder / "weights").write_text(str(step))
 
 
-def test_latest_points_at_the_newest_run_that_has_something(tmp_path: Path) -> None:
+def test_latest_points_at_the_newest_run_with_rollouts(tmp_path: Path) -> None:
     first = RunDir.create(tmp_path, backend="b", domain="d", config={})
     assert not (tmp_path / "latest").is_symlink()
     _step(first, 1)
@@ -47,7 +47,7 @@ def test_a_first_write_that_failed_does_not_keep_latest_from_moving(tmp_path: Pa
     assert RunDir.open(tmp_path / "latest").path == run.path.resolve()
 
 
-def test_tasks_for_verl_are_nothing_done(tmp_path: Path) -> None:
+def test_a_run_with_only_verls_tasks_is_empty(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="b", domain="d", config={})
     (run.path / "tasks").mkdir()
     (run.path / "tasks" / "train.parquet").write_text("x")
@@ -56,7 +56,7 @@ def test_tasks_for_verl_are_nothing_done(tmp_path: Path) -> None:
     assert not run.is_empty()
 
 
-def test_a_run_that_could_not_start_leaves_nothing_and_one_that_did_stays(tmp_path: Path) -> None:
+def test_a_run_that_fails_before_its_first_step_leaves_no_folder(tmp_path: Path) -> None:
     def fail(run: RunDir, steps: int) -> None:
         with run.lock():
             run.rewind()
@@ -95,7 +95,7 @@ def _holder(run: RunDir) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def test_a_second_process_is_refused_until_the_first_has_ended_however_it_ends(run: RunDir) -> None:
+def test_a_locked_run_is_refused_until_the_locking_process_ends_in_any_way(run: RunDir) -> None:
     _step(run, 1)
     with run.lock(), _holder(run) as second:
         said = second.communicate()[0]
@@ -112,7 +112,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended_however_it_ends(r
         pass
 
 
-def test_a_process_that_was_forked_off_does_not_keep_the_run(run: RunDir) -> None:
+def test_a_forked_child_does_not_keep_the_lock(run: RunDir) -> None:
     """A run's runners and agents may outlive it for a while."""
     _step(run, 1)
     with run.lock():
@@ -130,7 +130,7 @@ def test_a_process_that_was_forked_off_does_not_keep_the_run(run: RunDir) -> Non
     assert said == "held\n"
 
 
-def test_the_settings_come_back(run: RunDir) -> None:
+def test_settings_are_read_as_written(run: RunDir) -> None:
     assert RunDir.open(run.path).config() == {"steps": 3}
 
 
@@ -145,14 +145,14 @@ def test_a_folder_of_another_version_is_refused(run: RunDir, text: str, said: st
 
 
 @pytest.mark.parametrize("text", ['{"steps": 3', "[1, 2]", "3", "\x00\xff"])
-def test_damaged_settings_are_named(run: RunDir, text: str) -> None:
+def test_an_error_about_damaged_settings_names_the_file(run: RunDir, text: str) -> None:
     (run.path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RunDamagedError, match=r"config\.json is damaged"):
         run.config()
 
 
 @pytest.mark.parametrize("text", ['{"step": 1, "rew', "[3]", '{"reward": 1}', "\xff\xfe"])
-def test_a_damaged_line_of_the_metrics_is_named_but_not_a_last_one_that_was_cut_short(run: RunDir, text: str) -> None:
+def test_a_damaged_line_of_the_metrics_is_an_error_but_an_incomplete_last_line_is_not(run: RunDir, text: str) -> None:
     _step(run, 1)
     with open(run.path / "metrics.jsonl", "ab") as file:
         file.write(text.encode("latin-1"))
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         RunDir.open(tmp_path)
 
 
-def test_what_lies_beyond_the_newest_checkpoint_is_dropped(run: RunDir) -> None:
+def test_rewinding_deletes_everything_after_the_newest_checkpoint(run: RunDir) -> None:
     for step in (1, 2):
         _step(run, step)
     run.write_rollouts(3, [{"step": 3, "reward": 0.0}])
@@ -183,7 +183,7 @@ def test_what_lies_beyond_the_newest_checkpoint_is_dropped(run: RunDir) -> None:
     ]
 
 
-def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one(run: RunDir) -> None:
+def test_a_failed_checkpoint_leaves_the_last_one(run: RunDir) -> None:
     _step(run, 1)
 
     def write_half() -> None:
@@ -198,7 +198,7 @@ def test_a_checkpoint_that_could_not_be_written_leaves_the_last_one(run: RunDir)
     assert [p.name for p in (run.path / "checkpoints").iterdir()] == ["step-00001"]
 
 
-def test_what_is_no_checkpoint_of_a_step_counts_for_nothing(run: RunDir) -> None:
+def test_other_files_are_not_taken_for_checkpoints(run: RunDir) -> None:
     _step(run, 2)
     for name in ("step-abc", "step-00009-copy", "other", ".step-00007.part"):
         (run.path / "checkpoints" / name).mkdir()
@@ -210,7 +210,7 @@ def test_what_is_no_checkpoint_of_a_step_counts_for_nothing(run: RunDir) -> None
     assert (run.path / "rollouts" / "step-abc-train.parquet").exists()
 
 
-def test_a_checkpoint_that_is_is_renamed_as_damaged_no_longer_counts_and_is_still_there(run: RunDir) -> None:
+def test_a_damaged_checkpoint_is_renamed_and_ignored(run: RunDir) -> None:
     for step in (1, 2):
         _step(run, step)
     aside = run.checkpoints.rename_damaged(run.checkpoints.paths()[-1])
@@ -228,7 +228,7 @@ def test_the_newest_two_checkpoints_are_kept(run: RunDir) -> None:
     assert [c.name for c in run.checkpoints.paths()] == ["step-00002", "step-00003"]
 
 
-def test_rollouts_of_all_steps_become_one_file(run: RunDir) -> None:
+def test_rollouts_of_all_steps_are_merged_into_one_file(run: RunDir) -> None:
     run.write_rollouts(1, [{"step": 1, "reward": None, "calls": []}])
     run.write_rollouts(2, [{"step": 2, "reward": 0.5, "calls": [{"agent": "a", "ids": [1, 2]}]}])
     run.merge_rollouts()
@@ -239,7 +239,7 @@ def test_rollouts_of_all_steps_become_one_file(run: RunDir) -> None:
     ]
 
 
-def test_rollouts_are_read_while_the_run_goes_on_and_when_only_the_whole_file_is_left(run: RunDir) -> None:
+def test_rollouts_are_read_from_the_files_of_steps_or_from_the_merged_file(run: RunDir) -> None:
     with pytest.raises(RunDirError, match="not finished a step"):
         run.rollouts()
     _step(run, 1)
@@ -251,7 +251,7 @@ def test_rollouts_are_read_while_the_run_goes_on_and_when_only_the_whole_file_is
     assert run.rollouts()[0] == [{"step": 1, "reward": 1.0}, {"step": 2, "reward": 1.0}]
 
 
-def test_a_damaged_file_of_rollouts_is_named_and_the_others_are_read(run: RunDir) -> None:
+def test_an_unreadable_file_of_rollouts_is_reported_and_the_others_are_read(run: RunDir) -> None:
     _step(run, 1)
     _step(run, 2)
     part = run.path / "rollouts" / "step-00001-train.parquet"

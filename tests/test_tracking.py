@@ -1,4 +1,4 @@
-"""``--track``: the figures of a run arrive where they were asked for, and a run that is resumed goes on there."""
+"""``--track``: the metrics of a run reach its trackers, and a resumed run continues there."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def _two_lives(config: RunConfig, run: RunDir) -> None:
         log(LINES[3])
 
 
-def test_a_lines_numbers_have_flat_names_and_the_step_is_none_of_them() -> None:
+def test_numbers_get_flat_names_without_the_step() -> None:
     assert dict(flat_numbers(LINES[0])) == {"validation/accuracy": 0.25, "validation/n": 8.0, "wall_time_s": 2.0}
     assert dict(flat_numbers({"step": 4, "reward": None, "note": "text", "done": True})) == {}
 
 
-def test_names_are_given_with_commas_and_checked() -> None:
+def test_tracker_names_are_separated_by_commas_and_checked() -> None:
     assert resolve("fast", track="wandb, tensorboard,wandb").track == ["wandb", "tensorboard"]
     with pytest.raises(ConfigError, match="track is 'tensorbord'; it must be 'tensorboard' or 'wandb'"):
         resolve("fast", track="tensorbord")
 
 
-def test_a_package_that_is_missing_is_one_sentence_before_anything_starts(
+def test_a_missing_package_is_a_one_line_error_before_the_run_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     there = importlib.util.find_spec
@@ -65,7 +65,7 @@ def test_a_package_that_is_missing_is_one_sentence_before_anything_starts(
     assert not list(tmp_path.iterdir())
 
 
-def test_tensorboard_shows_every_line_once_whatever_was_done_twice(tmp_path: Path) -> None:
+def test_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -86,7 +86,7 @@ def _records(data: bytes) -> Iterator[bytes]:
         place += 7 + size
 
 
-def test_weights_and_biases_gets_the_same_run_again_offline_too(
+def test_weights_and_biases_continues_the_same_run_also_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb")
@@ -109,7 +109,7 @@ def test_weights_and_biases_gets_the_same_run_again_offline_too(
     assert told == [(1, 0.5), (3, 0.1), (3, 0.75)]
 
 
-def test_verl_is_told_the_same_trackers() -> None:
+def test_verl_gets_the_same_trackers() -> None:
     chosen = flat_config(resolve("fast", trainer="verl", track=["tensorboard", "wandb"]), run_dir="runs/one")
     assert chosen["trainer.logger"] == ["console", "file", "tensorboard", "wandb"]
     environment = {key.rpartition(".")[2]: value for key, value in chosen.items() if "env_vars." in key}

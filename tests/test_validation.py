@@ -1,4 +1,4 @@
-"""Accuracy counts what the agent answered; what the infrastructure broke is counted apart."""
+"""Accuracy counts the agent's answers; infrastructure failures are counted apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _rows(*rewards: float | str, **columns: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def test_accuracy_is_told_overall_and_by_hardness_and_subject() -> None:
+def test_accuracy_is_reported_overall_and_by_the_columns_of_the_domain() -> None:
     rows = _rows(1.0, 0.0, 1.0, hardness=["easy", "easy", "hard"], subject_split=["new", "familiar", "new"])
     result = compute_accuracy(rows, domains.breakdowns_of(domains.get("spider")))
     assert result["accuracy"] == pytest.approx(2 / 3, abs=1e-4)
@@ -40,23 +40,23 @@ def test_accuracy_is_told_overall_and_by_hardness_and_subject() -> None:
     assert result["by_hardness"]["easy"]["n"] == 2
 
 
-def test_a_broken_infrastructure_changes_no_accuracy() -> None:
+def test_infrastructure_failures_do_not_change_the_accuracy() -> None:
     result = compute_accuracy(_rows(1.0, "endpoint", "timeout"))
     assert (result["accuracy"], result["n"]) == (1.0, 1)
     assert result["failures"] == {"endpoint": 1, "timeout": 1}
 
 
-def test_of_nothing_judged_there_is_no_accuracy() -> None:
+def test_without_judged_rollouts_the_accuracy_is_none() -> None:
     result = compute_accuracy(_rows("reward", "judge_abstained"))
     assert (result["accuracy"], result["n"], result["total"]) == (None, 0, 2)
 
 
-def test_an_agent_that_gives_up_is_wrong() -> None:
+def test_an_agents_own_failure_scores_0() -> None:
     result = compute_accuracy(_rows(1.0, "prompt_too_long"))
     assert (result["accuracy"], result["n"]) == (0.5, 2)
 
 
-def test_the_interval_is_wilsons() -> None:
+def test_the_interval_of_a_proportion_is_wilsons() -> None:
     # Newcombe 1998, table I: 15 of 148 and 0 of 20.
     assert wilson(15, 148) == pytest.approx([0.0624, 0.1605], abs=2e-4)
     assert wilson(0, 20) == pytest.approx([0.0, 0.1611], abs=2e-4)
@@ -78,7 +78,7 @@ def test_greedy_is_temperature_zero() -> None:
     assert [validation_name(each) for each in (0.0, 0.7, 1.0)] == ["validation", *["validation_sampled"] * 2]
 
 
-def test_rewards_that_are_no_proportion_get_the_interval_of_their_mean() -> None:
+def test_graded_rewards_get_a_bootstrap_interval() -> None:
     result = compute_accuracy(_rows(1.1, 1.1, 0.3, 0.9))
     assert result["accuracy"] == 0.85
     assert result["ci95"] == [0.5, 1.1]

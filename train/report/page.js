@@ -1,4 +1,4 @@
-// Everything that a model or a data set wrote is put on the page as text (textContent), never as markup.
+// Text from a model or a data set is inserted as text (textContent), never as markup.
 "use strict";
 
 const make = (tag, className, text) => {
@@ -17,7 +17,7 @@ async function unpack() {
 }
 
 function views(data) {
-  // Each view is a name and items; an item is one question with the rollouts that are read side by side.
+  // Each view has a name and items; an item is a question with the rollouts that are shown side by side.
   const made = [];
   const validated = data.rollouts.filter((r) => r.mode === "val");
   const steps = [...new Set(validated.map((r) => r.step))].sort((a, b) => a - b);
@@ -71,7 +71,7 @@ function badges(item) {
 
 function tokens(data, rollout) {
   const box = make("div");
-  const note = "The loss mask is on the highlighted tokens, which were sampled; the others were read. Hover for ids.";
+  const note = "The highlighted tokens were sampled and carry the loss; the others are the prompt. Hover for ids.";
   box.append(make("p", "soft", rollout.tokens.length ? note : "No token of this rollout is trained on."));
   rollout.tokens.forEach((runs) => {
     const line = make("div", "tokens");
@@ -113,7 +113,7 @@ function turn(step) {
     box.append(make("pre", "", step.input), make("span", "soft", "result"), make("pre", "", step.output));
   } else {
     box.append(make("pre", "", step.output));
-    box.append(lazy("what it was asked", () => make("pre", "", step.input)));
+    box.append(lazy("prompt", () => make("pre", "", step.input)));
   }
   return box;
 }
@@ -154,7 +154,7 @@ function detail(data, item) {
   if (task.gold) {
     const gold = make("details");
     gold.open = true;
-    gold.append(make("summary", "", "the right answer"), make("pre", "", task.gold));
+    gold.append(make("summary", "", "gold answer"), make("pre", "", task.gold));
     box.append(gold);
   }
   const pair = make("div", "pair");
@@ -163,7 +163,7 @@ function detail(data, item) {
   return box;
 }
 
-// What is open is in the address, so that a reload (and a link) finds it again.
+// The open item is in the address, so a reload or a link shows it again.
 const chosen = () => new URLSearchParams(location.hash.slice(1));
 function choose(changes) {
   const now = chosen();
@@ -199,7 +199,7 @@ function start(data) {
       entry.addEventListener("click", () => choose({ view: view.key, task: key(item) }));
       return entry;
     }));
-    if (!items.length) list.append(make("p", "", "nothing matches"));
+    if (!items.length) list.append(make("p", "", "no match"));
     show("browser").classList.toggle("open", Boolean(open));
     pane.replaceChildren(open ? detail(data, open) : "");
   };
@@ -215,5 +215,5 @@ function start(data) {
 }
 
 unpack().then(start, (error) => {
-  show("browser").replaceChildren(make("p", "warning", "The rollouts cannot be unpacked by this browser: " + error));
+  show("browser").replaceChildren(make("p", "warning", "This browser cannot unpack the rollouts: " + error));
 });
