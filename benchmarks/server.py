@@ -2,23 +2,18 @@
 
     python -m benchmarks.server [--model FOLDER]
 
-Prompts come in groups of eight, as in GRPO, and every reply has the same number of tokens. "Beside busy Python" has
-another thread of pure Python in the process, as an event loop full of agents is.
+Prompts come in groups of eight, as in GRPO, and every reply has the same number of tokens.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
 import random
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,23 +21,18 @@ from benchmarks._results import record
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import count_parameters, load_policy
-from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Sampling
 
 PROMPT_TOKENS, REPLY_TOKENS, GROUP_SIZE = 150, 20, 8
 SIZES, REPEATS = (1, 8, 96), 3
 
 
-def prompts(count: int, vocabulary: int, rng: random.Random) -> list[list[int]]:
-    """``count`` random prompts; every eight in a row are equal."""
-    groups = [[rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(-(-count // GROUP_SIZE))]
-    return [groups[place // GROUP_SIZE] for place in range(count)]
-
-
-def fastest(run: Callable[[Any], int], batches: Iterator[Any]) -> float:
+def fastest(run: Callable[[list[list[int]]], int], size: int, vocabulary: int, rng: random.Random) -> float:
     """Tokens per second of the fastest of three runs, after one that is not counted."""
     rates = []
-    for batch in itertools.islice(batches, 1 + REPEATS):
+    for _ in range(1 + REPEATS):
+        groups = [[rng.randrange(vocabulary) for _ in range(PROMPT_TOKENS)] for _ in range(-(-size // GROUP_SIZE))]
+        batch = [groups[place // GROUP_SIZE] for place in range(size)]
         started = time.perf_counter()
         tokens = run(batch)
         rates.append(tokens / (time.perf_counter() - started))
@@ -65,40 +55,6 @@ def with_engine(engine: LocalEngine, batch: list[list[int]]) -> int:
     return sum(len(future.result().token_ids) for future in futures)
 
 
-def over_http(loop: asyncio.AbstractEventLoop, url: str, batch: list[str]) -> int:
-    """The batch as chat completions with token ids and logprobs, one connection each, on the server's event loop."""
-    import aiohttp
-
-    async def ask(session: aiohttp.ClientSession, text: str) -> int:
-        body = {"messages": [{"role": "user", "content": text}], "max_tokens": REPLY_TOKENS}
-        body |= {"return_token_ids": True, "logprobs": True}
-        async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-            return len((await response.json())["choices"][0]["token_ids"])
-
-    async def ask_all() -> int:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            return sum(await asyncio.gather(*(ask(session, text) for text in batch)))
-
-    return loop.run_until_complete(ask_all())
-
-
-def beside_python(run: Callable[[], int]) -> int:
-    """``run`` while another thread computes in pure Python."""
-    stop = threading.Event()
-
-    def compute() -> None:
-        while not stop.is_set():
-            sum(range(1000))
-
-    thread = threading.Thread(target=compute)
-    thread.start()
-    try:
-        return run()
-    finally:
-        stop.set()
-        thread.join()
-
-
 def main() -> None:
     """Print tokens/s by batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -113,11 +69,8 @@ def main() -> None:
     print(f"{'':28}" + "".join(f"{f'batch {size}':>10}" for size in SIZES))
     rng = random.Random(1)
 
-    def row(name: str, run: Callable[[Any], int], convert: Callable[[list[int]], Any] = list) -> list[float]:
-        rates = []
-        for size in SIZES:
-            batches = ([convert(ids) for ids in prompts(size, vocabulary, rng)] for _ in itertools.count())
-            rates.append(fastest(run, batches))
+    def row(name: str, run: Callable[[list[list[int]]], int]) -> list[float]:
+        rates = [fastest(run, size, vocabulary, rng) for size in SIZES]
         print(f"{name:28}" + "".join(f"{rate:10,.0f}" for rate in rates), flush=True)
         return rates
 
@@ -128,14 +81,7 @@ def main() -> None:
     for threads in (1, 2):
         engine = LocalEngine(model, tokenizer, max_model_len=512, threads=threads)
         engine._ends = frozenset()  # every reply has its full length
-        run = partial(with_engine, engine)
-        ours.append(row(f"engine, threads={threads}", run))
-        row("  beside busy Python", lambda batch, run=run: beside_python(partial(run, batch)))
-        loop, server = asyncio.new_event_loop(), PolicyServer(engine)
-        loop.run_until_complete(server.start())
-        row("  through HTTP", partial(over_http, loop, server.url), tokenizer.decode)
-        loop.run_until_complete(server.stop())
-        loop.close()
+        ours.append(row(f"engine, threads={threads}", partial(with_engine, engine)))
         engine.close()
     for place, size in enumerate(SIZES):
         best, other = (max(rates[place] for rates in each) for each in (ours, theirs))

@@ -4,14 +4,13 @@ Each part runs its programs with a time limit; logs go to OUT/logs, results to O
 can be chosen and repeated one by one. --model is the model that all parts but speed and uneven use.
 
     agree   vLLM and the embedded server on one checkpoint: equal ids and logprobs?
-    ci      --ci-fast (or --ci) with each backend; the checkpoint loads in transformers; the run resumes
+    ci      --ci-fast (or --ci) with each backend; the exported model loads in transformers; the run resumes
     spider  a run with evaluations before and after (real Spider with --spider FOLDER)
     speed   the time of a step beside verl's own agent loop, with random weights of the shape --shape
     uneven  colocate_async beside sync with rollouts of uneven length, with random weights
-    lora    adapters are trained, resumed, and exported as a model that transformers loads
     stop    SIGTERM during a run: its files, the remaining processes, and --resume
-    local   the embedded trainer on the GPU
 
+LoRA is --parts ci --config lora --model FOLDER.
 To compare two GPUs with one, run this on both; with a small model the time is that of the replies' tokens, one after
 the other: --parts speed --only-ours --shape llama-3072x28 --batch 128
 """
@@ -40,12 +39,6 @@ _SAME_WORK = (
     "actor_rollout_ref.rollout.n=8",
 )
 """verl's settings for steps of equal work, without validation and checkpoints."""
-_LORA = (
-    "actor_rollout_ref.model.lora_rank=32",
-    "actor_rollout_ref.model.lora_alpha=32",
-    "actor_rollout_ref.model.target_modules=all-linear",
-    "actor_rollout_ref.rollout.load_format=safetensors",
-)
 
 
 def part_agree(suite: Suite) -> dict[str, Any]:
@@ -138,13 +131,6 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     return result
 
 
-def part_lora(suite: Suite) -> dict[str, Any]:
-    """Train adapters; then load and resume."""
-    arguments = [*_verl(suite), "actor_rollout_ref.actor.optim.lr=5e-4", "--steps", "4", "--val-tasks", "64"]
-    result, folder = suite.train("lora", [*arguments, "trainer.save_freq=2", "trainer.test_freq=2", *_LORA])
-    return {**result, **_load_and_resume(suite, "lora", folder)}
-
-
 def part_stop(suite: Suite) -> dict[str, Any]:
     """Terminate a run after its second step, as a job scheduler does, and resume it."""
     runs = suite.out / "runs" / "stop"
@@ -175,21 +161,13 @@ def part_stop(suite: Suite) -> dict[str, Any]:
     return result
 
 
-def part_local(suite: Suite) -> dict[str, Any]:
-    """Five steps of the embedded trainer."""
-    arguments = ["--trainer", "local", "--device", "cuda", "--config", "fast", "--model", suite.model]
-    return suite.train("local", [*arguments, "--steps", "5", "--val-tasks", "50"])[0]
-
-
 PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "agree": part_agree,
     "ci": part_ci,
     "spider": part_spider,
     "speed": part_speed,
     "uneven": part_uneven,
-    "lora": part_lora,
     "stop": part_stop,
-    "local": part_local,
 }
 
 

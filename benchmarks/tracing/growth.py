@@ -28,23 +28,39 @@ PROMPTS = (1_024, 8_192)
 _clients = Clients(timeout_s=60)
 
 
-async def proxy() -> None:
+def proxy() -> None:
     """Calls through the proxy into a durable store: calls/s and memory at ten and a hundred times the calls."""
     print(f"{'calls':>10}{'calls/s':>10}{'median ms':>11}{'proxy MB':>10}")
-    with tempfile.TemporaryDirectory() as folder, store_process(our_store(folder)) as (url, _):
-        async with started("upstream") as upstream, started("proxy", "ours", upstream.ready["url"], url) as made:
-            done = 0
-            for mark in CALLS:
-                part = await load(made.ready["urls"], clients=16, seconds=3600.0, at_most=mark - done)
-                done = mark
-                memory = psutil.Process(made.process.pid).memory_info().rss / 1e6
-                print(f"{mark:10,}{part.per_s:10.0f}{part.median_ms:11.2f}{memory:10.0f}", flush=True)
-                record(f"proxy after {mark:,} calls: resident memory", memory, unit="MB")
-                record(f"proxy after {mark:,} calls: throughput", part.per_s, unit="calls/s")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        store_process(our_store(folder)) as (url, _),
+        started("upstream") as upstream,
+        started("proxy", "ours", upstream.ready["url"], url) as made,
+    ):
+        done = 0
+        for mark in CALLS:
+            part = load(made.ready["urls"], clients=16, seconds=3600.0, at_most=mark - done)
+            done = mark
+            memory = psutil.Process(made.process.pid).memory_info().rss / 1e6
+            print(f"{mark:10,}{part.per_s:10.0f}{part.median_ms:11.2f}{memory:10.0f}", flush=True)
+            record(f"proxy after {mark:,} calls: resident memory", memory, unit="MB")
+            record(f"proxy after {mark:,} calls: throughput", part.per_s, unit="calls/s")
 
 
-async def rollouts() -> None:
+def rollouts() -> None:
     """Rollouts of three calls with a server that answers at once: the cost of a rollout without the model."""
+
+    async def measure() -> None:  # on one event loop, as the agent's client is bound to it
+        for count in ROLLOUTS:
+            each_ms = 1000 * await _run_rollouts(count) / count
+            print(f"{count:10}{each_ms:10.2f}", flush=True)
+            record(f"a rollout of three calls without the model, of {count} rollouts", each_ms, unit="ms")
+
+    print(f"\n{'rollouts':>10}{'ms each':>10}")
+    asyncio.run(measure())
+
+
+async def _run_rollouts(count: int) -> float:
     from agentlightning.store.memory import InMemoryLightningStore
 
     from groundwire.adapters.custom import CustomBackend
@@ -63,24 +79,20 @@ async def rollouts() -> None:
     async def reward(*_: Any) -> float:
         return 1.0
 
-    print(f"\n{'rollouts':>10}{'ms each':>10}")
-    for count in ROLLOUTS:
-        async with ScriptedPolicyServer(lambda _: "SELECT 1") as server:
-            store = InMemoryLightningStore()
-            agent = RolloutAgent(backend=CustomBackend(agent=three_calls), domain=domain, reward=reward)
-            async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as tracer:
-                pool = RunnerPool(store=store, agent=agent, n_runners=32)
-                collector = RolloutCollector(store=store, proxy=tracer, model="policy", notify_runners=pool.notify)
-                await pool.start()
-                jobs = [RolloutRequest(task=task, group=str(number // 8), mode="train") for number in range(count)]
-                started_s = time.perf_counter()
-                outcomes = await collector.run(jobs, deadline_s=600)
-                each_ms = 1000 * (time.perf_counter() - started_s) / count
-                assert all(outcome.succeeded for outcome in outcomes), outcomes[0].message
-                await pool.stop()
-        print(f"{count:10}{each_ms:10.2f}", flush=True)
-        record(f"a rollout of three calls without the model, of {count} rollouts", each_ms, unit="ms")
-    await _clients.close()
+    async with ScriptedPolicyServer(lambda _: "SELECT 1") as server:
+        store = InMemoryLightningStore()
+        agent = RolloutAgent(backend=CustomBackend(agent=three_calls), domain=domain, reward=reward)
+        async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as tracer:
+            pool = RunnerPool(store=store, agent=agent, n_runners=32)
+            collector = RolloutCollector(store=store, proxy=tracer, model="policy", notify_runners=pool.notify)
+            await pool.start()
+            requests = [RolloutRequest(task=task, group=str(number // 8), mode="train") for number in range(count)]
+            started_s = time.perf_counter()
+            results = await collector.run(requests, deadline_s=600)
+            seconds = time.perf_counter() - started_s
+            assert all(result.succeeded for result in results), results[0].message
+            await pool.stop()
+    return seconds
 
 
 async def three_calls(question: Any, endpoint: Any) -> str:
@@ -93,7 +105,7 @@ async def three_calls(question: Any, endpoint: Any) -> str:
     return str(messages[-2]["content"])
 
 
-async def spans() -> None:
+def spans() -> None:
     """Reading the spans of one rollout, by the number of calls and by the length of their prompts."""
     from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
 
@@ -128,7 +140,7 @@ def main() -> None:
     """Print the tables."""
     parts = {"proxy": proxy, "rollouts": rollouts, "spans": spans}
     for name in sys.argv[1:] or parts:
-        asyncio.run(parts[name]())
+        parts[name]()
 
 
 if __name__ == "__main__":

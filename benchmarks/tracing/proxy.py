@@ -6,7 +6,6 @@ process, "http" is Agent Lightning's store server; with it, its proxy runs in it
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from pathlib import Path
 
@@ -21,55 +20,41 @@ _THEIRS = "Agent Lightning's LLMProxy"
 
 def main() -> None:
     """Print the table."""
-    asyncio.run(_compare())
-
-
-async def _compare() -> None:
-    async with started("upstream") as upstream, started("store") as store:
+    with started("upstream") as upstream, started("store") as store:
         url = upstream.ready["url"]
         print(f"{'':22}" + "".join(f"{f'c={c}: calls/s':>16}{'median ms':>11}" for c in CLIENTS), end="")
         print(f"{'CPU ms':>9}{'spans':>7}{'kB':>6}   (CPU, spans and bytes are per call)")
-        direct = [await load([url], clients=clients, seconds=SECONDS) for clients in CLIENTS]
-        _row("direct", direct, "")
+        direct = [load([url], clients=clients, seconds=SECONDS) for clients in CLIENTS]
+        _print_row("direct", direct, "")
         for kind, store_url in (("memory", ""), ("http", store.ready["url"])):
-            rows = {}
+            loads = {}
             for which in ("ours", "theirs"):
-                async with started("proxy", which, url, store_url) as proxy:
-                    rows[which] = await _measure(f"{which}, {kind} store", proxy)
-            faster = ", ".join(
-                f"{ours.per_s / theirs.per_s:.1f}x at c={clients}"
-                for clients, ours, theirs in zip(CLIENTS, rows["ours"], rows["theirs"], strict=True)
-            )
-            over = [rows[which][0].median_ms - direct[0].median_ms for which in ("ours", "theirs")]
-            for clients, ours, theirs in zip(CLIENTS, rows["ours"], rows["theirs"], strict=True):
+                with started("proxy", which, url, store_url) as proxy:
+                    loads[which] = _measure(f"{which}, {kind} store", proxy)
+            for clients, ours, theirs in zip(CLIENTS, loads["ours"], loads["theirs"], strict=True):
                 figure = f"proxy, {kind} store, {clients} clients"
                 record(figure, ours.per_s, unit="calls/s", against=_THEIRS, theirs=theirs.per_s)
-            figure = f"what the proxy adds to a call, {kind} store"
-            record(figure, over[0], unit="ms", against=_THEIRS, theirs=over[1], less_is_better=True)
-            record(
-                f"proxy beside none, {kind} store, 16 clients",
-                rows["ours"][1].per_s,
-                unit="calls/s",
-                against="no proxy",
-                theirs=direct[1].per_s,
-            )
-            print(f"{kind} store: calls/s {faster}; overhead at c=1 {over[0]:.2f} ms against {over[1]:.1f} ms")
+            added_ms, their_ms = (loads[which][0].median_ms - direct[0].median_ms for which in ("ours", "theirs"))
+            figure = f"time that the proxy adds to a call, {kind} store"
+            record(figure, added_ms, unit="ms", against=_THEIRS, theirs=their_ms, less_is_better=True)
+            figure = f"proxy beside none, {kind} store, {CLIENTS[1]} clients"
+            record(figure, loads["ours"][1].per_s, unit="calls/s", against="no proxy", theirs=direct[1].per_s)
 
 
-async def _measure(name: str, proxy: Process) -> list[Load]:
+def _measure(name: str, proxy: Process) -> list[Load]:
     urls, key = proxy.ready["urls"], proxy.ready["key"]
-    warm = await load(urls, key=key, clients=1, seconds=60.0, at_most=WARM_UP_CALLS)
+    warm = load(urls, key=key, clients=1, seconds=60.0, at_most=WARM_UP_CALLS)
     with tempfile.TemporaryDirectory() as folder:
-        stored = await proxy.ask(str(Path(folder) / "spans"))
-    cpu = proxy.cpu_s()
-    loads = [await load(urls, key=key, clients=clients, seconds=SECONDS) for clients in CLIENTS]
-    cpu = (proxy.cpu_s() - cpu) / sum(each.calls for each in loads)
+        stored = proxy.ask(str(Path(folder) / "spans"))
+    cpu_s = proxy.cpu_s()
+    loads = [load(urls, key=key, clients=clients, seconds=SECONDS) for clients in CLIENTS]
+    cpu_ms = 1000 * (proxy.cpu_s() - cpu_s) / sum(each.calls for each in loads)
     kilobytes = stored["bytes"] / warm.calls / 1e3
-    _row(name, loads, f"{cpu * 1e3:9.2f}{stored['spans'] / warm.calls:7.1f}{kilobytes:6.1f}")
+    _print_row(name, loads, f"{cpu_ms:9.2f}{stored['spans'] / warm.calls:7.1f}{kilobytes:6.1f}")
     return loads
 
 
-def _row(name: str, loads: list[Load], rest: str) -> None:
+def _print_row(name: str, loads: list[Load], rest: str) -> None:
     failed = sum(each.failed for each in loads)
     cells = "".join(f"{each.per_s:16.1f}{each.median_ms:11.2f}" for each in loads)
     print(f"{name:22}{cells}{rest}" + (f"   {failed} calls failed" if failed else ""), flush=True)
