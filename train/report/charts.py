@@ -47,7 +47,7 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any], components: Mapping[int
         *_breakdown_charts(metrics),
         Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
         Chart(
-            key="length", title="Length of replies and prompts", unit="tokens a call, training", series=_lines(lengths)
+            key="length", title="Length of replies and prompts", unit="tokens per call, training", series=_lines(lengths)
         ),
         Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
         Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
