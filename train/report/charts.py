@@ -46,9 +46,7 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any], components: Mapping[int
         accuracy_chart(metrics),
         *_breakdown_charts(metrics),
         Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
-        Chart(
-            key="length", title="Length of replies and prompts", unit="tokens per call, training", series=_lines(lengths)
-        ),
+        Chart(key="length", title="Length of replies and prompts", unit="tokens per call", series=_lines(lengths)),
         Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
         Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
     ]
