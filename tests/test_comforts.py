@@ -1,4 +1,4 @@
-"""What makes commands pleasant: completion, a version, plain lines where nobody looks, bars where somebody does."""
+"""What all commands share: completion, a version, progress bars and colours on terminals only."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_command_says_its_version(module: str) -> None:
+def test_every_command_has_a_version(module: str) -> None:
     said = _run("-m", module, "--version")
     assert (said.returncode, said.stdout) == (0, f"{version()}\n"), said.stderr
 
 
-def test_the_commands_are_those_that_python_runs_and_know_their_options() -> None:
+def test_the_commands_are_the_modules_that_python_runs() -> None:
     listed = _run("-m", "train.cli.app", "--help").stdout
     assert all(f"│ {name} " in listed for name in COMMANDS)
     assert _run("-m", "train.cli.app", "--version").stdout == f"{version()}\n"
@@ -89,7 +89,7 @@ def test_the_commands_are_those_that_python_runs_and_know_their_options() -> Non
     assert "'x' is no port" in said.stderr
 
 
-def test_an_agent_in_this_folder_is_found_by_either_name(tmp_path: Path) -> None:
+def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("async def answer(question, endpoint): ...")
     # The path as a console script has it.
     program = "import sys; sys.path.remove(''); from groundwire.train.cli.app import app; app()"
@@ -107,7 +107,7 @@ def test_an_agent_in_this_folder_is_found_by_either_name(tmp_path: Path) -> None
     assert '"agent": "mine:answer"' in done.stdout
 
 
-def test_to_list_the_commands_imports_none_of_them() -> None:
+def test_listing_the_commands_imports_none_of_them() -> None:
     names = ("groundwire.adapters", "groundwire.rewards", "groundwire.train.run", "torch", "pandas")
     heavy = f"[name for name in sys.modules if name.startswith({names})]"
     program = (
@@ -119,7 +119,7 @@ def test_to_list_the_commands_imports_none_of_them() -> None:
 AUDIT = ("-m", "train.audit", "--limit", "4")
 
 
-def test_what_takes_long_has_a_bar_on_a_terminal_and_plain_lines_elsewhere() -> None:
+def test_progress_bars_appear_on_terminals_only() -> None:
     shown = _on_a_terminal(*AUDIT)
     assert ESCAPE in shown
     assert "Auditing" in shown
@@ -130,7 +130,7 @@ def test_what_takes_long_has_a_bar_on_a_terminal_and_plain_lines_elsewhere() -> 
         assert "fit to train on" in plain
 
 
-def test_colours_are_for_terminals_without_no_color() -> None:
+def test_colours_appear_on_terminals_without_no_color() -> None:
     listed = ("-m", "train.cli.app", "--help")
     assert ESCAPE in _on_a_terminal(*listed)
     assert ESCAPE not in _on_a_terminal(*listed, NO_COLOR="1")

@@ -1,4 +1,4 @@
-"""A setting that no run could mean is refused with its name and value, before anything is made of it."""
+"""A setting out of range is refused with its name and value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from groundwire.train.evaluate import app
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"n_runners": 0}, "n_runners is 0; it must be at least 1"),
         ({"n_runners": -1, "external_store_address": "http://h:1"}, "n_runners is -1; it must be at least 0"),
@@ -27,8 +27,8 @@ from groundwire.train.evaluate import app
         ({"group_size": 1}, "group_size is 1; it must be at least 2"),
     ],
 )
-def test_a_setting_out_of_range(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_setting_out_of_range_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         resolve("fast", trainer="local", **given)
 
 
@@ -36,24 +36,24 @@ def test_a_setting_out_of_range(given: dict[str, object], said: str) -> None:
     "name", [name for name, field in RunConfig.model_fields.items() if isinstance(field.default, float)]
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_no_number_is_none_or_endless(name: str, value: float) -> None:
+def test_numbers_must_be_finite(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {value}; it must be a finite number"):
         resolve("fast", **{name: value})
 
 
-def test_with_verl_minus_one_is_never() -> None:
+def test_with_verl_minus_one_means_never() -> None:
     assert resolve("fast", trainer="verl", val_every=-1, checkpoint_every=-1).val_every == -1
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("--n-runners=0", "n_runners is 0"),
         ("--temperature=nan", "val_temperature is nan"),
         ("--tasks=-1", "val_tasks is -1; it must be at least 0"),
     ],
 )
-def test_an_evaluation_refuses_them_too(option: str, said: str) -> None:
+def test_evaluate_refuses_settings_out_of_range(option: str, message: str) -> None:
     done = CliRunner().invoke(app, [option])
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert message in done.stderr

@@ -1,4 +1,4 @@
-"""What a resumed run goes on with: its settings, its newest checkpoint that can be read, how far it is to go."""
+"""Resuming a run: its settings, its newest readable checkpoint, its number of steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _cut(run: RunDir, step: int, name: str) -> None:
     file.write_bytes(file.read_bytes()[:200])
 
 
-def test_more_steps_are_asked_for_once(run: RunDir) -> None:
+def test_a_new_number_of_steps_is_stored_and_a_device_is_not(run: RunDir) -> None:
     config = config_for_resume(run, {**NOTHING, "steps": 5, "device": "cuda"})
     assert (config.steps, config.device) == (5, "cuda")
     save_step_count(run, config.steps)
@@ -51,7 +51,7 @@ def test_more_steps_are_asked_for_once(run: RunDir) -> None:
     assert (again.steps, again.device) == (5, "cpu")
 
 
-def test_the_data_that_a_variable_names_is_the_runs(run: RunDir, tmp_path: Path) -> None:
+def test_the_data_folder_of_an_environment_variable_is_stored(run: RunDir, tmp_path: Path) -> None:
     named = TaskData(train=[], validation=[], source=f"SPIDER_DATA_DIR {tmp_path}", folder=str(tmp_path))
     begun = pin_data_dir(resolve("fast"), named, None)
     assert begun.data_dir == str(tmp_path)
@@ -63,7 +63,7 @@ def test_the_data_that_a_variable_names_is_the_runs(run: RunDir, tmp_path: Path)
     assert pin_data_dir(resolve("fast"), TaskData(train=[], validation=[], source="bundled"), run).data_dir is None
 
 
-def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Path) -> None:
+def test_new_steps_replace_the_old_ones_under_verls_name(tmp_path: Path) -> None:
     config = resolve("fast", trainer="verl", verl={"trainer.total_training_steps": 10, "data.seed": 3})
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
     save_step_count(run, config_for_resume(run, {**NOTHING, "steps": 20}).steps)
@@ -72,19 +72,19 @@ def test_verls_name_for_the_steps_does_not_bring_back_the_old_ones(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])
-def test_a_run_with_no_step_left_says_how_to_go_on(run: RunDir, steps: int, over: bool) -> None:
-    said = finished(run, config_for_resume(run, {**NOTHING, "steps": steps}))
-    assert said.startswith("all 2 steps are done; give --steps ") if over else not said
+def test_a_finished_run_tells_how_to_continue(run: RunDir, steps: int, over: bool) -> None:
+    message = finished(run, config_for_resume(run, {**NOTHING, "steps": steps}))
+    assert message.startswith("all 2 steps are done; give --steps ") if over else not message
 
 
-def test_a_run_that_was_stopped_before_its_last_validation_has_that_left(run: RunDir) -> None:
+def test_a_run_without_its_last_validation_is_not_finished(run: RunDir) -> None:
     run.append_metrics({"step": 2, "reward": 0.5})
     assert not finished(run, config_for_resume(run, NOTHING))
     run.replace_last_metrics({"step": 2, "reward": 0.5, "validation": {}, "validation_sampled": {}})
     assert finished(run, config_for_resume(run, NOTHING))
 
 
-def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
+def test_checkpoints_of_verl_count(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     assert run.checkpoints.last_step() == 0
     (run.path / "checkpoints").mkdir()
@@ -95,7 +95,7 @@ def test_the_step_that_verl_saved_counts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["config", "trainer", "steps"])
-def test_settings_that_are_no_runs_are_damage(run: RunDir, missing: str) -> None:
+def test_stored_settings_without_a_required_key_are_damage(run: RunDir, missing: str) -> None:
     stored = run.config()
     del stored[missing]
     run.write_config(stored)
@@ -103,9 +103,7 @@ def test_settings_that_are_no_runs_are_damage(run: RunDir, missing: str) -> None
         config_for_resume(run, NOTHING)
 
 
-def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_folders_become_absolute_paths_and_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one").mkdir()
     os.symlink("one", tmp_path / "latest")
     monkeypatch.chdir(tmp_path)
@@ -116,7 +114,7 @@ def test_folders_are_kept_by_their_own_paths_and_names_as_they_are(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", "trainer.pt"])
-def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDir, name: str) -> None:
+def test_an_unreadable_checkpoint_is_replaced_by_the_previous_one(run: RunDir, name: str) -> None:
     config = config_for_resume(run, NOTHING)
     assert load_initial_state(config, run).state == {"step": 2}
     _cut(run, 2, name)
@@ -129,12 +127,12 @@ def test_a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before(run: RunDi
     assert not load_initial_state(config, run).note
 
 
-def test_an_empty_file_of_the_trainers_is_damage_like_any_other(run: RunDir) -> None:
+def test_an_empty_trainer_file_is_damage(run: RunDir) -> None:
     (run.path / "checkpoints" / "step-00002" / "trainer.pt").write_bytes(b"")
     assert load_initial_state(config_for_resume(run, NOTHING), run).state == {"step": 1}
 
 
-def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) -> None:
+def test_unreadable_checkpoints_stay_if_no_other_is_left(run: RunDir) -> None:
     _cut(run, 1, "model.safetensors")
     _cut(run, 2, "trainer.pt")
     with pytest.raises(RunDamagedError, match=r"step-00002/trainer.pt cannot be loaded: .* no earlier checkpoint"):
@@ -143,12 +141,12 @@ def test_where_no_checkpoint_can_be_read_they_are_left_as_they_are(run: RunDir) 
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "meta"])
-def test_a_device_that_torch_cannot_use_is_refused(tmp_path: Path, device: str) -> None:
+def test_an_unusable_device_is_refused(tmp_path: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device is '?{device}"):
         load_initial_state(resolve("fast", device=device), RunDir(tmp_path))
 
 
-def test_a_model_that_is_not_whole_is_named(tmp_path: Path) -> None:
+def test_an_incomplete_model_is_named(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(STARTER / name, tmp_path)
     with pytest.raises(ModelUnreadableError, match=r"the tokenizer in .* there is no tokenizer\.json"):

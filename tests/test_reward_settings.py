@@ -39,6 +39,20 @@ async def test_a_remote_runner_uses_the_trainers_judge(tmp_path: Path) -> None:
     assert components["executes"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"domain": "medical"}, "this runner's domain is 'spider', and the rollout's is 'medical'"),
+        ({"learning_rate": 1.0}, "unknown setting 'learning_rate'; known: agent, backend"),
+        ({"max_turns": 0}, "max_turns is 0; it must be at least 1"),
+    ],
+)
+def test_a_runner_refuses_wrong_settings_of_a_rollout(settings: dict[str, Any], message: str) -> None:
+    remote = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
+    with pytest.raises(ConfigError, match=message):
+        remote._agent_for(settings)
+
+
 async def test_without_a_judge_model_the_local_grader_judges() -> None:
     reward = make_reward(resolve("fast", reward="rule_judge_hybrid"), domains.get("spider"))
     task = {"question": CASE["question"], "answer": CASE["reference"]}

@@ -1,4 +1,4 @@
-"""The main job as a user runs it: it trains, it can be killed and resumed, and what is wrong is said at once."""
+"""``python -m train.run`` as users run it: training, resuming after a kill, errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return runs / "latest", done.stdout
 
 
-def test_a_run_leaves_everything_that_a_reader_wants(finished: tuple[Path, str]) -> None:
+def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
     run, printed = finished
     names = {path.name for path in run.iterdir()}
     assert {"config.json", "metrics.jsonl", "checkpoints", "rollouts.parquet", "curve.png", "summary.json"} <= names
@@ -60,21 +60,21 @@ def test_a_run_leaves_everything_that_a_reader_wants(finished: tuple[Path, str])
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_policy_trained_and_server_and_trainer_agreed_on_every_probability(finished: tuple[Path, str]) -> None:
+def test_server_and_trainer_agree_on_every_probability(finished: tuple[Path, str]) -> None:
     line = RunDir.open(finished[0]).metrics()[-1]
     assert line["groups_used"] > 0
     assert line["initial_ratio_error"] < 0.01
     assert line["failures"] == {}
 
 
-def test_the_steps_parts_sum_up_and_are_all_there(finished: tuple[Path, str]) -> None:
+def test_every_phase_of_a_step_is_measured(finished: tuple[Path, str]) -> None:
     seconds = RunDir.open(finished[0]).metrics()[-1]["seconds"]
     assert set(seconds) == {"update", "sampling", "sql", "reward", "agent", "waiting"}
     assert seconds["sampling"] > 0
     assert seconds["update"] > 0
 
 
-def test_every_rollout_is_kept_with_the_tokens_it_sampled(finished: tuple[Path, str]) -> None:
+def test_every_rollout_is_stored_with_its_sampled_tokens(finished: tuple[Path, str]) -> None:
     rows = pq.read_table(finished[0] / "rollouts.parquet").to_pylist()
     train = [row for row in rows if row["mode"] == "train"]
     assert len(train) == 96
@@ -101,7 +101,7 @@ def _not_begun(runs: Path, *, steps: int) -> Path:
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 
 
-def test_a_run_killed_at_any_moment_goes_on_from_its_last_step(tmp_path: Path) -> None:
+def test_a_killed_run_continues_from_its_last_step(tmp_path: Path) -> None:
     run = _not_begun(tmp_path, steps=2)
     program = Program("-m", "train.run", "--resume", str(run), environment=_environment())
     until((run / "checkpoints" / "step-00001").exists, program)
@@ -123,7 +123,7 @@ def test_a_run_killed_at_any_moment_goes_on_from_its_last_step(tmp_path: Path) -
     assert "started with 0" in refused.stderr
 
 
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_stops_and_tells_how_to_continue(tmp_path: Path) -> None:
     run = _not_begun(tmp_path, steps=500)
     program = Program("-m", "train.run", "--resume", str(run), environment=_environment())
     until((run / "checkpoints" / "step-00001").exists, program)
@@ -135,7 +135,7 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["steps"] >= 1
 
 
-def test_an_interrupted_run_ends_with_130_even_where_ray_would_abort_behind_it() -> None:
+def test_an_interrupted_run_ends_with_130_even_if_ray_would_abort() -> None:
     """Ray aborts while the interpreter is torn down, for which an exit handler stands here."""
     code = """
 import atexit, os, sys, types
@@ -150,7 +150,7 @@ with exit_on_user_error():
     assert (done.returncode, done.stdout, done.stderr) == (130, "buffered", "stopped\n")
 
 
-def test_dev_prints_every_call_and_triplet_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_dev_prints_every_call_and_triplet_and_writes_nothing(tmp_path: Path) -> None:
     done = _run("--dev", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("triplet") >= 10
@@ -166,7 +166,7 @@ def _port_in_use() -> socket.socket:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--backend", "langgraf"), "unknown backend 'langgraf'; known: custom, langgraph, mcp, openai-agents"),
         (("--domain", "sipder"), "unknown domain 'sipder'; known:"),
@@ -186,16 +186,16 @@ def _port_in_use() -> socket.socket:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_a_wrong_argument_is_a_one_line_error(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
     done = _run(*arguments, "--output-dir", str(tmp_path))
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("mode", [(), ("--dev",)])
-def test_a_port_in_use_is_said_in_one_sentence(mode: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_port_in_use_is_a_one_line_error(mode: tuple[str, ...], tmp_path: Path) -> None:
     with _port_in_use() as listener:
         port = str(listener.getsockname()[1])
         done = _run(*mode, "--proxy-port", port, "--output-dir", str(tmp_path))
@@ -208,13 +208,13 @@ def test_a_port_in_use_is_said_in_one_sentence(mode: tuple[str, ...], tmp_path: 
 
 
 @pytest.mark.parametrize("port", ["-1", "65536"])
-def test_a_port_that_is_none_is_refused(port: str) -> None:
+def test_a_port_out_of_range_is_refused(port: str) -> None:
     refused = CliRunner().invoke(app, ["--proxy-port", port])
     assert refused.exit_code == 2
     assert f"proxy_port is {port}; it must be at" in refused.stderr
 
 
-def test_the_printed_configuration_is_json_and_what_is_given_wins_over_a_short_form(
+def test_the_printed_settings_are_json_and_options_override_short_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,9 +226,7 @@ def test_the_printed_configuration_is_json_and_what_is_given_wins_over_a_short_f
     assert printed.stderr.startswith("data: ")
 
 
-def test_a_finished_run_says_so_and_goes_on_for_as_long_as_it_was_told(
-    finished: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_a_finished_run_continues_only_with_more_steps(finished: tuple[Path, str], tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished[0].resolve(), tmp_path / "run"))
     again = _run("--resume", str(run))
     assert (again.returncode, again.stderr) == (0, "")
@@ -256,7 +254,7 @@ def test_a_finished_run_says_so_and_goes_on_for_as_long_as_it_was_told(
     assert len(broken.stderr.strip().splitlines()) == 1
 
 
-def test_a_broken_database_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_a_broken_database_is_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "data" / "database" / "broken").mkdir(parents=True)
     (tmp_path / "data" / "database" / "broken" / "broken.sqlite").write_bytes(b"this is no database" * 100)
     for name in ("train_spider.json", "dev.json"):

@@ -55,7 +55,7 @@ def test_every_setting_is_an_option_and_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("preset", [*PRESETS.values(), *VERL_PRESETS.values()])
-def test_whatever_a_preset_changes_the_command_line_can(preset: dict[str, Any]) -> None:
+def test_every_setting_of_a_preset_can_be_given(preset: dict[str, Any]) -> None:
     names = {name: value for name, value in preset.items() if "." not in name}
     assert merge_overrides({}, names) == names
 
@@ -84,7 +84,7 @@ def test_a_setting_by_its_name_wins_over_the_presets() -> None:
     assert config["max_tokens"] == 512
 
 
-def test_with_verl_it_is_verls() -> None:
+def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
     given = _given("learning_rate=1e-5", "data.shuffle=false", "val_every=-1")
     chosen = flat_config(resolve("fast", trainer="verl", **given))
     assert chosen[SHARED["learning_rate"]] == 1e-5
@@ -96,7 +96,7 @@ def test_with_verl_it_is_verls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["learning_rat=1"], "unknown setting learning_rat=1; did you mean learning_rate?"),
         (["batch=1"], "unknown setting batch=1; docs/settings.md and python -m train.run --print-config list all"),
@@ -108,27 +108,27 @@ def test_with_verl_it_is_verls() -> None:
         (["group_size=4", "group_size=5"], "group_size is given twice"),
         (["group_size=1"], "group_size is 1; it must be at least 2"),
         (["--steps", "4", "steps=3"], "steps=3 but --steps 4: they are one setting, give it once"),
-        (["--judge-model", "m", "judge.model=n"], "judge.model=n but --judge m: they are one setting"),
+        (["--judge-model", "m", "judge.model=n"], "judge.model=n but --judge model=m: they are one setting"),
         (["--config", "nope.toml"], "nope.toml cannot be read: No such file"),
         (["data.seed=3"], "data.seed=… is a setting of verl's: it needs --trainer verl"),
         (["verl={}"], "unknown setting verl"),
     ],
 )
-def test_what_cannot_be_set_is_one_sentence(arguments: list[str], said: str) -> None:
+def test_a_wrong_setting_is_a_one_line_error(arguments: list[str], message: str) -> None:
     result = _printed("--trainer", "local", *arguments)
     assert result.exit_code == 2
-    assert re.search(f"^error: {re.escape(said)}", result.output, re.MULTILINE)
+    assert re.search(f"^error: {re.escape(message)}", result.output, re.MULTILINE)
     assert "Traceback" not in result.output
 
 
-def test_a_resumed_run_keeps_its_settings_and_may_change_them(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_settings_except_changed_ones(tmp_path: Path) -> None:
     begun = resolve("hf", learning_rate=3e-5, group_size=4)
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=begun.to_dict())
     config = _config("--resume", str(run.path), "learning_rate=1e-5")
     assert (config["learning_rate"], config["group_size"]) == (1e-5, 4)
 
 
-def test_a_resumed_run_of_verls_takes_the_new_value_under_either_name() -> None:
+def test_a_resumed_verl_run_takes_a_new_value_under_either_name() -> None:
     from groundwire.train.cli.resume import config_for_resume
 
     class Stored:
@@ -160,7 +160,7 @@ judge: {temperature: 0.5}
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TOML), ("a.yaml", YAML), ("a.yml", YAML)])
-def test_a_file_has_settings_and_the_command_line_wins(name: str, text: str, tmp_path: Path) -> None:
+def test_the_command_line_overrides_a_file(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text.partition("[verl]")[0])
     given = ("--trainer", "local", "--config", str(tmp_path / name), "--judge", "max_tokens=99", *JUDGED)
     config = _config(*given, "steps=8")
@@ -170,13 +170,13 @@ def test_a_file_has_settings_and_the_command_line_wins(name: str, text: str, tmp
     assert _config(*given, "--ci-fast")["steps"] == 1
 
 
-def test_a_file_may_have_settings_of_verls(tmp_path: Path) -> None:
+def test_a_file_may_have_settings_of_verl(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TOML)
     assert read_settings(tmp_path / "a.toml")["verl"] == {"data.shuffle": False}
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("a.toml", "stepz = 3", "a.toml: unknown setting stepz; did you mean steps"),
         ("a.toml", "steps = '3'", "a.toml: steps is '3'; it must be a whole number"),
@@ -187,9 +187,9 @@ def test_a_file_may_have_settings_of_verls(tmp_path: Path) -> None:
         ("a.yaml", "config: nope", "unknown config 'nope'; known: fast, hf"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_one_sentence(name: str, text: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_a_one_line_error(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     result = _printed("--trainer", "local", "--config", str(tmp_path / name))
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
     assert len(result.output.strip().splitlines()) == 1

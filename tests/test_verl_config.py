@@ -1,4 +1,4 @@
-"""What a run says to verl: names that verl has, and one value for what both have."""
+"""The configuration of verl: its keys exist, and a setting that run and verl share has one value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _resolve(preset: str = "fast", *arguments: str, **given: object) -> RunConfi
 
 
 @pytest.mark.parametrize("preset", VERL_PRESETS)
-def test_every_key_of_a_preset_is_verls_or_says_that_it_is_new(preset: str) -> None:
+def test_every_key_of_a_preset_is_one_of_verl_or_marked_as_new(preset: str) -> None:
     chosen = flat_config(_resolve(preset))
     unknown = [key for key in chosen if not key.startswith("+") and key not in KEYS]
     assert not unknown
@@ -61,12 +61,12 @@ def test_a_preset_composes_against_verls_own_files(preset: str) -> None:
 
 
 @needs_verl
-def test_a_setting_that_verl_does_not_have_is_refused_with_the_nearest() -> None:
+def test_an_unknown_setting_of_verl_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"did you mean actor_rollout_ref\.rollout\.n\?"):
         compose(flat_config(_resolve("fast", "actor_rollout_ref.rollout.nn=4")))
 
 
-def test_any_setting_of_verls_wins_over_a_presets() -> None:
+def test_a_given_setting_of_verl_overrides_the_preset() -> None:
     chosen = flat_config(
         _resolve("fast", "actor_rollout_ref.rollout.gpu_memory_utilization=0.3", "trainer.logger=[wandb]")
     )
@@ -74,12 +74,12 @@ def test_any_setting_of_verls_wins_over_a_presets() -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), SHARED.items())
-def test_what_both_have_is_one_setting(name: str, key: str) -> None:
+def test_a_shared_setting_has_one_value(name: str, key: str) -> None:
     config = _resolve("fast")
     assert flat_config(config)[key] == getattr(config, name)
 
 
-def test_turns_of_the_agent_and_of_verl_cannot_disagree() -> None:
+def test_agent_and_verl_have_the_same_number_of_turns() -> None:
     key = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
     config = _resolve("fast", f"{key}=7")
     assert config.max_turns == 7
@@ -94,7 +94,7 @@ def test_epochs_become_steps_once_the_tasks_are_known() -> None:
     assert flat_config(_resolve("qwen", steps=3), epoch_steps=100)["trainer.total_training_steps"] == 3
 
 
-def test_a_whole_trajectory_fits_where_verl_trains_it() -> None:
+def test_a_whole_trajectory_fits_into_a_micro_batch() -> None:
     chosen = flat_config(_resolve("qwen"))
     assert chosen["data.max_prompt_length"] + chosen["data.max_response_length"] == 6144
     assert chosen["actor_rollout_ref.rollout.max_model_len"] == 6144
@@ -111,7 +111,7 @@ def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
         flat_config(_resolve("fast", "trainer.v1.trainer_mode=later"))
 
 
-def test_credit_by_discount_has_an_estimator_of_its_own() -> None:
+def test_discounted_credit_has_its_own_estimator() -> None:
     assert flat_config(_resolve(credit="broadcast"))["algorithm.adv_estimator"] == "grpo"
     assert flat_config(_resolve(credit="discount"))["algorithm.adv_estimator"] == "groundwire_discount"
     with pytest.raises(ConfigError, match="cannot be changed"):
@@ -119,12 +119,12 @@ def test_credit_by_discount_has_an_estimator_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("argument", ["steps", "=3", "+=3"])
-def test_what_is_no_key_and_value_is_refused(argument: str) -> None:
+def test_an_argument_without_key_and_value_is_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="is not key=value"):
         parse_overrides([argument])
 
 
-def test_settings_of_verls_need_its_trainer() -> None:
+def test_settings_of_verl_need_its_trainer() -> None:
     result = CliRunner().invoke(app, ["--trainer", "local", "data.seed=3"])
     assert result.exit_code == 2
     assert "data.seed=… is a setting of verl's: it needs --trainer verl" in result.output
@@ -138,7 +138,7 @@ def test_print_config_shows_the_resolved_settings_and_starts_nothing() -> None:
 
 @pytest.mark.skipif(HAS_VERL, reason="verl is installed here")
 @pytest.mark.parametrize("printed", [True, False])
-def test_without_verl_its_trainer_says_what_to_install_and_writes_nothing(printed: bool, tmp_path: Path) -> None:
+def test_without_verl_its_trainer_tells_what_to_install_and_writes_nothing(printed: bool, tmp_path: Path) -> None:
     arguments = ["--trainer", "verl", "--config", "starter", "--output-dir", str(tmp_path)]
     result = CliRunner().invoke(app, [*arguments, *["--print-config"] * printed])
     assert result.exit_code == 2
@@ -148,13 +148,13 @@ def test_without_verl_its_trainer_says_what_to_install_and_writes_nothing(printe
 
 
 @pytest.mark.parametrize("preset", VERL_PRESETS)
-def test_every_preset_goes_with_a_store_that_is_somewhere_else(preset: str) -> None:
+def test_every_preset_works_with_an_external_store(preset: str) -> None:
     config = _resolve(preset, external_store_address="http://127.0.0.1:4747", llm_proxy=True, n_runners=0)
     assert config.runner_processes == 0
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("actor_rollout_ref.rollout.n=abc", "n is 'abc'; it must be a whole number"),
         ("actor_rollout_ref.rollout.n=2.5", "n is 2.5; it must be a whole number"),
@@ -168,19 +168,19 @@ def test_every_preset_goes_with_a_store_that_is_somewhere_else(preset: str) -> N
         ("+algorithm.adv_estimator=gae", "cannot be changed"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_before_verl_starts(argument: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_a_wrong_setting_is_refused_before_verl_starts(argument: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         flat_config(_resolve("fast", argument))
 
 
-def test_separate_async_takes_a_batch_apart_into_equal_parts() -> None:
+def test_separate_async_needs_equal_parts_of_a_batch() -> None:
     with pytest.raises(ConfigError, match="into that many equal parts"):
         flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async", "data.train_batch_size=30"))
     chosen = flat_config(_resolve("fast", "+trainer.v1.trainer_mode=colocate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
 
 
-def test_a_run_goes_on_for_its_steps_whatever_epochs_its_preset_has() -> None:
+def test_given_steps_override_the_epochs_of_a_preset() -> None:
     assert flat_config(_resolve("qwen"))["trainer.total_epochs"] == 2
     assert flat_config(_resolve("qwen", steps=500), epoch_steps=56)["trainer.total_epochs"] == 1000
     assert (
@@ -190,7 +190,7 @@ def test_a_run_goes_on_for_its_steps_whatever_epochs_its_preset_has() -> None:
     assert steps["trainer.total_training_steps"] == 112
 
 
-def test_what_the_metrics_are_made_of_is_always_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_behind_the_metrics_is_always_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "elsewhere.jsonl")
     chosen = flat_config(_resolve("fast", "trainer.logger=[console]"), run_dir="RUN")
     assert chosen["trainer.logger"] == ["console", "file"]
@@ -202,7 +202,7 @@ def test_longer_trajectories_get_longer_micro_batches() -> None:
     assert chosen["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 65536
 
 
-def test_a_resumed_run_takes_a_setting_by_either_of_its_names() -> None:
+def test_a_resumed_run_takes_a_setting_under_either_name() -> None:
     begun = _resolve("fast", "trainer.total_training_steps=10", "trainer.logger=[console]").to_dict()
     begun.pop("config")
     longer = {"steps": 20, "track": ["tensorboard"]}

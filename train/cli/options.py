@@ -13,7 +13,7 @@ import typer
 
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import merge_overrides, parse_overrides, suggestion_for
+from groundwire.train.config.overrides import flag, merge_overrides, parse_overrides, suggestion_for
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
@@ -62,10 +62,9 @@ def _parameter(option: str, annotation: Any) -> inspect.Parameter:
 def _option(name: str, option: str, defaults: Mapping[str, Any]) -> Any:
     field, shown = RunConfig.model_fields[name], RunConfig.option(name)
     default = defaults.get(name, "by preset" if name in _BY_PRESET else field.get_default(call_default_factory=True))
-    flag = "--" + option.replace("_", "-")
     kind = _option_type(field.annotation)
     info = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        f"{flag(option)}/{flag(f'no_{option}')}" if kind is bool else flag(option),
         *shown["flags"],
         help=field.description,
         metavar=shown["metavar"],

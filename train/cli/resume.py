@@ -11,6 +11,7 @@ from groundwire.domains import TaskData
 from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import drop_aliases
@@ -54,7 +55,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
     for name in _FIXED:
         if given.get(name) not in (None, stored.get(name)):
             raise ConfigError(
-                f"--{name.replace('_', '-')} {given[name]} but {run.path} was started with {stored.get(name)}; "
+                f"{flag(name)} {given[name]} but {run.path} was started with {stored.get(name)}; "
                 "leave it out, or start a new run"
             )
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}

@@ -11,7 +11,7 @@ from groundwire.rewards import JudgeSettings
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["merge_overrides", "parse_overrides", "reject_verl_overrides", "suggestion_for"]
+__all__ = ["flag", "merge_overrides", "parse_overrides", "reject_verl_overrides", "suggestion_for"]
 
 NAMES = {name: field for name, field in RunConfig.names().items() if field not in ("judge", "verl")}
 """Every name of a setting that has one plain value, and its field."""
@@ -45,8 +45,8 @@ def _parse_value(text: str) -> Any:
 def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, checked, by their fields' names: ``options`` (None: not given) and ``overrides``.
 
-    ``judge.NAME`` is a setting of the judge. What is no setting of the run is left for verl, under ``verl``. Raises
-    :class:`ConfigError` for a wrong value, and where option and override differ.
+    ``judge.NAME`` is a setting of the judge. Keys that are no setting of the run are left to verl, under ``verl``.
+    Raises :class:`ConfigError` for a wrong value, and if an option and an override differ.
     """
     given = {name: value for name, value in options.items() if value is not None and name != "judge"}
     given = {name: RunConfig.check_value(name, value) for name, value in given.items()}
@@ -62,11 +62,17 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
 
 
 def _set(given: dict[str, Any], name: str, record: type[RunConfig] | type[JudgeSettings], key: str, value: Any) -> None:
+    name = record.names().get(name, name)
     value = record.check_value(name, value, shown_as=key)
     if given.get(name, value) != value:
-        option = "judge" if record is JudgeSettings else name.replace("_", "-")
-        raise ConfigError(f"{key}={value} but --{option} {given[name]}: they are one setting, give it once")
+        option = f"--judge {name}={given[name]}" if record is JudgeSettings else f"{flag(name)} {given[name]}"
+        raise ConfigError(f"{key}={value} but {option}: they are one setting, give it once")
     given[name] = value
+
+
+def flag(name: str) -> str:
+    """The option of a setting."""
+    return f"--{name.replace('_', '-')}"
 
 
 def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import AgentSettings, RunConfig
 
@@ -47,8 +48,7 @@ def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
     for name in _OPTIONS:
         usual = preset.get(name, RunConfig.model_fields[name].default)
         if name not in parameters and getattr(config, name) != usual:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} means nothing to backend {config.backend!r}: leave it out")
+            raise ConfigError(f"{flag(name)} means nothing to backend {config.backend!r}: leave it out")
 
 
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
