@@ -91,22 +91,7 @@ class RolloutCollector:
         """
         await self._publish_proxy()
         deadline = time.monotonic() + deadline_s
-        rollouts = await self._store.enqueue_many_rollouts(
-            [
-                EnqueueRolloutRequest(
-                    input=dict(request.task),
-                    mode=request.mode,
-                    resources_id=self._resources_id,
-                    config=self._config,
-                    metadata={
-                        "group": request.group,
-                        "sampling": dict(request.sampling),
-                        "settings": self._settings,
-                    },
-                )
-                for request in requests
-            ]
-        )
+        rollouts = await self._store.enqueue_many_rollouts([self._enqueue_request(request) for request in requests])
         ids = [rollout.rollout_id for rollout in rollouts]
         ends = [self._watch(rollout_id) for rollout_id in ids]
         self._notify_runners()
@@ -133,6 +118,15 @@ class RolloutCollector:
         """An attempt of the rollout has ended: ask the store about it now instead of at the next poll."""
         self._notified.add(rollout_id)
         self._notification.set()
+
+    def _enqueue_request(self, request: RolloutRequest) -> EnqueueRolloutRequest:
+        return EnqueueRolloutRequest(
+            input=dict(request.task),
+            mode=request.mode,
+            resources_id=self._resources_id,
+            config=self._config,
+            metadata={"group": request.group, "sampling": dict(request.sampling), "settings": self._settings},
+        )
 
     async def _publish_proxy(self) -> None:
         """Store the address of the proxy for all runners; cancel what an earlier process of this run left behind."""

@@ -25,6 +25,8 @@ ANSWER_SPAN = "groundwire.answer"
 FAILURE_SPAN = "groundwire.failure"
 """Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
 
+_CALL_COLUMNS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRequest:
@@ -119,17 +121,7 @@ class RolloutResult:
             "task": json.dumps(dict(task), ensure_ascii=False, default=str),
             "answer": self.answer,
             "agent_steps": json.dumps(list(self.steps), ensure_ascii=False),
-            "calls": [
-                {
-                    "agent": call.agent,
-                    "prompt_ids": call.prompt_ids,
-                    "response_ids": call.response_ids,
-                    "logprobs": call.logprobs,
-                    "finish_reason": call.finish_reason,
-                    "weights_version": call.weights_version,
-                }
-                for call in self.calls
-            ],
+            "calls": [{name: getattr(call, name) for name in _CALL_COLUMNS} for call in self.calls],
             "call_rewards": json.dumps([call.reward for call in self.calls]),
             "untrainable": json.dumps(
                 [

@@ -81,7 +81,7 @@ class RolloutRuntime:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
-        self.agent = RolloutAgent(
+        self._agent = RolloutAgent(
             backend=backend, domain=domain, reward=timed_reward, timeout_s=config.rollout_timeout_s
         )
         # If the loop is blocked for longer than a rollout may take, none of the running rollouts can succeed.
@@ -146,11 +146,11 @@ class RolloutRuntime:
             await self._start_part(store)
         proxy = self._proxy(store)
         await self._start_part(proxy)
-        if isinstance(self.agent.backend, adapters.Stoppable):
-            self._parts.push_async_callback(self.agent.backend.stop)
+        if isinstance(self._agent.backend, adapters.Stoppable):
+            self._parts.push_async_callback(self._agent.backend.stop)
         runners = RunnerPool(
             store=store,
-            agent=self.agent,
+            agent=self._agent,
             n_runners=0 if config.runner_processes else config.n_runners,
             poll_s=5.0 if external is None else POLL_S,
         )
