@@ -1,1 +1,5 @@
 """Benchmarks: ``python -m benchmarks`` runs those of the CPU, ``python -m benchmarks.gpu`` those of a GPU."""
+
+import os
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM downloads a list of prices

@@ -33,7 +33,6 @@ CONTEXT = multiprocessing.get_context("fork")
 
 def main() -> None:
     """Print the tables."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     import agentlightning  # noqa: F401  (once, before the clients are forked)
 
     parts = {"speed": speed, "history": history}

@@ -163,7 +163,7 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_MASTER_KEY=MASTER_KEY, LITELLM_LOG="ERROR")
+    os.environ.update(LITELLM_MASTER_KEY=MASTER_KEY, LITELLM_LOG="ERROR")
     # LiteLLM prints to stdout, which is for the parent process alone.
     REAL_STDOUT = os.dup(1)
     os.dup2(2, 1)

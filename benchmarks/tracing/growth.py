@@ -49,15 +49,11 @@ def proxy() -> None:
 
 def rollouts() -> None:
     """Rollouts of three calls with a server that answers at once: the cost of a rollout without the model."""
-
-    async def measure() -> None:  # on one event loop, as the agent's client is bound to it
-        for count in ROLLOUTS:
-            each_ms = 1000 * await _run_rollouts(count) / count
-            print(f"{count:10}{each_ms:10.2f}", flush=True)
-            record(f"a rollout of three calls without the model, of {count} rollouts", each_ms, unit="ms")
-
     print(f"\n{'rollouts':>10}{'ms each':>10}")
-    asyncio.run(measure())
+    for count in ROLLOUTS:
+        each_ms = 1000 * asyncio.run(_run_rollouts(count)) / count
+        print(f"{count:10}{each_ms:10.2f}", flush=True)
+        record(f"a rollout of three calls without the model, of {count} rollouts", each_ms, unit="ms")
 
 
 async def _run_rollouts(count: int) -> float:
@@ -92,6 +88,7 @@ async def _run_rollouts(count: int) -> float:
             seconds = time.perf_counter() - started_s
             assert all(result.succeeded for result in results), results[0].message
             await pool.stop()
+            await _clients.close()
     return seconds
 
 

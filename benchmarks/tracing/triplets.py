@@ -5,7 +5,6 @@ Both proxies first trace the same calls; each reader then reads the spans of its
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ PASSES = 50
 
 def main() -> None:
     """Print the table."""
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else importing agentlightning asks the network
     from agentlightning import LlmProxyTraceToTriplet
 
     from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
