@@ -68,7 +68,7 @@ def test_new_steps_replace_the_old_ones_under_verls_name(tmp_path: Path) -> None
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
     save_step_count(run, config_for_resume(run, {**NOTHING, "steps": 20}).steps)
     again = config_for_resume(run, NOTHING)
-    assert (again.steps, again.verl) == (20, {"data.seed": 3})
+    assert (again.steps, again.seed, again.verl) == (20, 3, {})
 
 
 @pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.resume import config_for_resume
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import SHARED, drop_aliases
+from groundwire.train.config.verl_names import SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
 from groundwire.train.verl.hydra_config import compose, flat_config
@@ -202,15 +204,13 @@ def test_longer_trajectories_get_longer_micro_batches() -> None:
     assert chosen["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"] == 65536
 
 
-def test_a_resumed_run_takes_a_setting_under_either_name() -> None:
+def test_a_resumed_run_takes_a_setting_under_either_name(tmp_path: Path) -> None:
     begun = _resolve("fast", "trainer.total_training_steps=10", "trainer.logger=[console]").to_dict()
-    begun.pop("config")
-    longer = {"steps": 20, "track": ["tensorboard"]}
-    config = resolve("fast", **{**drop_aliases(begun, longer), **longer})
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=begun)
+    config = config_for_resume(run, {"steps": 20, "track": ["tensorboard"]})
     assert (config.steps, config.track, config.verl) == (20, ["tensorboard"], {})
-    theirs = {"verl": {"trainer.total_training_steps": 30, "actor_rollout_ref.actor.optim.lr": 1e-5}}
-    config = resolve("fast", **{**drop_aliases(begun, theirs), **theirs})
+    names_of_verl = {"trainer.total_training_steps": 30, "actor_rollout_ref.actor.optim.lr": 1e-5}
+    config = config_for_resume(run, {"verl": names_of_verl})
     assert (config.steps, config.learning_rate) == (30, 1e-5)
-    both = {"steps": 20, "verl": {"trainer.total_training_steps": 30}}
     with pytest.raises(ConfigError, match="one setting"):
-        resolve("fast", **{**drop_aliases(begun, both), **both})
+        config_for_resume(run, {"steps": 20, "verl": {"trainer.total_training_steps": 30}})

@@ -11,10 +11,10 @@ from groundwire.domains import TaskData
 from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import flag
+from groundwire.train.config.overrides import flag, with_changes
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import drop_aliases
+from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.validation import validation_missing
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
@@ -59,13 +59,11 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
                 "leave it out, or start a new run"
             )
     changed = {name: value for name, value in given.items() if value is not None and name != "output_dir"}
-    preset = stored.pop("config")
     if stored["trainer"] == "verl":
-        stored = drop_aliases(stored, changed)
-    for name in ("judge", "verl"):
-        if name in changed:
-            changed[name] = {**stored.get(name, {}), **changed[name]}
-    return resolve(preset, **{**stored, **changed})
+        changed = with_run_names(changed)
+    if "track" in changed:
+        stored.get("verl", {}).pop(LOGGER, None)
+    return resolve(stored["config"], **with_changes(stored, changed))
 
 
 def pin_data_dir(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:
@@ -98,7 +96,7 @@ def save_step_count(run: RunDir, steps: int) -> None:
     """
     stored = run.config()
     if stored["steps"] != steps:
-        run.write_config({**drop_aliases(stored, {"steps": steps}), "steps": steps})
+        run.write_config({**stored, "steps": steps})
 
 
 @contextmanager

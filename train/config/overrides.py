@@ -11,7 +11,7 @@ from groundwire.rewards import JudgeSettings
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["flag", "merge_overrides", "parse_overrides", "reject_verl_overrides", "suggestion_for"]
+__all__ = ["flag", "merge_overrides", "parse_overrides", "reject_verl_overrides", "suggestion_for", "with_changes"]
 
 NAMES = {name: field for name, field in RunConfig.names().items() if field not in ("judge", "verl")}
 """Every name of a setting that has one plain value, and its field."""
@@ -59,6 +59,12 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
         else:
             verl[key] = value
     return given | ({"judge": judge} if judge else {}) | ({"verl": verl} if verl else {})
+
+
+def with_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` with ``changes``; the tables ``judge`` and ``verl`` are merged key by key."""
+    tables = {name: {**(settings.get(name) or {}), **changes[name]} for name in ("judge", "verl") if changes.get(name)}
+    return {**settings, **changes, **tables}
 
 
 def _set(given: dict[str, Any], name: str, record: type[RunConfig] | type[JudgeSettings], key: str, value: Any) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.files import SUFFIXES, read_settings
-from groundwire.train.config.overrides import reject_verl_overrides
+from groundwire.train.config.overrides import reject_verl_overrides, with_changes
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import with_verl_names
+from groundwire.train.config.verl_names import with_run_names
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
 __all__ = ["preset_settings", "resolve", "with_file"]
@@ -25,7 +25,7 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     if chosen.get("external_store_address") is not None:
         settings.pop("runner_processes", None)  # a preset's belong to a store that lives with the run
     if verl:
-        chosen = with_verl_names(chosen)
+        chosen = with_run_names(chosen)
     else:
         reject_verl_overrides(chosen.get("verl") or {})
     return RunConfig(**{**settings, **chosen, "config": preset})
@@ -46,8 +46,4 @@ def with_file(given: dict[str, Any]) -> dict[str, Any]:
     if file.suffix not in SUFFIXES:
         return given
     settings = read_settings(file)
-    merged = {**settings, **given, "config": settings.get("config")}
-    for name in ("judge", "verl"):
-        if name in settings and name in given:
-            merged[name] = {**settings[name], **given[name]}
-    return merged
+    return {**with_changes(settings, given), "config": settings.get("config")}

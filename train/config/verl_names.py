@@ -8,7 +8,7 @@ from typing import Any
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
-__all__ = ["LOGGER", "RUN_NAMES", "SHARED", "drop_aliases", "with_verl_names"]
+__all__ = ["LOGGER", "RUN_NAMES", "SHARED", "with_run_names"]
 
 SHARED: dict[str, str] = {
     "model": "actor_rollout_ref.model.path",
@@ -33,18 +33,19 @@ RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
 
 
-def with_verl_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given settings, with those of ``given["verl"]`` that the run has too under the run's names.
+def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings, with those in ``given["verl"]`` that the run has too under the run's names.
 
-    Raises :class:`ConfigError` where the two names are given with different values.
+    Raises :class:`ConfigError` if the two names of a setting are given with different values.
     """
-    settings, overrides = dict(given), given.get("verl") or {}
-    for key, value in overrides.items():
+    settings, overrides = dict(given), dict(given.get("verl") or {})
+    for key, value in list(overrides.items()):
         if name := RUN_NAMES.get(key.lstrip("+")):
             by_epochs = name == "steps" and value is None
             settings[name] = RunConfig.check_value(name, 0 if by_epochs else value, shown_as=key)
             if given.get(name) not in (None, settings[name]):
                 raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
+            del overrides[key]
     if (logger := overrides.get(LOGGER)) is not None:
         loggers = [logger] if isinstance(logger, str) else list(logger)
         settings["track"] = [name for name in loggers if name in TRACKERS]
@@ -52,15 +53,4 @@ def with_verl_names(given: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
             )
-    return settings
-
-
-def drop_aliases(stored: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``stored`` settings of a run without those that ``changed`` gives under their other name."""
-    overrides = {key.lstrip("+") for key in changed.get("verl") or {}}
-    verl_names, run_names = {**SHARED, "track": LOGGER}, {**RUN_NAMES, LOGGER: "track"}
-    aliases = {verl_names[name] for name in changed.keys() & verl_names.keys()}
-    replaced = {run_names[key] for key in overrides & run_names.keys()}
-    kept = {name: value for name, value in stored.items() if name not in replaced}
-    kept["verl"] = {key: value for key, value in (stored.get("verl") or {}).items() if key.lstrip("+") not in aliases}
-    return kept
+    return {**settings, "verl": overrides}
