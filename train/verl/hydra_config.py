@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
-"""How to install verl. The package index has another project of this name."""
+"""How to install verl. The project is not on the package index yet."""
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _FIXED = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
