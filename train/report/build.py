@@ -81,7 +81,7 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
 
 
 def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[str, str]]:
-    """The page's headline figures: value and label."""
+    """The values at the top of the page, with their labels."""
     for key, way in (("validation", "greedy"), ("validation_sampled", "sampled")):
         if results := [line[key] for line in metrics if key in line]:
             first, last = results[0], results[-1]

@@ -1,7 +1,7 @@
 """Draws the charts with matplotlib: as SVG for the report's page, as PNG files, and the run's ``curve.png``.
 
 The SVG takes its colours and fonts from the page's CSS, so it fits a dark and a light page. Its title and legend are
-HTML: they wrap on a phone, and text from a model or the data never becomes part of the drawing.
+HTML, which wraps on a phone; its texts are numbers, and in tooltips the escaped names of series.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Chooses the rollouts that a report shows, and shortens their texts, so the page stays small for any run.
 
-The run is read twice, one step at a time. The first pass computes the report's figures and leaves a short note on every
+The run is read twice, one step at a time. The first pass computes the report's means and leaves a short note on every
 rollout, from which the shown ones are chosen; the second pass reads these.
 """
 
