@@ -21,6 +21,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
+from groundwire.train.verl.agent_loop_manager import _run_config
 from groundwire.train.verl.hydra_config import compose, flat_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
@@ -60,6 +61,17 @@ def test_a_preset_composes_against_verls_own_files(preset: str) -> None:
 
     config = compose(flat_config(_resolve(preset)))
     assert OmegaConf.to_container(config, resolve=True)["trainer"]["use_v1"] is True
+
+
+def test_the_manager_gets_the_runs_settings_back() -> None:
+    config = _resolve("fast", "data.shuffle=false", credit="last", track=["wandb"])
+    assert RunConfig(**flat_config(config)["+groundwire"]["config"]) == config
+
+
+@needs_verl
+def test_the_manager_gets_the_runs_settings_back_from_verls_configuration() -> None:
+    config = _resolve("fast", "data.shuffle=false", credit="last", track=["wandb"])
+    assert _run_config(compose(flat_config(config)).groundwire.config) == config
 
 
 @needs_verl

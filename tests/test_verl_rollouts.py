@@ -292,7 +292,7 @@ def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
         if next(turns) == 0:
             await asyncio.sleep(60)
 
-    with _service(tmp_path, _Backend(act=act), step_deadline_s=1.0) as made:
+    with _service(tmp_path, _Backend(act=act), step_deadline_s=3.0) as made:
         made.service.submit([_prompt()])
         made.until_done()
         assert made.service.finish_sampling("train", 4, {})["rollouts/dropped_timeout_total"] == 1

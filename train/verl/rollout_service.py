@@ -13,12 +13,11 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
 from groundwire import domains
-from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -104,25 +103,23 @@ class RolloutService:
         with self._lock:
             results, self._results[partition] = self._results[partition], []
             counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
-        part = _StepMetrics.of(step, results, counts, seconds)
+        rows = [result.to_row(step) for result in results]
+        part = _StepMetrics.of(step, rows, counts, seconds)
         total = self._steps.get(partition)
         continues = total is not None and total.step == step
         if total is None or not continues:
             total = self._steps[partition] = _StepMetrics(step)
         total.add(part)
-        ended = [result.to_row(step) for result in results]
-        if ended:
+        if rows:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, ended, kind=kind, append=continues)
+            self._run.write_rollouts(step, rows, kind=kind, append=continues)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
         if partition == "val":
-            if reason := nothing_judged(ended):
+            if reason := nothing_judged(rows):
                 raise RolloutsFailedError(reason)
-            line[validation_name(self._config.val_temperature)] = compute_accuracy(
-                [result.to_row(step) for result in total.results],
-                domains.breakdowns_of(domains.get(self._config.domain)),
-            )
+            breakdowns = domains.breakdowns_of(domains.get(self._config.domain))
+            line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rows, breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
@@ -217,44 +214,38 @@ class _StepMetrics:
     """Metrics of the rollouts of a step, or of a part of them."""
 
     step: int
-    results: list[RolloutResult] = field(default_factory=list)
-    """Without token ids, which take most of the memory."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of ``rollouts.parquet`` without the columns that take most of the memory."""
     counts: Counter[str] = field(default_factory=Counter)
     """Metrics that add up over the parts of a step."""
     seconds: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(
-        cls, step: int, results: Sequence[RolloutResult], counts: Counter[str], seconds: Mapping[str, float]
+        cls, step: int, rows: Sequence[Mapping[str, Any]], counts: Counter[str], seconds: Mapping[str, float]
     ) -> _StepMetrics:
         """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
-        counts.update(f"dropped_{result.status}" for result in results if result.reward is None)
+        counts.update(f"dropped_{row['status']}" for row in rows if row["reward"] is None)
         counts.update(
-            ended=len(results),
+            ended=len(rows),
             dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
-            retried=sum(result.attempts > 1 for result in results),
-            calls=sum(len(result.calls) for result in results),
-            tokens_sampled=sum(len(call.response_ids) for result in results for call in result.calls),
+            retried=sum(row["attempts"] > 1 for row in rows),
+            calls=sum(len(row["calls"]) for row in rows),
+            tokens_sampled=sum(len(call["response_ids"]) for row in rows for call in row["calls"]),
         )
-        return cls(step, [_without_tokens(result) for result in results], counts, Counter(seconds))
+        small = [{**row, "calls": [{} for _ in row["calls"]], "agent_steps": "[]"} for row in rows]
+        return cls(step, small, counts, Counter(seconds))
 
     def add(self, part: _StepMetrics) -> None:
-        self.results += part.results
+        self.rows += part.rows
         self.counts.update(part.counts)
         self.seconds.update(part.seconds)
 
     def means(self) -> dict[str, float]:
         """Metrics that do not add up; empty without rollouts."""
         metrics: dict[str, float] = {}
-        if seconds := [result.seconds for result in self.results]:
+        if seconds := [row["seconds"] for row in self.rows]:
             metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
-        if rewards := [result.reward for result in self.results if result.reward is not None]:
+        if rewards := [row["reward"] for row in self.rows if row["reward"] is not None]:
             metrics["reward_mean"] = mean(rewards)
         return metrics
-
-
-def _without_tokens(result: RolloutResult) -> RolloutResult:
-    calls = [
-        LLMCall(rollout_id=call.rollout_id, attempt_id=call.attempt_id, sequence=call.sequence) for call in result.calls
-    ]
-    return replace(result, calls=calls, untrainable=(), steps=())
