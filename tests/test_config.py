@@ -46,14 +46,14 @@ def test_with_verl_minus_one_means_never() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("argument", "message"),
     [
         ("--n-runners=0", "n_runners is 0"),
         ("--temperature=nan", "val_temperature is nan"),
         ("--tasks=-1", "val_tasks is -1; it must be at least 0"),
     ],
 )
-def test_evaluate_refuses_settings_out_of_range(option: str, message: str) -> None:
-    done = CliRunner().invoke(app, [option])
+def test_evaluate_refuses_settings_out_of_range(argument: str, message: str) -> None:
+    done = CliRunner().invoke(app, [argument])
     assert done.exit_code == 2
     assert message in done.stderr

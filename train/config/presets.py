@@ -1,4 +1,4 @@
-"""What each ``--config`` of the local trainer changes: plain dictionaries, to be copied and edited."""
+"""The presets of the local trainer: plain dictionaries, to be copied and edited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["PRESETS"]
 PRESETS: dict[str, dict[str, Any]] = {
     # The starter policy on a laptop: minutes on two cores.
     "fast": {},
-    # Any Hugging Face causal language model, on one GPU or a patient CPU.
+    # Any Hugging Face causal language model, on one GPU, or slowly on a CPU.
     "hf": {
         "learning_rate": 1e-6,
         "minibatches": 1,
@@ -25,4 +25,4 @@ PRESETS: dict[str, dict[str, Any]] = {
         "step_deadline_s": 1800.0,
     },
 }
-"""What each ``--config`` changes of :class:`RunConfig`'s defaults."""
+"""The defaults of :class:`RunConfig` that each preset changes."""

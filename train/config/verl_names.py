@@ -1,4 +1,4 @@
-"""Settings that the run and verl both have: one setting with two names."""
+"""Settings that the run and verl share, under two names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARED: dict[str, str] = {
     "checkpoint_every": "trainer.save_freq",
     "seed": "data.seed",
 }
-"""Settings that the run and verl both have, and verl's name for each. They are one setting with two names."""
+"""Settings that the run and verl share: the run's name and verl's name."""
 
 RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"

@@ -1,8 +1,8 @@
-"""What each ``--config`` of ``--trainer verl`` changes: plain dictionaries, to be copied and edited.
+"""The presets of ``--trainer verl``: plain dictionaries, to be copied and edited.
 
-A key with a dot is verl's own (``+`` before it where verl's files do not name it, as on Hydra's command line); one
-without is a setting of :class:`groundwire.train.config.run_config.RunConfig`. What both have is given once, as the
-run's setting: see :data:`groundwire.train.config.verl_names.SHARED`.
+A key with a dot is verl's own (with ``+`` if verl's files do not name it, as on Hydra's command line); a key without a
+dot is a setting of :class:`groundwire.train.config.run_config.RunConfig`. A setting that both have is given once, under
+the run's name: see :data:`groundwire.train.config.verl_names.SHARED`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["BASE", "VERL_PRESETS"]
 _MANAGER = "groundwire.train.verl.agent_loop_manager.RolloutManager"
 
 BASE: dict[str, Any] = {
-    # GRPO without KL, averaged over tokens, clipped higher above than below.
+    # GRPO without KL, averaged over tokens, with a higher clipping range above than below.
     "algorithm.adv_estimator": "grpo",
     "algorithm.use_kl_in_reward": False,
     "actor_rollout_ref.actor.use_kl_loss": False,
     "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
-    # Rollouts come in all lengths: batches are filled by tokens, not by rows.
+    # Rollouts differ in length: batches are filled by tokens, not by rows.
     "actor_rollout_ref.actor.use_dynamic_bsz": True,
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 32768,
     "actor_rollout_ref.rollout.name": "vllm",
@@ -28,16 +28,16 @@ BASE: dict[str, Any] = {
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
     "actor_rollout_ref.rollout.calculate_log_probs": True,
     "actor_rollout_ref.rollout.multi_turn.format": "hermes",
-    # Our rollouts, put into verl's V1 trainer.
+    # Our rollouts in verl's V1 trainer.
     "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": _MANAGER,
     "actor_rollout_ref.rollout.agent.num_workers": 1,
     "trainer.use_v1": True,
     "trainer.v1.trainer_mode": "sync",
     "trainer.v1.sampler.custom_sampler.path": "pkg://groundwire.train.verl.samplers",
-    # A group that failed as a whole is replaced by another prompt, which verl does one prompt at a time.
+    # verl replaces a group without results by another prompt, one prompt at a time.
     "trainer.v1.sampler.sync_refill_failed_groups": True,
     "data.gen_batch_size": 1,
-    # Prompts are a line of JSON each and rewards come with the rollouts, so neither needs processes.
+    # A prompt is one line of JSON and rewards come with the rollouts, so neither needs processes.
     "data.dataloader_num_workers": 0,
     "data.shuffle": True,
     "reward.num_workers": 1,
@@ -45,13 +45,13 @@ BASE: dict[str, Any] = {
     "trainer.logger": ["console", "file"],
     "trainer.project_name": "groundwire",
     "trainer.nnodes": 1,
-    "trainer.total_epochs": 1000,  # as many as it takes for the steps
+    "trainer.total_epochs": 1000,  # enough for any number of steps
     "trainer.resume_mode": "auto",
     "trainer.max_actor_ckpt_to_keep": 2,
     "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
     "+ray_kwargs.ray_init.include_dashboard": False,
 }
-"""What every preset begins with."""
+"""verl's own settings that all presets share."""
 
 _LARGE: dict[str, Any] = {
     "max_turns": 3,
@@ -69,7 +69,7 @@ _LARGE: dict[str, Any] = {
     "minibatches": 1,
     "learning_rate": 1e-6,
 }
-"""Settings of agents with a model of half a billion parameters and more."""
+"""Settings for models of half a billion parameters and more."""
 
 _REFERENCE: dict[str, Any] = {
     **_LARGE,
@@ -83,7 +83,7 @@ _REFERENCE: dict[str, Any] = {
 """The published recipe for Spider: 32 prompts x 4, prompts of 4096 and replies of 2048 tokens, two epochs."""
 
 VERL_PRESETS: dict[str, dict[str, Any]] = {
-    # Minutes on one GPU: is everything in place?
+    # A check of the installation: minutes on one GPU.
     "fast": {
         **_LARGE,
         "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
@@ -98,7 +98,7 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
     },
     # The published reference.
     "qwen": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
-    # Small, and trained for tool calls: for the OpenAI Agents and MCP backends.
+    # A small model trained for tool calls: for the OpenAI Agents and MCP backends.
     "qwen3": {
         **_REFERENCE,
         "model": "Qwen/Qwen3-0.6B",
@@ -109,7 +109,7 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
         "model": "meta-llama/Llama-3.2-1B-Instruct",
         "actor_rollout_ref.rollout.multi_turn.format": "llama3_json",
     },
-    # The reference with adapters: a fraction of the optimizer's memory, a larger step.
+    # The reference with LoRA adapters: a fraction of the optimizer's memory, a larger learning rate.
     "lora": {
         **_REFERENCE,
         "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
