@@ -76,7 +76,7 @@ def main(
     with exit_on_user_error():
         if folders:
             with spinner("reading the runs"):
-                text = _read(folders, compare=compare, form=form)
+                text = _show_runs(folders, compare=compare, form=form)
         else:
             config = _resolve(given_settings(settings, pairs, names=_OPTIONS), base_url)
             text = _evaluate(config, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form)
@@ -92,7 +92,7 @@ def _resolve(given: dict[str, Any], base_url: str | None) -> RunConfig:
     return resolve(given.pop("config", None) or ("hf" if base_url else "fast"), **given)
 
 
-def _read(paths: list[str], *, compare: bool, form: str) -> str:
+def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     from groundwire.train.evaluation.metrics import compare as compared
     from groundwire.train.evaluation.run_reader import final_rows, table_entry
 
