@@ -1,4 +1,4 @@
-"""A SQL server in a process of its own, as its users run it, and a database for it."""
+"""An MCP SQL server in its own process, and a database for it."""
 
 from __future__ import annotations
 

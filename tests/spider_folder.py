@@ -1,4 +1,4 @@
-"""A Spider-shaped folder small enough to read in a test, and where the real one is."""
+"""A small Spider-shaped folder for tests, and the path of the real one."""
 
 from __future__ import annotations
 

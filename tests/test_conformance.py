@@ -1,4 +1,4 @@
-"""Every backend that ships passes the conformance kit, and the kit finds what it is there to find."""
+"""The shipped backends pass the conformance kit, and the kit finds errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from groundwire.adapters.sql_agents import prompts
 
 
 async def asks_and_checks(question: Question, endpoint: Endpoint) -> str:
-    """As many calls as the others make, with nothing but a client."""
+    """As many calls as the other backends, with an OpenAI client only."""
     async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
 
         async def ask(agent: str, message: str) -> str:
@@ -33,7 +33,7 @@ async def asks_and_checks(question: Question, endpoint: Endpoint) -> str:
 
 
 def asks_and_checks_in_a_thread(question: Question, endpoint: Endpoint) -> str:
-    """The same with the client that blocks."""
+    """The same with a blocking client."""
     with openai.OpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
 
         def ask(agent: str, message: str) -> str:
@@ -63,7 +63,7 @@ class TestShipped(BackendConformance):
     def backend_under_test(cls, request: pytest.FixtureRequest) -> Backend:
         return load_backend(request.param)
 
-    def test_all_of_them_record_the_same(self, recording: Recording) -> None:
+    def test_all_shipped_backends_record_the_same(self, recording: Recording) -> None:
         assert recording.response_ids == [[1000, 1001, 1002, 1003, 1004], [1010, 1011, 1012, 1013, 1014]]
         assert recording.trained_ids == [id_ for ids in recording.response_ids for id_ in ids]
         assert recording.reward == 1.0
@@ -101,13 +101,13 @@ async def answer(question, endpoint):
 """
 
 
-def test_a_third_party_runs_it_with_one_command_and_reads_what_is_wrong(tmp_path: Path) -> None:
+def test_the_kit_runs_with_one_command_and_explains_a_failure(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(CHANGES_REPLIES)
     kit = ["-p", "groundwire.adapters.conformance", "--pyargs", "groundwire.adapters.conformance"]
     done = run(
         *("-m", "pytest", "-p", "no:cacheprovider", *kit, "--backend-under-test", "theirs:answer"),
         folder=tmp_path,
-        environment={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the kit needs nobody else's
+        environment={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # the kit needs no other plugin
     )
     assert "the agent changed the messages before its last one" in done.stdout
     assert "1 failed, 10 passed" in done.stdout

@@ -1,4 +1,4 @@
-"""Any function is a backend, an option that would be ignored is refused, and what is wrong is one sentence."""
+"""Any function is a backend, an option without effect is refused, and errors are one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ not_a_function = "SELECT 1"
 
 
 def synchronous(question: Question, endpoint: Endpoint) -> str:
-    time.sleep(0.01)  # forbidden on an event loop
+    time.sleep(0.01)  # not allowed on an event loop
     return f"{question.text} {threading.current_thread().name}"
 
 
@@ -68,14 +68,14 @@ def _answer(agent: Any) -> Answer:
     return asyncio.run(CustomBackend(agent=agent).run(QUESTION, ENDPOINT))
 
 
-def test_text_is_an_answer_and_an_answer_keeps_its_trace() -> None:
+def test_text_is_an_answer_and_an_answer_keeps_its_steps() -> None:
     assert _answer(plain) == Answer(text="Which singers? m")
     assert _answer(f"{__name__}:plain").text == "Which singers? m"
     assert _answer(f"{__name__}:callable_object").steps[0]["agent"] == "a"
     assert _answer(functools.partial(plain, endpoint=ENDPOINT, question=QUESTION).func).text
 
 
-def test_a_plain_def_runs_in_a_thread_of_its_own_with_the_rollouts_context() -> None:
+def test_a_plain_def_runs_in_its_own_thread_with_the_rollouts_context() -> None:
     assert _answer(synchronous) == Answer(text="Which singers? agent 1")
     assert CustomBackend(agent=synchronous).threaded
     assert not CustomBackend(agent=plain).threaded
@@ -91,7 +91,7 @@ def test_a_plain_def_runs_in_a_thread_of_its_own_with_the_rollouts_context() -> 
     assert asyncio.run(run()).text == "of this rollout"
 
 
-def test_as_many_plain_defs_run_at_once_as_there_are_rollouts() -> None:
+def test_plain_defs_run_as_concurrently_as_rollouts() -> None:
     everybody = threading.Barrier(200, timeout=30)
 
     def waits_for_the_others(question: Question, endpoint: Endpoint) -> str:
@@ -105,7 +105,7 @@ def test_as_many_plain_defs_run_at_once_as_there_are_rollouts() -> None:
     assert len(asyncio.run(run())) == everybody.parties
 
 
-def test_a_plain_def_that_was_given_up_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_def_ends_silently_after_its_time_limit(capfd: pytest.CaptureFixture[str]) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def hangs(question: Question, endpoint: Endpoint) -> str:
@@ -126,11 +126,11 @@ def test_a_plain_def_that_was_given_up_ends_without_a_word(capfd: pytest.Capture
     assert capfd.readouterr().err == ""
 
 
-def test_an_async_function_that_a_decorator_hides_is_awaited() -> None:
+def test_an_async_function_behind_a_decorator_is_awaited() -> None:
     assert _answer(decorated) == Answer(text="Which singers? m")
 
 
-def test_its_agents_are_those_it_names() -> None:
+def test_a_functions_agents_are_its_attribute() -> None:
     assert CustomBackend(agent=plain).agents == ()
     assert CustomBackend(agent=callable_object).agents == ("a", "b")
 
@@ -140,7 +140,7 @@ def test_an_answer_of_another_type_is_an_agent_error() -> None:
         _answer(returns_nothing)
 
 
-def test_what_it_raises_is_an_agent_error_unless_it_says_otherwise() -> None:
+def test_an_exception_is_an_agent_error_unless_it_is_a_backend_error() -> None:
     async def broken(question: Question, endpoint: Endpoint) -> str:
         raise adapters.ToolError("the disk is gone") if question.id == "1" else ZeroDivisionError("a bug")
 
@@ -162,7 +162,7 @@ async def _asks(base_url: str | None, endpoint: Endpoint, api_key: str | None = 
     return ""
 
 
-async def test_an_agent_that_asks_somebody_else_is_told_whom_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_to_another_address_is_an_agent_error_with_that_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     async with ScriptedPolicyServer(replies=["SELECT 1"]) as policy:
@@ -212,7 +212,7 @@ async def test_an_agent_that_asks_somebody_else_is_told_whom_it_asked(monkeypatc
         ("needs_more:f", "needs_more cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
     ],
 )
-def test_an_agent_that_cannot_be_used_is_one_sentence(
+def test_an_unusable_agent_has_a_one_line_error(
     agent: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "raises_on_import.py").write_text("raise RuntimeError('not today')")
@@ -223,12 +223,12 @@ def test_an_agent_that_cannot_be_used_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_backend_gets_the_options_that_it_names() -> None:
+def test_a_backend_gets_the_options_that_its_constructor_names() -> None:
     backend: Any = make_backend(resolve("fast", backend="openai-agents", max_turns=5, execution_truncate=99))
     assert (backend.max_turns, backend.execution_truncate, backend.show_keys) == (5, 99, False)
 
 
-def test_an_option_that_was_set_and_means_nothing_is_refused() -> None:
+def test_a_set_option_without_effect_is_refused() -> None:
     custom = {"backend": "custom", "agent": f"{__name__}:plain"}
     make_backend(resolve("fast", **custom))
     make_backend(resolve("hf", **custom))
@@ -240,7 +240,7 @@ def test_an_option_that_was_set_and_means_nothing_is_refused() -> None:
         make_backend(resolve("fast", backend="custom"))
 
 
-def test_a_value_that_a_backend_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_a_backend_refuses_has_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(kw_only=True)
     class Picky:
         max_turns: int
@@ -256,7 +256,7 @@ def test_a_value_that_a_backend_refuses_is_one_sentence(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("module", "package"), [("agents", "openai-agents"), ("langchain_openai.chat_models", "langchain-openai")]
 )
-def test_a_backend_whose_framework_is_missing_says_what_to_install(
+def test_a_missing_framework_has_an_error_with_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_the_graph_answers_without_training(tmp_path: Path) -> None:
     assert done.stdout.rstrip().endswith("SELECT count(*) FROM singer")
 
 
-def test_a_graph_of_ones_own_is_traced(tmp_path: Path) -> None:
+def test_your_graph_is_traced(tmp_path: Path) -> None:
     done = run("examples/train_your_graph.py", "--dev", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("triplet") >= 10
@@ -45,12 +45,12 @@ def test_a_graph_of_ones_own_is_traced(tmp_path: Path) -> None:
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
 
-def test_the_notebook_is_committed_without_what_it_printed() -> None:
+def test_the_notebook_is_committed_without_outputs() -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
-# What a kernel does with a notebook, without starting one: that imports everything once more.
+# Runs the cells as a kernel does, without the imports of a second process.
 RUN_CELLS = """
 import json, sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -73,7 +73,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert "<script" in page.read_text()
 
 
-def test_a_domain_of_ones_own_is_asked_and_judged(tmp_path: Path) -> None:
+def test_your_domain_is_asked_and_judged(tmp_path: Path) -> None:
     done = run("examples/your_domain.py", "--dev", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "24 questions" in done.stdout

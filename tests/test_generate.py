@@ -1,4 +1,4 @@
-"""The generated data: Spider's layout, golds worth judging by, and a validation split that was never trained on."""
+"""The generated data: Spider's layout, distinctive golds, and separate databases for validation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_tables_of_a_database_differ_in_size():
         assert len(set(sizes)) == len(names) >= 2
 
 
-def test_foreign_keys_lead_to_the_id_of_the_table_that_they_name():
+def test_foreign_keys_refer_to_the_id_of_the_table_in_their_name():
     keys = 0
     for path in BUNDLED.glob("database/*/*.sqlite"):
         connection = sqlite3.connect(path)
@@ -102,7 +102,7 @@ def test_foreign_keys_lead_to_the_id_of_the_table_that_they_name():
     assert keys > 100
 
 
-def test_parquet_has_the_columns_of_the_field_and_relative_paths():
+def test_the_parquet_files_have_the_usual_columns_and_relative_paths():
     rows = pq.read_table(BUNDLED / "test_dev.parquet").to_pylist()
     assert {"id", "question", "db_id", "query", "db_path", "hardness", "subject", "subject_split"} == set(rows[0])
     assert all((BUNDLED / row["db_path"]).is_file() for row in rows)

@@ -1,4 +1,4 @@
-"""The gold query never reaches the agent: neither in what a backend is given, nor in the database that it may read."""
+"""The gold query never reaches the agent: neither the question nor the database contains it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def squeezed(text: str) -> str:
     return "".join(text.split()).lower()
 
 
-def test_a_question_has_no_field_for_the_gold_and_no_room_for_more() -> None:
+def test_a_question_has_no_field_for_the_gold_and_accepts_no_other() -> None:
     assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database", "form"}
     with pytest.raises(TypeError):
         Question(id="1", text="How many?", database="", query="SELECT 1")  # type: ignore[call-arg]

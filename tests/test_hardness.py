@@ -14,8 +14,8 @@ from groundwire.domains.spider.hardness import LEVELS, hardness
 @pytest.mark.parametrize(
     ("level", "sql"),
     [
-        # The examples of the Spider paper, one a level. It shows the third as hard; its evaluator counts four clauses
-        # and joins, so extra.
+        # The Spider paper's examples, one for each level. The paper calls the third one hard, but the evaluator counts
+        # four clauses and joins, so it is extra.
         ("easy", "SELECT count(*) FROM cars_data WHERE cylinders > 4"),
         (
             "medium",
@@ -75,12 +75,12 @@ def test_each_clause_counts(level: str, sql: str) -> None:
         ("SELECT a FROM t", "SELECT a FROM (SELECT a FROM t WHERE b = 1 OR c = 2)"),
     ],
 )
-def test_what_does_not_change_the_level(one: str, other: str) -> None:
+def test_equivalent_queries_have_the_same_level(one: str, other: str) -> None:
     assert hardness(one) == hardness(other)
 
 
 @pytest.mark.parametrize("text", ["", ";", ")))", "SELECT", "'open", "what is this"])
-def test_a_text_that_is_no_query_has_a_level_all_the_same(text: str) -> None:
+def test_text_without_a_query_has_a_level(text: str) -> None:
     assert hardness(text) in LEVELS
 
 

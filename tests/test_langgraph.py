@@ -1,4 +1,4 @@
-"""The LangGraph agent writes, runs, checks and rewrites, and says what failed when something does."""
+"""The LangGraph agent writes, executes, checks and rewrites queries, and its failures have types."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_query_that_the_check_accepts_is_the_answer(database: str) -> No
     assert "('Ann',)" in requests[1]["messages"][-1]["content"]
 
 
-async def test_a_query_that_the_check_rejects_is_rewritten_with_what_went_wrong(database: str) -> None:
+async def test_a_rejected_query_is_rewritten_with_its_error(database: str) -> None:
     answer, requests = await _run([WRONG, "INCORRECT", RIGHT, "CORRECT"], database)
     assert answer.text == "SELECT name FROM singer"
     assert [step["agent"] for step in answer.steps if step["kind"] == "llm"] == [
@@ -72,7 +72,7 @@ async def test_the_last_query_allowed_is_run_but_not_checked(database: str) -> N
 
 
 @pytest.mark.parametrize("turns", [1, 2])
-async def test_a_question_that_asks_for_prose_is_answered_from_the_last_querys_rows(database: str, turns: int) -> None:
+async def test_a_prose_question_is_answered_from_the_rows_of_the_last_query(database: str, turns: int) -> None:
     replies = [RIGHT, *["CORRECT"] * (turns - 1), "\nAnn and Bob sing."]
     async with ScriptedPolicyServer(replies=replies) as server:
         backend = LangGraphSQLBackend(max_turns=turns)
@@ -100,7 +100,7 @@ async def test_a_refused_call_is_an_endpoint_error_with_its_status_and_cause(dat
     assert caught.value.status == 503
 
 
-async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
+async def test_an_unreachable_endpoint_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     backend = LangGraphSQLBackend()
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
@@ -108,12 +108,12 @@ async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str)
     await backend.stop()
 
 
-async def test_a_database_that_is_gone_is_a_tool_error_and_not_the_policys_fault(tmp_path: Path) -> None:
+async def test_a_missing_database_is_a_tool_error(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=r"gone\.sqlite"):
         await _run([RIGHT], str(tmp_path / "gone.sqlite"))
 
 
-async def test_the_graph_serves_anybody_without_training(database: str) -> None:
+async def test_the_graph_works_without_training(database: str) -> None:
     async with ScriptedPolicyServer(replies=[RIGHT, "CORRECT"]) as server:
         model = ChatOpenAI(model="scripted", base_url=server.base_url, api_key="none")
         context = SQLContext(model=model, database=database)

@@ -1,4 +1,4 @@
-"""The MCP backend is the OpenAI Agents SDK's agent with one server for all rollouts, and a dead server is no answer."""
+"""The MCP backend is the OpenAI Agents SDK agent with one server for all rollouts; a dead server is a failure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _call(sql: str) -> Reply:
 
 @pytest.fixture
 def databases(tmp_path: Path) -> list[str]:
-    """Two databases as Spider has them, and one for itself."""
+    """Two databases in Spider's layout, and a single file."""
     paths = [tmp_path / "many" / name / f"{name}.sqlite" for name in ("pets", "cars")] + [tmp_path / "one" / "x.sqlite"]
     for number, path in enumerate(paths):
         path.parent.mkdir(parents=True)
@@ -70,7 +70,7 @@ QUERIES = [
 ]
 
 
-async def test_the_policy_reads_the_same_as_with_a_tool_in_process(databases: list[str]) -> None:
+async def test_the_model_reads_the_same_as_with_the_tool_in_process(databases: list[str]) -> None:
     options: dict[str, Any] = {"max_turns": len(QUERIES), "execution_truncate": 72}
     seen = []
     for backend in (OpenAIAgentsSQLBackend(**options), McpSQLBackend(**options)):
@@ -102,7 +102,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
     assert None not in [process.poll() for process in processes]
 
 
-async def test_a_slow_query_holds_up_no_other_rollout(databases: list[str]) -> None:
+async def test_a_slow_query_delays_no_other_rollout(databases: list[str]) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     async with _stopped(McpSQLBackend(query_timeout_s=1.5)) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
@@ -114,7 +114,7 @@ async def test_a_slow_query_holds_up_no_other_rollout(databases: list[str]) -> N
     assert requests[1]["messages"][-1]["content"] == "Error: the query ran longer than 1.5 s"
 
 
-async def test_a_server_that_dies_is_a_tool_error_and_the_next_rollout_gets_another(databases: list[str]) -> None:
+async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another(databases: list[str]) -> None:
     async with _stopped(McpSQLBackend()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         [running] = backend._servers.values()
@@ -125,7 +125,7 @@ async def test_a_server_that_dies_is_a_tool_error_and_the_next_rollout_gets_anot
     assert requests[1]["messages"][-1]["content"] == "[(1,)]"
 
 
-async def test_a_database_that_breaks_is_a_tool_error_and_keeps_the_server(databases: list[str]) -> None:
+async def test_a_broken_database_is_a_tool_error_and_the_server_continues(databases: list[str]) -> None:
     async with _stopped(McpSQLBackend()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         [running] = backend._servers.values()

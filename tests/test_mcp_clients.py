@@ -1,4 +1,4 @@
-"""The MCP SQL server in other people's clients: the examples are run, with a scripted model behind the agents."""
+"""The MCP SQL server with other clients: the examples run, with a scripted model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from programs import run
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-# The command line alone, a third of the whole Inspector's size; its later releases do not start without the rest.
+# Only the command line, a third of the Inspector's size; later releases do not start without the rest.
 INSPECTOR = "@modelcontextprotocol/inspector-cli@0.15.0"
 
 
@@ -35,7 +35,7 @@ def _calls(number, name, **arguments):
 
 
 async def _run_example(name, database, *, run=run, **environment):
-    """The example's answer, and what its model was told by the tools."""
+    """The example's answer, and the tool messages to its model."""
     script = [
         _calls(1, "list_tables"),
         _calls(2, "query_database_by_sql", sql="SELECT agee FROM singer"),
@@ -57,19 +57,21 @@ async def _run_example(name, database, *, run=run, **environment):
     return done.stdout.strip(), [json.dumps(message["content"]) for message in last if message["role"] == "tool"]
 
 
-def _assert_an_agent_repaired_its_query(answer, told):
+def _assert_an_agent_repaired_its_query(answer, messages):
     assert answer == "The oldest is 319."
-    assert ["singer, old" in told[0], "Columns of singer: id, name, age" in told[1], "[(319,)]" in told[2]] == [
-        True
-    ] * 3
+    assert [
+        "singer, old" in messages[0],
+        "Columns of singer: id, name, age" in messages[1],
+        "[(319,)]" in messages[2],
+    ] == [True] * 3
 
 
-async def test_an_openai_agent_uses_it_over_stdio(database):
+async def test_an_openai_agent_uses_the_server_over_stdio(database):
     pytest.importorskip("agents")
     _assert_an_agent_repaired_its_query(*await _run_example("mcp_openai_agents.py", database))
 
 
-async def test_an_openai_agent_uses_it_over_http(database):
+async def test_an_openai_agent_uses_the_server_over_http(database):
     pytest.importorskip("agents")
     with http_server(database) as (url, _):
         _assert_an_agent_repaired_its_query(*await _run_example("mcp_openai_agents.py", url))
@@ -77,7 +79,7 @@ async def test_an_openai_agent_uses_it_over_http(database):
 
 @pytest.fixture
 def adapters_of_langchain(request):
-    """A folder with langchain-mcp-adapters and the mcp 1.x that it needs, to lie over the installed packages."""
+    """A folder with langchain-mcp-adapters and the mcp 1.x that it needs, to be put before the installed packages."""
     target = Path(request.config.cache.mkdir("langchain-mcp-adapters"))
     if not (target / "langchain_mcp_adapters").exists():
         packages = ["langchain-mcp-adapters==0.3.2", "mcp>=1.24,<2", "httpx-sse"]
@@ -89,18 +91,18 @@ def adapters_of_langchain(request):
 
 
 def _run_from_nothing(*arguments, environment):
-    """With packages of its own, which must come before those that are installed."""
+    """Run with other packages, which must precede the installed ones."""
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-async def test_a_langgraph_agent_uses_it(database, adapters_of_langchain):
+async def test_a_langgraph_agent_uses_the_server(database, adapters_of_langchain):
     pytest.importorskip("langchain_openai")
     path = str(adapters_of_langchain)
-    answer, told = await _run_example("mcp_langgraph.py", database, run=_run_from_nothing, PYTHONPATH=path)
-    _assert_an_agent_repaired_its_query(answer, told)
+    answer, messages = await _run_example("mcp_langgraph.py", database, run=_run_from_nothing, PYTHONPATH=path)
+    _assert_an_agent_repaired_its_query(answer, messages)
 
 
-def test_the_inspector_of_the_protocol_s_authors_reads_it(database):
+def test_the_mcp_inspector_calls_a_tool(database):
     if shutil.which("npx") is None:
         pytest.skip("npx is not installed")
     call = [
@@ -121,7 +123,7 @@ def test_the_inspector_of_the_protocol_s_authors_reads_it(database):
     assert json.loads(ended.stdout)["structuredContent"] == {"columns": ["max(age)"], "rows": [[319]]}, ended.stderr
 
 
-async def test_the_desktop_s_configuration_starts_it(database):
+async def test_the_desktop_configuration_starts_the_server(database):
     from mcp import Client, StdioServerParameters
 
     server = json.loads((EXAMPLES / "mcp_desktop.json").read_text())["mcpServers"]["sql"]

@@ -1,4 +1,4 @@
-"""The MCP SQL server: what its tools answer, whom it serves, and how it refuses to start."""
+"""The MCP SQL server: its tools, its clients, access control, and errors at the start."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def query(path, sql, **limits):
         return await call(client, "query_database_by_sql", sql=sql)
 
 
-# What a model sees
+# The tools' schemas
 
 
 async def _seen(path):
@@ -90,7 +90,7 @@ async def test_the_whole_schema_of_the_tools_is_under_a_thousand_tokens(database
     assert 100 < _tokens(await _seen(folder)) < 1000
 
 
-async def test_only_a_folder_makes_the_tools_ask_for_a_database(database, folder):
+async def test_the_tools_take_a_database_only_for_a_folder(database, folder):
     assert '"database":' not in await _seen(database)
     async with connected(folder) as client:
         asked = {tool.name: tool.input_schema["required"] for tool in await client.list_tools()}
@@ -102,14 +102,14 @@ async def test_only_a_folder_makes_the_tools_ask_for_a_database(database, folder
     }
 
 
-async def test_every_tool_says_that_it_only_reads(database):
+async def test_every_tool_is_annotated_as_read_only(database):
     async with connected(database) as client:
         hints = [tool.annotations for tool in await client.list_tools()]
     assert len(hints) == 3
     assert all(hint.read_only_hint and not hint.destructive_hint and not hint.open_world_hint for hint in hints)
 
 
-# What the tools answer
+# The tools' answers
 
 
 async def test_rows_come_as_text_and_as_data(database):
@@ -118,7 +118,7 @@ async def test_rows_come_as_text_and_as_data(database):
     assert result.structured_content == {"columns": ["id", "name"], "rows": [[0, "name 0"], [1, "name 1"]]}
 
 
-async def test_a_long_result_ends_with_what_was_cut_and_how_to_ask_for_less(database):
+async def test_a_long_result_ends_with_a_note_on_the_cut(database):
     result, text = await query(database, "SELECT * FROM singer", max_chars=500, max_rows=100)
     shown = len(result.structured_content["rows"])
     note = f"{shown} of more than 100 rows shown: ask for less with WHERE, LIMIT, fewer columns or an aggregate."
@@ -128,7 +128,7 @@ async def test_a_long_result_ends_with_what_was_cut_and_how_to_ask_for_less(data
     assert len(text) < 500 + len(note) + 2
 
 
-async def test_one_long_value_is_shortened_and_the_model_is_told(database):
+async def test_a_long_value_is_shortened_with_a_note(database):
     result, text = await query(database, "SELECT printf('%.5000c', 'x'), 1", max_chars=200)
     assert "5000 characters" in text
     assert "substr()" in text
@@ -136,7 +136,7 @@ async def test_one_long_value_is_shortened_and_the_model_is_told(database):
     assert result.structured_content["rows"][0][1] == 1
 
 
-async def test_values_that_json_lacks_come_as_text(database):
+async def test_values_without_a_json_type_are_text(database):
     result, _ = await query(database, "SELECT x'00ff', 9e999, zeroblob(100), NULL")
     assert result.structured_content["rows"] == [["x'00ff'", "inf", f"x'{'00' * 32}'... 100 bytes", None]]
 
@@ -166,7 +166,7 @@ async def test_the_schema_is_a_resource(database, folder):
 
 
 @pytest.mark.parametrize(
-    ("sql", "kind", "says"),
+    ("sql", "kind", "message"),
     [
         ("SELECT agee FROM singer", "sql", "Columns of singer: id, name, age"),
         ("SELECT * FROM nobody", "sql", "Tables: singer, old"),
@@ -176,14 +176,14 @@ async def test_the_schema_is_a_resource(database, folder):
         (SLOW, "timeout", "longer than 0.1 s"),
     ],
 )
-async def test_a_mistake_is_a_tool_error_that_helps_to_repair_it(database, sql, kind, says):
+async def test_an_error_in_a_query_is_a_tool_error_with_a_helpful_message(database, sql, kind, message):
     result, text = await query(database, sql, timeout_s=0.1)
     assert result.is_error
     assert result.meta["error"] == kind
-    assert says in text
+    assert message in text
 
 
-async def test_of_ten_million_rows_the_first_are_shown(database):
+async def test_only_the_first_of_ten_million_rows_are_read(database):
     rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10000000) SELECT i FROM n"
     result, text = await query(database, rows)
     assert not result.is_error
@@ -201,7 +201,7 @@ async def test_wrong_arguments_are_named(database):
     )
 
 
-async def test_a_database_that_broke_is_told_apart_from_a_mistake(tmp_path):
+async def test_a_broken_database_has_its_own_kind_of_error(tmp_path):
     path = make_database(tmp_path / "gone.sqlite")
     async with connected(path) as client:
         path.unlink()
@@ -227,7 +227,7 @@ async def test_a_folder_s_databases_are_found_by_name(folder):
     assert text == "no database '../pets'. Databases: pets"
 
 
-def test_a_name_never_comes_to_mean_another_file(tmp_path):
+def test_a_name_never_means_another_file_later(tmp_path):
     first = make_database(tmp_path / "a" / "a.sqlite")
     (tmp_path / "notes.txt").write_text("no database")
     databases = Databases(tmp_path)
@@ -260,7 +260,7 @@ async def test_the_python_sdk_is_served_over_stdio(database, mode):
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_a_query_stops_when_its_client_cancels_it(database, mode):
-    """Seen from outside: the server's processor time stands still long before the query's deadline."""
+    """The server's processor time stops increasing long before the query's deadline."""
     with http_server(database, "--timeout", "300") as (url, process):
         async with Client(url, mode=mode) as client:
             slow = asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW}))
@@ -275,11 +275,11 @@ async def _until(happens):
     for _ in range(40):
         if await asyncio.to_thread(happens):
             return
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition did not become true")
 
 
 def _cpu_ticks(pid, seconds):
-    """The hundredths of a second that a process computes in ``seconds``."""
+    """The processor time of a process during ``seconds``, in hundredths of a second."""
 
     def used():
         return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
@@ -291,8 +291,8 @@ def _cpu_ticks(pid, seconds):
     return used() - before
 
 
-async def test_slow_queries_hold_up_nobody_among_64_clients(url):
-    """All the others are answered while the slow ones run: none of those ends before it is cancelled."""
+async def test_slow_queries_do_not_delay_the_other_of_64_clients(url):
+    """The others are answered while the slow queries run, which do not end before they are cancelled."""
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=120))  # one each would take the longest time
         transports = [streamable_http_client(url, http_client=http) for _ in range(64)]
@@ -311,7 +311,7 @@ async def test_slow_queries_hold_up_nobody_among_64_clients(url):
     assert all(still_running)
 
 
-# Doors
+# Access control and start
 
 
 def _post(url, **headers):
@@ -323,12 +323,12 @@ def _post(url, **headers):
         return error.code
 
 
-def test_a_web_page_that_rebinds_a_name_is_turned_away(url):
+def test_dns_rebinding_by_a_web_page_is_refused(url):
     assert _post(url, Host="evil.example") == 421
     assert _post(url, Origin="http://evil.example") == 403
 
 
-async def test_with_a_token_nobody_gets_in_without_it(database):
+async def test_clients_without_the_token_are_refused(database):
     with http_server(database, "--token", "secret") as (url, _):
         assert _post(url) == _post(url, Authorization="Bearer wrong") == 401
         http = httpx2.AsyncClient(headers={"Authorization": "Bearer secret"})
@@ -337,7 +337,7 @@ async def test_with_a_token_nobody_gets_in_without_it(database):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (["--database", "nowhere.sqlite"], "no database at nowhere.sqlite"),
         (["--database", __file__], "is no SQLite database"),
@@ -348,18 +348,18 @@ async def test_with_a_token_nobody_gets_in_without_it(database):
         (["--database", "{database}", "--max-rows", "0"], "is no positive number"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_one_sentence(database, options, says):
+def test_a_start_that_fails_has_a_one_line_error(database, options, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = [option.format(database=database, taken=port) for option in options]
         ended = subprocess.run([*COMMAND, *options], check=False, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert says in ended.stderr.splitlines()[-1]
+    assert message in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])
-def test_ctrl_c_ends_it_without_a_traceback(database, transport):
+def test_ctrl_c_ends_the_server_without_a_traceback(database, transport):
     if transport == "http":
         with http_server(database) as (_, process):
             process.send_signal(signal.SIGINT)
@@ -385,7 +385,7 @@ def test_ctrl_c_ends_it_without_a_traceback(database, transport):
     assert errors == ""
 
 
-def test_help_and_the_sql_tools_do_without_fastmcp():
+def test_help_and_the_sql_tools_do_not_import_fastmcp():
     code = (
         "import sys, groundwire.tools.sql, groundwire.tools.mcp_sql.__main__;"
         "print([name for name in sys.modules if 'mcp' in name])"

@@ -1,4 +1,4 @@
-"""The medical domain: fiction of our own making, in two languages, and whatever folder of yours has its shape."""
+"""The medical domain: generated fiction in two languages, or a folder of yours in the same shape."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_bundled_data_is_what_the_generator_writes_and_is_small(tmp_path: Pa
     assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 500_000
 
 
-def test_it_says_everywhere_that_it_is_fiction_and_no_advice(data: domains.TaskData) -> None:
+def test_the_data_is_marked_as_fiction_and_no_advice(data: domains.TaskData) -> None:
     assert "fiction, no medical advice" in data.source
     assert "nothing in it is medical advice" in " ".join((BUNDLED / "NOTICE.md").read_text().split())
 
@@ -90,7 +90,7 @@ def test_no_drug_or_disease_of_a_validation_question_is_in_any_training_question
     assert not asked["train"] & asked["validation"]
 
 
-def test_the_tables_have_their_fields_and_every_fact_of_an_answer_stands_in_them(
+def test_the_tables_have_their_fields_and_the_facts_of_every_answer(
     data: domains.TaskData, rows: dict[str, list[dict[str, Any]]]
 ) -> None:
     assert set(DRUG_FIELDS) < set(rows["drugs_info"][0])
@@ -100,21 +100,21 @@ def test_the_tables_have_their_fields_and_every_fact_of_an_answer_stands_in_them
             continue
         about = [row for table in rows.values() for row in table if row["name"].lower() in task["question"].lower()]
         listed = [re.split(", |、", value) for row in about for value in map(str, row.values())]
-        # One column of the row has all that the answer lists: without it the answer is the sentence around a list.
+        # One column of the row contains all items of the answer.
         assert any(all(item.lower() in task["answer"].lower() for item in items) for items in listed[3:]), task
 
 
-def test_no_name_is_like_another_in_a_language(rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_no_name_contains_another(rows: dict[str, list[dict[str, Any]]]) -> None:
     for table in rows.values():
         assert max(Counter(row["name"] for row in table).values()) == 1
         names = [row["name"] for row in table]
         assert not [name for name in names for other in names if name != other and name in other]
 
 
-# The gold stays where no agent can reach it.
+# No agent can reach the gold.
 
 
-def test_the_question_that_a_backend_is_given_has_no_gold_and_asks_for_prose(data: domains.TaskData) -> None:
+def test_a_backends_question_has_no_gold_and_asks_for_prose(data: domains.TaskData) -> None:
     for task in (*data.train, *data.validation):
         question = adapters.Question(
             id=task["id"], text=task["question"], database=medical.database(task), form=domains.answer_form(medical)
@@ -132,17 +132,17 @@ def test_the_database_has_no_answer_and_no_question(data: domains.TaskData) -> N
     assert "answer" not in table_info(BUNDLED / "medical.sqlite", example_values=0).text
 
 
-# It is trained on like any other.
+# Training.
 
 
-async def test_its_reward_tells_the_gold_from_the_gold_of_another_question(data: domains.TaskData) -> None:
+async def test_the_reward_prefers_the_gold_to_the_gold_of_another_question(data: domains.TaskData) -> None:
     reward = rewards.get(medical.default_reward)
     for task, other in zip(data.validation[:40], data.validation[40:80], strict=True):
         right, wrong = [rewards.total(await reward(task, answer, [])) for answer in (task["answer"], other["answer"])]
         assert right > wrong, task["question"]
 
 
-def test_a_run_completes_with_the_local_grader_and_says_what_the_starter_cannot_do(tmp_path: Path) -> None:
+def test_a_run_completes_with_the_local_grader_and_a_note_on_the_starter(tmp_path: Path) -> None:
     few = {"steps": 1, "tasks_per_step": 4, "group_size": 4, "val_tasks": 4, "n_runners": 16}
     config = resolve("fast", backend="openai-agents", domain="medical", **few).to_dict()
     begun = RunDir.create(tmp_path, backend="openai-agents", domain="medical", config=config)
@@ -158,7 +158,7 @@ def test_a_run_completes_with_the_local_grader_and_says_what_the_starter_cannot_
     assert all({"executes", "judge"} <= set(parts) for parts in scored)
 
 
-# A folder of yours.
+# Your own folder.
 
 QUESTIONS = [{"id": f"q{i}", "question": f"What is drug {i}?", "answer": f"Drug {i} is blue."} for i in range(20)]
 
@@ -184,7 +184,7 @@ def ids(tasks: list[Task]) -> list[str]:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".json"])
-def test_your_questions_are_read_from_whatever_file_they_are_in(tmp_path: Path, suffix: str) -> None:
+def test_your_questions_are_read_from_any_file_format(tmp_path: Path, suffix: str) -> None:
     data = medical.load(str(folder_of(tmp_path, suffix=suffix)))
     assert sorted(ids([*data.train, *data.validation])) == sorted(row["id"] for row in QUESTIONS)
     assert data.source == f"--data-dir {tmp_path}: train {len(data.train)} questions, validation " + (
@@ -195,14 +195,14 @@ def test_your_questions_are_read_from_whatever_file_they_are_in(tmp_path: Path, 
     assert medical.database(task) == str(tmp_path / "mine.db")
 
 
-def test_without_a_split_a_question_stays_on_its_side_when_others_are_added(tmp_path: Path) -> None:
+def test_without_a_split_column_added_questions_do_not_change_the_split_of_others(tmp_path: Path) -> None:
     few = medical.load(str(folder_of(tmp_path / "few", QUESTIONS[::-1][:15])))
     many = medical.load(str(folder_of(tmp_path / "many")))
     assert set(ids(few.train)) < set(ids(many.train))
     assert set(ids(few.validation)) <= set(ids(many.validation))
 
 
-def test_a_split_of_your_own_is_kept_and_an_id_is_made_where_there_is_none(tmp_path: Path) -> None:
+def test_your_split_is_kept_and_a_missing_id_is_generated(tmp_path: Path) -> None:
     rows = [{"question": f"{i}?", "answer": "Yes.", "split": "validation" if i else "train"} for i in range(3)]
     data = medical.load(str(folder_of(tmp_path, rows)))
     assert (ids(data.train), ids(data.validation)) == (["questions-0"], ["questions-1", "questions-2"])
@@ -217,7 +217,7 @@ def test_a_split_of_your_own_is_kept_and_an_id_is_made_where_there_is_none(tmp_p
         ({"id": "x", "question": "Who?", "answer": "Me.", "split": "test"}, "split is 'test'"),
     ],
 )
-def test_a_row_that_is_wrong_is_named(tmp_path: Path, row: dict[str, str], said: str) -> None:
+def test_the_error_names_the_wrong_row(tmp_path: Path, row: dict[str, str], said: str) -> None:
     assert said in refusal(folder_of(tmp_path, [*QUESTIONS, row]))
 
 
@@ -229,7 +229,7 @@ def refusal(folder: Path) -> str:
     return str(refused.value)
 
 
-def test_what_is_missing_or_broken_in_the_folder_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_or_broken_file_has_a_one_line_error(tmp_path: Path) -> None:
     assert "does not exist" in refusal(tmp_path / "nowhere")
     (tmp_path / "a").mkdir()
     assert "needs one SQLite file (.sqlite, .sqlite3, .db), and has none" in refusal(tmp_path / "a")
@@ -243,7 +243,7 @@ def test_what_is_missing_or_broken_in_the_folder_is_one_sentence(tmp_path: Path)
     assert "has mine.db and more.sqlite" in refusal(folder)
 
 
-def test_a_database_that_is_none_or_empty_or_damaged_is_one_sentence(tmp_path: Path) -> None:
+def test_an_invalid_empty_or_damaged_database_has_a_one_line_error(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (folder / "mine.db").write_text("no database")
     assert "is no readable SQLite file" in refusal(folder)
@@ -254,7 +254,7 @@ def test_a_database_that_is_none_or_empty_or_damaged_is_one_sentence(tmp_path: P
     assert "mine.db" in refusal(folder)
 
 
-def test_a_file_of_questions_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_file_of_questions_has_a_one_line_error(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a")
     (folder / "questions.jsonl").write_text('{"question": "Who?", "answer": "Me."}\n{"question":')
     assert "questions.jsonl, line 2: not valid JSON" in refusal(folder)
@@ -270,6 +270,6 @@ def test_a_file_of_questions_that_cannot_be_read_is_one_sentence(tmp_path: Path)
     assert "questions.csv is not valid CSV (field larger than field limit" in refusal(folder)
 
 
-def test_questions_of_one_side_only_are_refused(tmp_path: Path) -> None:
+def test_questions_of_only_one_split_are_refused(tmp_path: Path) -> None:
     rows = [{**row, "split": "train"} for row in QUESTIONS]
     assert "has no validation questions" in refusal(folder_of(tmp_path, rows))

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK agent queries, answers and hands over, and its own mistakes are never the infrastructure's."""
+"""The OpenAI Agents SDK agent queries, answers and hands over; mistakes of the model are no failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
 
 
 def _calls(*queries: str, arguments: str | None = None, name: str = "query_database_by_sql") -> Reply:
-    """A reply that runs ``queries`` at once."""
+    """A reply with one tool call per query."""
     texts = [arguments] if arguments is not None else [json.dumps({"sql": sql}) for sql in queries]
     return Reply(
         tool_calls=[
@@ -91,7 +91,7 @@ async def test_a_query_is_run_and_the_last_block_of_the_reply_is_the_answer(data
     assert [(step["kind"], step["ok"]) for step in answer.steps] == [("llm", True), ("tool", True), ("llm", True)]
 
 
-async def test_the_conversation_is_the_one_that_policies_are_taught(database: str) -> None:
+async def test_the_messages_are_those_of_the_prompts_module(database: str) -> None:
     backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
     _, [request, _] = await _run([_calls(NAMES), FENCED], database, backend)
     system, user = request["messages"]
@@ -100,7 +100,7 @@ async def test_the_conversation_is_the_one_that_policies_are_taught(database: st
     assert request["tools"] == [{"type": "function", "function": prompts.QUERY_TOOL}]
 
 
-async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(database: str) -> None:
+async def test_a_prose_question_is_answered_with_the_final_reply(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES), "\nAnn and Bob sing."]) as server:
         backend = OpenAIAgentsSQLBackend(example_values=0, show_keys=False)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
@@ -113,7 +113,7 @@ async def test_a_question_that_asks_for_prose_is_answered_with_the_final_reply(d
     assert user["content"] == prompts.ask_message("谁唱歌？")
 
 
-async def test_turns_that_run_out_leave_a_question_in_prose_without_an_answer(database: str) -> None:
+async def test_a_prose_question_has_no_answer_when_the_turns_run_out(database: str) -> None:
     async with ScriptedPolicyServer(replies=[_calls(NAMES)] * 2) as server:
         backend = OpenAIAgentsSQLBackend(max_turns=1)
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
@@ -122,14 +122,14 @@ async def test_turns_that_run_out_leave_a_question_in_prose_without_an_answer(da
     assert answer.text == ""
 
 
-async def test_an_error_of_the_query_is_for_the_model_to_repair(database: str) -> None:
+async def test_the_model_reads_a_query_error_and_may_repair_it(database: str) -> None:
     answer, requests = await _run([_calls("SELECT nam FROM singer"), _calls(NAMES), FENCED], database)
     assert answer.text == NAMES
     assert requests[1]["messages"][-1]["content"].startswith("Error: no such column: nam")
     assert [step["ok"] for step in answer.steps if step["kind"] == "tool"] == [False, True]
 
 
-async def test_a_reply_without_a_block_leaves_the_last_query_that_ran(database: str) -> None:
+async def test_a_reply_without_a_block_answers_with_the_last_successful_query(database: str) -> None:
     answer, _ = await _run([_calls(NAMES), _calls("SELECT nam FROM singer"), "Ann and Bob."], database)
     assert answer.text == NAMES
     answer, _ = await _run(["<tool_call>\n{broken"], database)
@@ -137,7 +137,7 @@ async def test_a_reply_without_a_block_leaves_the_last_query_that_ran(database: 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_turns_that_run_out_are_an_answer_and_no_failure(database: str, stream: bool) -> None:
+async def test_running_out_of_turns_is_no_failure(database: str, stream: bool) -> None:
     backend = OpenAIAgentsSQLBackend(max_turns=2, stream=stream)
     answer, requests = await _run([_calls(NAMES), *[_calls("SELECT nope")] * 2], database, backend)
     assert answer.text == NAMES
@@ -156,7 +156,7 @@ async def test_turns_that_run_out_are_an_answer_and_no_failure(database: str, st
         (_calls("SELECT 1", name="drop_database"), "drop_database"),
     ],
 )
-async def test_a_malformed_tool_call_is_answered_with_what_is_wrong(database: str, reply: Reply, words: str) -> None:
+async def test_a_malformed_tool_call_is_answered_with_an_error_message(database: str, reply: Reply, words: str) -> None:
     answer, requests = await _run([reply, FENCED], database)
     assert words in requests[1]["messages"][-1]["content"]
     assert answer.text == NAMES
@@ -167,13 +167,13 @@ async def test_several_calls_in_one_reply_are_all_answered(database: str) -> Non
     assert [message["content"] for message in requests[1]["messages"][-2:]] == ["[(1,)]", "[(2,)]"]
 
 
-async def test_sampling_parameters_reach_the_model_whatever_the_sdk_calls_them(database: str) -> None:
+async def test_sampling_parameters_reach_the_model_also_those_unknown_to_the_sdk(database: str) -> None:
     given = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9, "seed": 3, "stop": ["x"]}
     _, [request] = await _run([FENCED], database, **given)
     assert {name: request[name] for name in given} == given
 
 
-async def test_a_refused_call_is_an_endpoint_error_and_is_not_sent_again(database: str) -> None:
+async def test_a_refused_call_is_an_endpoint_error_and_is_not_retried(database: str) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="out of cards")) as server:
         endpoint = Endpoint(base_url=server.base_url, model="m")
         with pytest.raises(EndpointError, match="out of cards") as caught:
@@ -182,14 +182,14 @@ async def test_a_refused_call_is_an_endpoint_error_and_is_not_sent_again(databas
         assert len(server.requests) == 1
 
 
-async def test_an_endpoint_that_is_not_there_is_an_endpoint_error(database: str) -> None:
+async def test_an_unreachable_endpoint_is_an_endpoint_error(database: str) -> None:
     endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", model="m")
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:9"):
         await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database), endpoint)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_database_that_breaks_is_a_tool_error_and_not_the_policys_fault(database: str, stream: bool) -> None:
+async def test_a_broken_database_is_a_tool_error(database: str, stream: bool) -> None:
     def reply(_: Any) -> Reply:
         Path(database).unlink()
         return _calls(NAMES)
@@ -200,7 +200,7 @@ async def test_a_database_that_breaks_is_a_tool_error_and_not_the_policys_fault(
         await _run([FENCED], database)
 
 
-async def test_a_fault_in_an_authors_own_code_is_an_agent_error(database: str) -> None:
+async def test_an_exception_in_the_agents_code_is_an_agent_error(database: str) -> None:
     def instructions(context: Any, agent: Any) -> str:
         raise KeyError("a bug")
 
@@ -234,7 +234,7 @@ async def test_any_agent_is_a_backend_and_its_final_output_is_the_answer(databas
 
 
 class _Triage(OpenAIAgentsSQLBackend):
-    """An author's own agents: one hands over to the other."""
+    """Two agents: one hands over to the other."""
 
     agents = ("triage", "sql_agent")
 
@@ -243,7 +243,7 @@ class _Triage(OpenAIAgentsSQLBackend):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_each_call_is_named_by_the_agent_that_makes_it_also_after_a_handoff(database: str, stream: bool) -> None:
+async def test_each_call_has_the_name_of_its_agent_also_after_a_handoff(database: str, stream: bool) -> None:
     replies = [_calls(arguments="{}", name="transfer_to_sql_agent"), _calls(NAMES), FENCED]
     answer, calls = await _traced(replies, database, _Triage(stream=stream))
     assert answer.text == NAMES
@@ -251,7 +251,7 @@ async def test_each_call_is_named_by_the_agent_that_makes_it_also_after_a_handof
     assert [call.agent for call in calls_of_agents(calls, "^sql")] == ["sql_agent", "sql_agent"]
 
 
-async def test_rollouts_at_once_keep_their_names_and_answers_apart(database: str) -> None:
+async def test_concurrent_rollouts_do_not_mix_their_answers(database: str) -> None:
     def reply(body: dict[str, Any]) -> str:
         return f"```sql\nSELECT {body['messages'][-1]['content'].split()[1]}\n```"
 
@@ -272,7 +272,7 @@ async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
 
 
-async def test_nothing_is_exported_and_the_processs_own_tracing_stays_as_it_was(database: str) -> None:
+async def test_no_traces_are_exported_and_the_process_keeps_its_own_tracing(database: str) -> None:
     seen: list[str] = []
 
     class Recorder(TracingProcessor):
@@ -306,7 +306,7 @@ async def test_nothing_is_exported_and_the_processs_own_tracing_stays_as_it_was(
         agents.set_trace_processors(list(processors))
 
 
-async def test_a_prompt_that_does_not_fit_is_told_apart(database: str) -> None:
+async def test_a_too_long_prompt_has_its_own_error_type(database: str) -> None:
     with pytest.raises(PromptTooLongError, match="9 tokens too many"):
         await _run([Reply(status=400, text="9 tokens too many", code="context_length_exceeded")], database)
 

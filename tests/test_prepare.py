@@ -1,4 +1,4 @@
-"""``prepare`` writes a folder that stands alone, or nothing at all."""
+"""``prepare`` writes a complete, independent folder or nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def refusal(source: Path, out: Path) -> str:
-    """The one sentence that the command line prints when it fails."""
+    """The one-line error of the command."""
     result = CliRunner().invoke(app, ["--source", str(source), "--out", str(out)])
     assert result.exit_code == 1, result.output
     assert result.stderr.startswith("error: ")
@@ -59,7 +59,7 @@ def test_a_prepared_folder_can_be_moved(tmp_path: Path) -> None:
     assert Path(domain.load(str(tmp_path / "moved")).train[0]["db_path"]).is_file()
 
 
-def test_the_report_lists_every_gold_that_is_not_fit_to_judge_by(tmp_path: Path) -> None:
+def test_the_report_lists_every_gold_that_cannot_judge(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     source = make_spider(tmp_path / "source", dev=[*DEV, {**DEV[0], "id": "d2", "query": endless}])
     report = prepare(source, tmp_path / "out", timeout_s=0.1)
@@ -75,7 +75,7 @@ def test_the_report_lists_every_gold_that_is_not_fit_to_judge_by(tmp_path: Path)
     assert report["tasks"] == {"train_spider": 1, "test_dev": 2, "test_dev_500": 2}
 
 
-def test_the_sample_of_500_is_the_same_whatever_the_order(tmp_path: Path) -> None:
+def test_the_sample_of_500_does_not_depend_on_the_order(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     rows = [{**DEV[0], "id": f"d{index}"} for index in range(700)]
@@ -140,7 +140,7 @@ def test_a_folder_that_prepare_did_not_write_is_never_replaced(tmp_path: Path) -
     assert (tmp_path / "thesis/chapter.txt").read_text() == "years of work"
 
 
-def test_the_output_may_not_hold_the_source(tmp_path: Path) -> None:
+def test_the_output_may_not_contain_the_source(tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(make_spider(tmp_path / "source"), out)
     inside = make_spider(out / "source")
@@ -153,7 +153,7 @@ def test_a_missing_source(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_broken_source_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_broken_source_leaves_the_output_unchanged(tmp_path: Path) -> None:
     prepare(make_spider(tmp_path / "source"), tmp_path / "out")
     before = contents(tmp_path / "out")
     (tmp_path / "source/dev.json").write_text("[{]")
@@ -162,7 +162,7 @@ def test_a_broken_source_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_a_failing_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failing_write_leaves_the_output_unchanged(tmp_path: Path) -> None:
     source, out = make_spider(tmp_path / "source"), tmp_path / "out"
     prepare(source, out)
     before = contents(out)
@@ -170,7 +170,7 @@ def test_a_failing_write_leaves_what_was_there(tmp_path: Path) -> None:
         source / "database/pets/pets.sqlite", "CREATE TABLE big (x); INSERT INTO big VALUES (zeroblob(900000))"
     )
 
-    # A limit on the size of a file fails where a full disk does, in the middle of a write.
+    # A limit on the file size fails like a full disk, in the middle of a write.
     process = subprocess.run(
         [sys.executable, "-m", "domains.spider.prepare", "--source", str(source), "--out", str(out)],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
@@ -185,7 +185,7 @@ def test_a_failing_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_ctrl_c_while_a_gold_runs_leaves_what_was_there(tmp_path: Path) -> None:
+def test_ctrl_c_while_a_gold_runs_leaves_the_output_unchanged(tmp_path: Path) -> None:
     source, out = make_spider(tmp_path / "source"), tmp_path / "out"
     prepare(source, out)
     before = contents(out)
@@ -202,7 +202,7 @@ def test_ctrl_c_while_a_gold_runs_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interrupted", [1, 2])
-def test_ctrl_c_between_two_renames_leaves_what_was_there(
+def test_ctrl_c_between_two_renames_leaves_the_output_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: int
 ) -> None:
     source, out = make_spider(tmp_path / "source"), tmp_path / "out"
@@ -220,9 +220,7 @@ def test_ctrl_c_between_two_renames_leaves_what_was_there(
     assert contents(out) == before
 
 
-def test_a_disk_too_small_is_noticed_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_small_disk_is_detected_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
     with pytest.raises(DataError, match="0 MB free"):
         prepare(make_spider(tmp_path / "source"), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Table info: byte for byte what a policy reads, cut on whole tables."""
+"""Schema text: exactly the bytes that a policy reads, cut after whole tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_keys_follow_the_columns(database: Path) -> None:
     )
 
 
-def test_sample_values_follow_the_table(database: Path) -> None:
+def test_example_values_follow_the_table(database: Path) -> None:
     assert table_info(database, example_values=2, show_keys=False).text.splitlines()[1:] == [
         "-- id : 1 , 2",
         "-- name : 'Ann O''Hara' , 'Bo'",
@@ -56,7 +56,7 @@ def test_sample_values_follow_the_table(database: Path) -> None:
     ]
 
 
-def test_a_long_sample_is_short_and_on_one_line(tmp_path: Path) -> None:
+def test_a_long_example_is_shortened_to_one_line(tmp_path: Path) -> None:
     make_database(tmp_path / "c.sqlite", f"CREATE TABLE t (a TEXT); INSERT INTO t VALUES ('line\n{'x' * 90}')")
     assert table_info(tmp_path / "c.sqlite").text.splitlines()[1] == f"-- a : 'line {'x' * 25}...'"
 
@@ -70,13 +70,13 @@ def test_a_long_sample_is_short_and_on_one_line(tmp_path: Path) -> None:
         ("BLOB", "blob"), ("varbinary(4)", "blob"),
     ],
 )  # fmt: skip
-def test_types_are_the_few_that_sqlite_tells_apart(tmp_path: Path, declared: str, shown: str) -> None:
+def test_types_are_mapped_to_sqlites_few(tmp_path: Path, declared: str, shown: str) -> None:
     make_database(tmp_path / "c.sqlite", f"CREATE TABLE t (a {declared})")
     assert table_info(tmp_path / "c.sqlite", show_keys=False).text == f"CREATE TABLE t ( a {shown} )"
 
 
 @pytest.mark.parametrize("name", ["order", "Group", "a b", "1st", "naïve", 'say "hi"', "plain_1", "key", "left", "-"])
-def test_every_name_is_written_so_that_a_query_can_use_it(tmp_path: Path, name: str) -> None:
+def test_names_are_quoted_where_a_query_needs_it(tmp_path: Path, name: str) -> None:
     quoted = '"' + name.replace('"', '""') + '"'
     make_database(tmp_path / "c.sqlite", f"CREATE TABLE {quoted} ({quoted} INT); INSERT INTO {quoted} VALUES (7)")
     text = table_info(tmp_path / "c.sqlite", example_values=0).text
@@ -97,7 +97,7 @@ def test_whole_tables_are_cut_and_the_warning_names_them(database: Path) -> None
         assert table_info(database, max_chars=len(whole), example_values=0).cut == []
 
 
-def test_it_is_cached_until_the_file_changes(database: Path) -> None:
+def test_the_schema_text_is_cached_until_the_file_changes(database: Path) -> None:
     first = table_info(database)
     assert table_info(str(database)) is first
     replacement = database.with_name("new.sqlite")

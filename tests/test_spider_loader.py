@@ -1,4 +1,4 @@
-"""The Spider domain reads both layouts, says which data it chose, and names what is wrong with broken data."""
+"""The Spider domain reads both layouts, reports its source, and has precise errors for broken data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_task_has_what_the_trainer_and_the_reward_need(tmp_path: Path) -> None
     assert spider.database(task) == task["db_path"]
 
 
-def test_a_row_keeps_its_own_id_and_hardness_and_what_else_it_has_but_not_the_parsed_gold(tmp_path: Path) -> None:
+def test_a_row_keeps_its_id_hardness_and_other_columns_but_not_the_parsed_gold(tmp_path: Path) -> None:
     row = {
         **TRAIN[0],
         "id": "mine",
@@ -57,7 +57,7 @@ def test_train_others_is_training_data_too(tmp_path: Path) -> None:
     assert "train_others-0" in ids(spider.load(str(make_spider(tmp_path, others=OTHERS))).train)
 
 
-def test_databases_may_stand_in_test_database(tmp_path: Path) -> None:
+def test_databases_may_be_in_test_database(tmp_path: Path) -> None:
     task = spider.load(str(make_spider(tmp_path, databases="test_database"))).validation[0]
     assert Path(spider.database(task)).parts[-3:] == ("test_database", "cars", "cars.sqlite")
 
@@ -77,13 +77,13 @@ def test_a_gold_past_its_deadline_is_slow(tmp_path: Path) -> None:
     assert [problem.reason for problem in problems.values()] == [SLOW]
 
 
-def test_a_gold_of_one_split_says_nothing_of_the_same_id_in_the_other(tmp_path: Path) -> None:
+def test_a_gold_of_one_split_does_not_affect_the_same_id_in_the_other(tmp_path: Path) -> None:
     train = [{**TRAIN[0], "id": 0}, {**TRAIN[1], "id": 1}]
     data = spider.load(str(make_spider(tmp_path, train=train, dev=[{**DEV[1], "id": 0}, {**DEV[0], "id": 1}])))
     assert (ids(data.train), ids(data.validation)) == (["0"], ["0", "1"])
 
 
-def test_a_list_of_golds_without_rows_is_believed(tmp_path: Path) -> None:
+def test_a_list_of_golds_without_rows_is_used(tmp_path: Path) -> None:
     folder = make_spider(tmp_path)
     (folder / "gold_zero_rows.json").write_text('{"note": "", "dev": [], "train": ["train_spider-0"]}')
     data = spider.load(str(folder))
@@ -101,7 +101,7 @@ def test_a_folder_with_both_layouts_is_read_as_parquet(tmp_path: Path) -> None:
     assert data.left_out == {NO_ROWS: 1, FAILS: 1}
 
 
-def test_the_parquet_layout_of_the_field_needs_no_id_no_hardness_and_no_report(tmp_path: Path) -> None:
+def test_the_parquet_layout_needs_no_id_no_hardness_and_no_report(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -124,7 +124,7 @@ def test_a_write_ahead_log_beside_a_database_is_ignored(tmp_path: Path) -> None:
     assert log.read_bytes() == b"left over"
 
 
-def test_the_data_dir_wins_over_the_environment_and_the_source_says_which(
+def test_the_data_dir_has_precedence_over_the_environment_and_the_source_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = make_spider(tmp_path / "ours"), make_spider(tmp_path / "theirs", dev=DEV[:1])
@@ -145,7 +145,7 @@ def test_without_either_the_bundled_data_is_read(monkeypatch: pytest.MonkeyPatch
     assert {task["hardness"] for task in data.train} == {"easy", "medium", "hard", "extra"}
 
 
-# What is wrong with a folder is said in one sentence, with the path.
+# An error about a folder is one line and contains the path.
 
 
 def refusal(folder: Path) -> str:
@@ -165,7 +165,7 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
     assert "is not a folder" in refusal(tmp_path / "spider.zip")
 
 
-def test_a_folder_without_a_layout_lists_what_was_looked_for(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_layout_lists_the_expected_files(tmp_path: Path) -> None:
     make_spider(tmp_path, dev=None)
     message = refusal(tmp_path)
     assert all(name in message for name in ("dev.json", "train_spider.json", "test_dev.parquet"))
@@ -195,7 +195,7 @@ def test_ids_that_stand_for_two_tasks(tmp_path: Path) -> None:
     assert "'d0'" in refusal(tmp_path)
 
 
-def test_missing_databases_are_counted_and_named_with_where_they_were_looked_for(tmp_path: Path) -> None:
+def test_missing_databases_are_counted_and_named_with_the_searched_folders(tmp_path: Path) -> None:
     make_spider(tmp_path, dev=[{**DEV[0], "id": name, "db_id": name} for name in "abcde"])
     message = refusal(tmp_path)
     assert message.startswith("5 of 5 databases are missing (a, b, c, …)")
@@ -208,7 +208,7 @@ def test_a_database_name_that_leaves_the_folder(tmp_path: Path, db_id: str) -> N
     assert repr(db_id) in refusal(tmp_path)
 
 
-def test_a_database_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     make_spider(tmp_path)
     (tmp_path / "database/cars/cars.sqlite").write_text("version https://git-lfs.github.com/spec/v1")
     assert "no readable SQLite files" in refusal(tmp_path)

@@ -1,4 +1,4 @@
-"""The one way SQL is run: what comes back, what an agent is told, and what becomes of connections."""
+"""Running SQL: results, error messages for agents, and the connection pool."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def test_text_that_is_no_utf8_is_read_without_its_bad_bytes(tmp_path: Path) -> N
         ("SELECT 1 -- " + "x" * 200_000, "the query is too long: 200012 characters, at most 100000"),
     ],
 )
-def test_wrong_sql_is_told_what_there_is(database: Path, sql: str, message: str) -> None:
+def test_an_error_about_an_unknown_name_lists_the_existing_ones(database: Path, sql: str, message: str) -> None:
     with pytest.raises(SqlError) as caught:
         run_query(database, sql)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("sql", ["", ";", "-- nothing", "SELECT 1; SELECT 2", "DELETE FROM item"])
-def test_what_is_not_one_reading_statement_is_not_allowed(database: Path, sql: str) -> None:
+def test_only_one_reading_statement_is_allowed(database: Path, sql: str) -> None:
     with pytest.raises(NotAllowedError, match="SELECT"):
         run_query(database, sql)
 
@@ -126,7 +126,7 @@ def test_a_query_can_be_cancelled_from_another_thread(database: Path) -> None:
     timer.join()
 
 
-def test_what_a_signal_handler_raises_is_no_failure_of_the_query(database: Path) -> None:
+def test_an_exception_of_a_signal_handler_is_no_query_error(database: Path) -> None:
     def handler(*_: object) -> None:
         raise LookupError("from the handler")
 
@@ -138,7 +138,7 @@ def test_what_a_signal_handler_raises_is_no_failure_of_the_query(database: Path)
                 run_query(database, COUNT_FOR_EVER, timeout_s=60)
     finally:
         signal.signal(signal.SIGALRM, before)
-    while _thread._count() > threads:  # it stops, though nobody waits for it
+    while _thread._count() > threads:  # the abandoned query stops
         time.sleep(0.01)
     assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
 
@@ -159,13 +159,13 @@ def test_ctrl_c_during_a_query_is_an_interrupt(database: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_broken_file_is_the_databases_fault(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_a_database_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.sqlite").write_bytes(content)
     with pytest.raises(DatabaseError, match=r"x\.sqlite cannot be read"):
         run_query(tmp_path / "x.sqlite", "SELECT 1")
 
 
-def test_a_missing_file_is_the_databases_fault_and_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_database_error_and_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="no database at"):
         run_query(tmp_path / "x.sqlite", "SELECT 1")
     with pytest.raises(DatabaseError, match="cannot be read"):
@@ -173,13 +173,13 @@ def test_a_missing_file_is_the_databases_fault_and_is_not_made(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
-def test_a_path_may_have_signs_that_mean_something_in_a_uri(tmp_path: Path) -> None:
+def test_a_path_may_contain_special_characters_of_uris(tmp_path: Path) -> None:
     path = tmp_path / "a?mode=rwc#%41 b.sqlite"
     make_database(path, "CREATE TABLE t (a)")
     assert run_query(path, "SELECT * FROM t").rows == []
 
 
-def test_a_connection_is_used_again_but_never_by_two_queries_at_once(database: Path) -> None:
+def test_a_connection_is_reused_but_never_by_two_queries_at_once(database: Path) -> None:
     first = _readonly_sqlite.acquire(str(database))
     second = _readonly_sqlite.acquire(str(database))
     assert first is not second
@@ -190,7 +190,7 @@ def test_a_connection_is_used_again_but_never_by_two_queries_at_once(database: P
     first.close()
 
 
-def test_a_changed_file_is_opened_anew(database: Path) -> None:
+def test_a_changed_file_is_opened_again(database: Path) -> None:
     assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
     replacement = database.with_name("new.sqlite")
     make_database(replacement, "CREATE TABLE item (id)")
@@ -199,7 +199,7 @@ def test_a_changed_file_is_opened_anew(database: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files where Linux lists them")
-def test_many_threads_on_many_databases_hold_few_files_open_and_never_run_out_of_memory(tmp_path: Path) -> None:
+def test_many_threads_on_many_databases_keep_few_files_open_and_stay_below_the_heap_limit(tmp_path: Path) -> None:
     """SQLite has one heap limit for the process, and the page caches of all connections count."""
     threads, databases = 32, 40
     rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 600)"  # of 0.6 MB
@@ -218,7 +218,7 @@ def test_many_threads_on_many_databases_hold_few_files_open_and_never_run_out_of
     assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= _readonly_sqlite._IDLE_CONNECTIONS
 
 
-def test_a_database_in_wal_mode_is_read_and_nothing_appears_beside_it(database: Path) -> None:
+def test_reading_a_database_in_wal_mode_creates_no_file(database: Path) -> None:
     make_database(database, "PRAGMA journal_mode = WAL; INSERT INTO sale VALUES (2, 'tue')")
     before = sorted(os.listdir(database.parent))
     assert before == ["shop.sqlite"]
@@ -226,7 +226,7 @@ def test_a_database_in_wal_mode_is_read_and_nothing_appears_beside_it(database: 
     assert sorted(os.listdir(database.parent)) == before
 
 
-def test_what_waits_in_a_write_ahead_log_is_read(database: Path) -> None:
+def test_rows_in_a_write_ahead_log_are_read(database: Path) -> None:
     writer = sqlite3.connect(database, isolation_level=None)
     writer.execute("PRAGMA journal_mode = WAL")
     assert run_query(database, "SELECT count(*) FROM sale").rows == [(1,)]
@@ -249,7 +249,7 @@ def test_what_waits_in_a_write_ahead_log_is_read(database: Path) -> None:
         ("trim('  a ')", "a"),
     ],
 )
-def test_our_trim_answers_as_sqlites_own(database: Path, expression: str, value: str | None) -> None:
+def test_trim_returns_the_same_as_sqlites_own(database: Path, expression: str, value: str | None) -> None:
     assert run_query(database, f"SELECT {expression}").rows == [(value,)]
     assert sqlite3.connect(":memory:").execute(f"SELECT {expression}").fetchall() == [(value,)]
 
@@ -277,7 +277,7 @@ def test_rendering_cuts_whole_rows_and_counts_them() -> None:
     assert render(truncated, max_chars=8) == "[(1,), ... 1 more row, and more]"
 
 
-def test_rendering_cuts_a_row_that_is_too_long_for_itself() -> None:
+def test_rendering_cuts_a_first_row_that_is_too_long() -> None:
     assert render(QueryResult(["a"], [("x" * 100,)], False, 0.0), max_chars=10) == "[('xxxxxx...]"
 
 

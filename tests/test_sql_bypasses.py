@@ -1,4 +1,4 @@
-"""Known ways around a read-only SQL tool: each is refused or bounded, and no byte of any file is another afterwards."""
+"""Known bypasses of a read-only SQL tool: each is refused or limited, and no file changes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ FOR_EVER = [
     "SELECT * FROM many a, many b, many c, many d ORDER BY a.x * b.x - c.x * d.x LIMIT 1",
     "SELECT count(*) FROM many a, many b, many c WHERE instr(hex(zeroblob(5000 + a.x)), '0')",
     "SELECT sum(hex(zeroblob(50000 + a.x)) LIKE '%" + "0" * 400 + "1') FROM many a, many b",
-    # Never runs: every name stands for two more while it is planned.
+    # It never runs: while it is planned, every name expands to two more.
     f"WITH c0 AS (SELECT 1 AS x), {', '.join(DOUBLING)} SELECT * FROM c29",
 ]
 BIG_VALUES = [
@@ -124,12 +124,12 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("sql", WRITES)
-def test_what_does_not_read_is_refused(database: Path, sql: str) -> None:
+def test_a_statement_that_does_not_read_is_refused(database: Path, sql: str) -> None:
     with pytest.raises((NotAllowedError, SqlError)):
         run_query(database, sql.replace("{folder}", str(database.parent)))
 
 
-def test_the_refusal_says_what_was_refused(database: Path) -> None:
+def test_the_error_names_the_refused_action(database: Path) -> None:
     for sql, what in [
         ("DELETE FROM t", "DELETE"),
         ("DROP TABLE t", "changing the schema"),
@@ -141,22 +141,22 @@ def test_the_refusal_says_what_was_refused(database: Path) -> None:
 
 
 @pytest.mark.parametrize("sql", [*FUNCTIONS, *NO_SQL])
-def test_what_touches_files_or_is_no_sql_is_an_error(database: Path, sql: str) -> None:
+def test_functions_that_access_files_are_an_error(database: Path, sql: str) -> None:
     with pytest.raises((NotAllowedError, SqlError)):
         run_query(database, sql.replace("{folder}", str(database.parent)))
 
 
 @pytest.mark.parametrize("sql", FOR_EVER)
-def test_what_runs_for_ever_is_stopped(database: Path, sql: str) -> None:
+def test_an_endless_query_is_stopped(database: Path, sql: str) -> None:
     started = time.perf_counter()
     with pytest.raises((QueryTimeoutError, SqlError)):
         run_query(database, sql, timeout_s=0.1)
-    # A bound on being stopped at all, not a measurement: each of these takes minutes or never ends.
+    # Not a measurement: each of these would take minutes or never end.
     assert time.perf_counter() - started < 10
 
 
 @pytest.mark.parametrize("sql", BIG_VALUES)
-def test_no_expression_builds_a_huge_value(database: Path, sql: str) -> None:
+def test_no_expression_creates_a_huge_value(database: Path, sql: str) -> None:
     with pytest.raises(SqlError, match=r"too big|too much memory"):
         run_query(database, sql, timeout_s=10)
 
@@ -167,7 +167,7 @@ def test_a_row_of_many_long_values_is_not_kept(database: Path) -> None:
     assert (result.rows, result.truncated) == ([], True)
 
 
-def test_a_padded_number_is_no_way_to_a_huge_value(database: Path) -> None:
+def test_a_padded_number_cannot_be_huge(database: Path) -> None:
     try:
         ((length,),) = run_query(database, "SELECT length(printf('%800000000d', 1))").rows
     except SqlError:
@@ -189,7 +189,7 @@ def test_a_padded_number_is_no_way_to_a_huge_value(database: Path) -> None:
         "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 3) SELECT * FROM c",
     ],
 )
-def test_reading_is_never_refused_for_its_words(database: Path, sql: str) -> None:
+def test_a_query_is_never_refused_for_its_text(database: Path, sql: str) -> None:
     assert run_query(database, sql).rows
 
 
