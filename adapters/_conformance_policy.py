@@ -21,7 +21,7 @@ def sampled_ids(n: int) -> list[int]:
 
 
 class ConformancePolicy:
-    """Answers the requests of rollouts that are told apart by their seed.
+    """Answers the requests of several rollouts, which it identifies by their seed.
 
     Its tokenizer maps every reply that it finds unchanged in a prompt to the ids that were sampled for it.
     """
@@ -73,6 +73,6 @@ def _prompt_ids(messages: Sequence[dict[str, Any]], sampled: Mapping[str, list[i
 
 
 def _content(text: str, tool_calls: Sequence[Mapping[str, Any]] | None) -> str:
-    """A key for what an assistant's message says, whatever its other fields."""
+    """A key of an assistant's message: its text and its tool calls."""
     functions = [call["function"] for call in tool_calls or ()]
     return json.dumps([text, [[function["name"], json.loads(function["arguments"])] for function in functions]])

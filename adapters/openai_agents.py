@@ -110,7 +110,7 @@ class OpenAIAgentsBackend:
 
 
 def _tool_failure(error: BaseException | None) -> Exception | None:
-    """A broken tool's own error, which the SDK wraps in one of its own."""
+    """A broken tool's error, which the SDK wraps in another one."""
     while error is not None:
         if isinstance(error, (BackendError, DatabaseError)):
             return error

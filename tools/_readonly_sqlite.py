@@ -147,7 +147,7 @@ def columns(path: str, _signature: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def _trim(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
-    """trim(X, Y), whose version in SQLite takes len(X) * len(Y) steps inside one opcode: 30 s for 100 kB."""
+    """trim(X, Y). SQLite's own takes len(X) * len(Y) steps inside one opcode: 30 s for 100 kB."""
     if value is None or characters is None:
         return None
     return strip(_as_text(value), "".join(set(_as_text(characters))))
