@@ -78,7 +78,7 @@ def test_a_wheel_holds_one_package_with_its_data(tmp_path: Path) -> None:
 def test_a_users_own_folders_of_the_same_names_are_left_alone(python: Path, app: Path) -> None:
     arguments = ("run", "--backend", "custom", "--agent", "my_app:answer", "--trainer", "local", "--print-config")
     assert "my_app:answer" in _run(python.with_name("groundwire"), *arguments, folder=app).stdout
-    assert "groundwire 0.1" in _run(python, "-m", "groundwire.train.run", "--version", folder=app).stdout
+    assert "groundwire 0." in _run(python, "-m", "groundwire.train.run", "--version", folder=app).stdout
     assert _run(python, "-m", "train", folder=app).stdout == "train.py ran\n"
     _run(python, "-c", "from groundwire.tools.plugins import hookimpl; import my_app", folder=app)
 
@@ -96,6 +96,7 @@ def test_the_repositorys_folders_are_no_modules_of_their_own(python: Path, tmp_p
         ("train.store", "--help"),
         ("train.report", "--help"),
         ("tools.mcp_sql", "--help"),
+        ("domains.spider.prepare", "--help"),
     ],
     ids=lambda command: command[0],
 )
