@@ -1,4 +1,4 @@
-"""What the GPU suite does around the programs that need a GPU."""
+"""The parts of the GPU suite that need no GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(600)
 """
 
 
-def test_a_program_at_its_limit_ends_by_itself_even_where_sigint_is_ignored(tmp_path: Path) -> None:
+def test_a_program_is_terminated_at_its_limit_even_if_it_ignores_sigint(tmp_path: Path) -> None:
     suite = Suite(argparse.Namespace(out=str(tmp_path), model=None))
     result = suite.run("long", ["-c", _WITHOUT_SIGINT], 3.0)
     assert result["timed_out"]
@@ -39,13 +39,13 @@ def test_a_program_at_its_limit_ends_by_itself_even_where_sigint_is_ignored(tmp_
     assert ("its model is kept" in log) == ("at work" in log)
 
 
-def test_a_program_that_ends_in_time_is_left_alone(tmp_path: Path) -> None:
+def test_the_exit_status_of_a_program_is_reported(tmp_path: Path) -> None:
     suite = Suite(argparse.Namespace(out=str(tmp_path), model=None))
     result = suite.run("short", ["-c", "raise SystemExit(3)"], 60.0)
     assert (result["exit"], result["timed_out"]) == (3, False)
 
 
-def test_figures_leave_out_the_validation_before_and_the_steps_that_warm_up(tmp_path: Path) -> None:
+def test_metrics_leave_out_the_initial_validation_and_the_warm_up(tmp_path: Path) -> None:
     assert verl_metrics(tmp_path) == {}
     steps = [{"timing_s/step": 10.0 - step, "actor/perf/max_memory_allocated_gb": 2.0 * step} for step in range(5)]
     lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(steps)]
@@ -70,7 +70,7 @@ def test_a_shape_of_another_form_is_refused(tmp_path: Path) -> None:
         save_random_model("300m", tmp_path)
 
 
-def test_processes_are_found_by_their_mark_even_without_their_parent(tmp_path: Path) -> None:
+def test_marked_processes_are_found_after_their_parent_has_ended(tmp_path: Path) -> None:
     orphaning = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     mark = str(tmp_path)
     assert marked_processes(mark) == []

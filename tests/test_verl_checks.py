@@ -1,4 +1,4 @@
-"""A model by a name is on the hub, or in its cache; else that is said at once, without a network, too."""
+"""A model name that is neither on the hub nor in its cache is refused before a run, even without a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from groundwire.train.verl.checks import check_hub
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """A hub with one model, which is down for another."""
+    """A hub with one model, which answers 503 for another."""
 
     def do_GET(self) -> None:
         known = self.path == "/api/models/owner/name"
@@ -48,7 +48,7 @@ def test_a_model_of_the_hub_passes(hub: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ("rnus/model", "no model rnus/model: no such folder, and the hub has no such model"),
         ("runs/model", "no model runs/model: runs is a folder here without model, and the hub has no such model"),
@@ -56,9 +56,9 @@ def test_a_model_of_the_hub_passes(hub: str) -> None:
         ("no name/at all", "and no model on the hub can have this name"),
     ],
 )
-def test_what_is_no_model_is_one_sentence(hub: str, model: str, said: str, tmp_path: Path) -> None:
+def test_an_unknown_model_is_refused_in_one_line(hub: str, model: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
         check_hub(model)
     assert "\n" not in str(raised.value)
 

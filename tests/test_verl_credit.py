@@ -1,4 +1,4 @@
-"""A rollout of five calls counts as much as a rollout of one, and each call gets the credit that was asked for."""
+"""A rollout of five calls counts as much as a rollout of one, and each call gets its credit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ APART = [_call(1, [1, 2], [3]), _call(2, [5], [6, 7]), _call(3, [8], [9])]
 GROWING = [_call(1, [1, 2], [3, 4]), _call(2, [1, 2, 3, 4, 5], [6], version=5)]
 
 
-def test_a_rollouts_rows_are_keyed_as_verl_reads_them_the_last_call_highest() -> None:
+def test_the_row_with_the_last_call_has_the_highest_index() -> None:
     made = _rows(APART)
     assert [row.key for row in made] == ["u_2_0", "u_2_1", "u_2_2"]
     assert made[-1].response_ids == [9]
@@ -61,7 +61,7 @@ def test_a_rollouts_rows_are_keyed_as_verl_reads_them_the_last_call_highest() ->
     assert [row.response_ids for row in made] == [[6, 7], [3, 8, 9]]
 
 
-def test_a_row_holds_the_weights_of_its_first_and_last_token() -> None:
+def test_a_row_has_the_weights_versions_of_its_first_and_last_token() -> None:
     [row] = _rows(GROWING)
     assert row.response_ids == [3, 4, 5, 6]
     assert row.mask == [1, 1, 0, 1]
@@ -79,7 +79,7 @@ def test_only_the_agents_that_match_are_trained() -> None:
     assert _rows(APART, agent_match="judge") == []
 
 
-def test_the_reward_stands_on_the_last_token_of_a_row_and_lengths_agree() -> None:
+def test_the_reward_is_at_the_last_token_of_a_row_and_lengths_agree() -> None:
     [row] = _rows(GROWING)
     tensors = row_fields(row, "spider")
     assert tensors["rm_scores"].tolist() == [0.0, 0.0, 0.0, 1.0]
@@ -90,7 +90,7 @@ def test_the_reward_stands_on_the_last_token_of_a_row_and_lengths_agree() -> Non
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verls_advantage_sees_rollouts_and_not_their_rows(case: dict[str, Any]) -> None:
+def test_verls_advantage_compares_rollouts_not_rows(case: dict[str, Any]) -> None:
     rollouts = {key.rsplit("_", 1)[0]: reward for key, reward in zip(case["keys"], case["rewards"], strict=True)}
     ours = group_advantages(torch.tensor(list(rollouts.values())), [name.split("_")[0] for name in rollouts])
     by_rollout = dict(zip(rollouts, ours.tolist(), strict=True))
@@ -130,7 +130,7 @@ def test_the_figures_in_data_are_verls() -> None:
     assert made == CASES
 
 
-async def test_rows_that_come_while_others_are_stored_are_stored_together() -> None:
+async def test_rows_that_arrive_during_a_write_are_written_by_one_call() -> None:
     calls: list[tuple[int, str]] = []
     first = asyncio.Event()
 

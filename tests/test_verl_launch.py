@@ -1,4 +1,4 @@
-"""What a run with verl writes while verl is at work, from what verl writes."""
+"""The metrics of a run, made from verl's log while verl is running, and the Ray job of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _step(number: int, seconds: float) -> str:
     return json.dumps({"step": number, "data": {"timing_s/step": seconds}}) + "\n"
 
 
-def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Path) -> None:
+def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
     rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
@@ -45,7 +45,7 @@ def test_metrics_keep_up_with_verl_and_go_on_after_an_earlier_life(tmp_path: Pat
     assert lines[1]["failures"] == {"timeout": 1}
 
 
-def test_a_life_that_goes_back_takes_the_steps_that_it_does_again(tmp_path: Path) -> None:
+def test_repeated_steps_replace_those_of_the_interrupted_run(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     (run.path / "verl.jsonl").write_text("".join(_step(number, 2.0) for number in range(1, 6)) + _step(6, 2.0)[:9])
     archive_verl_log(run)
@@ -74,8 +74,9 @@ print(ray.JobID.from_int(os.getpid()).hex(), ray.get_runtime_context().get_job_i
 """
 
 
-def test_runs_that_each_have_a_ray_have_different_jobs() -> None:
+def test_the_first_job_of_each_ray_has_its_own_number() -> None:
     pytest.importorskip("ray")
-    said = subprocess.run([sys.executable, "-c", _JOBS], capture_output=True, text=True, timeout=120, check=True).stdout
-    own, driver, worker = said.split()
+    command = [sys.executable, "-c", _JOBS]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    own, driver, worker = output.split()
     assert own == driver == worker

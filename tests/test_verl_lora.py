@@ -20,7 +20,7 @@ ADAPTED = "self_attn.q_proj"
 
 
 def _adapted(folder: Path, shards: int) -> dict[str, torch.Tensor]:
-    """Rewrite the folder's weights under peft's names, with adapters; the deltas by layer."""
+    """Rewrite the folder's weights under peft's names, with adapters; returns the deltas by parameter name."""
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     deltas, named = {}, {}
@@ -52,20 +52,20 @@ def _checkpoint(tiny_policy, run: Path) -> tuple[Path, dict[str, torch.Tensor], 
 
 
 @pytest.mark.parametrize(
-    ("installed", "said"), [("0.20.0", None), ("0.21.2", "peft 0.21.2 hides"), (None, "not installed")]
+    ("installed", "message"), [("0.20.0", None), ("0.21.2", "peft 0.21.2 hides"), (None, "not installed")]
 )
-def test_a_peft_that_hides_adapters_from_verl_is_named(installed: str | None, said: str | None, tmp_path, monkeypatch):
+def test_an_unsuitable_peft_is_reported(installed: str | None, message: str | None, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     if installed:
         folder = tmp_path / f"peft-{installed}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: peft\nVersion: {installed}\n")
     problem = peft_problem()
-    if said is None:
+    if message is None:
         assert problem is None
     else:
         assert problem is not None
-        assert said in problem[0]
+        assert message in problem[0]
         assert problem[1] == "pip install 'peft<0.21'"
 
 

@@ -1,4 +1,4 @@
-"""verl's manager as verl makes and calls it, with the real store, runners and proxy; TransferQueue is a fake."""
+"""The rollout manager, called as by verl, with the real store, runners and proxy; TransferQueue is a fake."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def ask(question: Question, endpoint: Endpoint) -> str:
 
 @dataclass
 class _Client:
-    """verl's client of its inference servers."""
+    """Stands in for verl's client of its inference servers."""
 
     ids: Iterator[list[int]]
     prompts: list[list[int]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _Client:
 
 @dataclass
 class _TransferQueue:
-    """What is in which partition: tags by key, fields by key."""
+    """Stands in for TransferQueue: tags and fields by partition and key."""
 
     tags: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     fields: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
-    """The fake, and as much of verl as the manager imports."""
+    """The fake queue, and stand-ins for the modules of verl that the manager imports."""
     made = _TransferQueue()
     operations = {name: getattr(made, name) for name in ("kv_batch_put", "kv_clear")}
     _module(monkeypatch, "transfer_queue", **operations)
@@ -93,7 +93,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     return made
 
 
-async def test_prompts_that_are_marked_together_are_one_call(queue: _TransferQueue) -> None:
+async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:
     rows = TransferQueueRows("spider")
     await asyncio.gather(*(rows.set_status(f"u{number}", "train", "running") for number in range(256)))
     assert queue.calls == 1
@@ -103,7 +103,7 @@ async def test_prompts_that_are_marked_together_are_one_call(queue: _TransferQue
 
 
 def _config(run: RunDir, **settings: Any) -> Any:
-    """verl's whole configuration, as far as the manager reads it."""
+    """The parts of verl's configuration that the manager reads."""
     config = resolve("starter", trainer="verl", backend="custom", agent=f"{__name__}:ask", n_runners=8, **settings)
     ours = {**config.to_dict(), "runner_processes": 0}
     rollout = SimpleNamespace(
@@ -170,7 +170,7 @@ def test_a_teacher_is_refused() -> None:
 
 
 class _Batch(dict[str, Any]):
-    """A TensorDict, as verl's trainer sends it."""
+    """Stands in for the TensorDict from verl's trainer."""
 
     def __len__(self) -> int:
         return len(self["uid"])

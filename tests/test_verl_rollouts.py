@@ -1,4 +1,4 @@
-"""What verl's trainer finds of each prompt: groups that train, groups that are replaced, and an end to every wait."""
+"""Groups of rollouts for verl's trainer: finished ones have rows, failed ones are replaced, and every group ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ END = 0
 
 
 class _Tokenizer:
-    """A letter is a token: its code point. A message is its text and :data:`END`."""
+    """A token is a character's code point; a message is its text and :data:`END`."""
 
     eos_token_id = END
 
@@ -62,7 +62,7 @@ class _Output:
 
 @dataclass
 class _Servers:
-    """verl's client: answers "right" or "wrong" in turn, with weights that change under every reply."""
+    """Stands in for verl's client: answers "right" and "wrong" in turn; weights change during every reply."""
 
     requests: list[tuple[str, list[int]]] = field(default_factory=list)
     params: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class _Servers:
 
 @dataclass
 class _Queue:
-    """TransferQueue, as far as verl's sampler looks at it."""
+    """Stands in for TransferQueue."""
 
     rows: dict[str, TrainingRow] = field(default_factory=dict)
     statuses: dict[str, list[str]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class _Queue:
 
 
 class _Backend:
-    """An agent that asks ``calls`` times, each time behind what was said so far; ``act`` may fail or wait before it."""
+    """An agent with ``calls`` calls of one conversation; ``act`` may fail or wait before them."""
 
     agents = ("solo",)
 
@@ -156,7 +156,7 @@ def _prompt(uid: str = "u", rollouts: int = 4, partition: str = "train") -> Prom
     return Prompt(uid=uid, task={"id": uid, "question": "Why?"}, rollouts=rollouts, step=4, partition=partition)
 
 
-def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_path: Path) -> None:
+def test_every_rollout_of_a_finished_group_has_a_row_with_its_tag(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend()) as made:
         made.service.submit([_prompt()])
         made.until_done()
@@ -180,16 +180,16 @@ def test_every_rollout_of_a_finished_group_is_there_with_what_verl_reads(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("server", "stop", "told"), [("vllm", (), False), ("vllm", ("END",), True), ("sglang", (), None)]
+    ("server", "stop", "detokenize"), [("vllm", (), False), ("vllm", ("END",), True), ("sglang", (), None)]
 )
-def test_vllm_makes_text_only_to_look_for_stop_strings_in_it(server: str, stop: tuple[str, ...], told: object) -> None:
+def test_vllm_makes_text_only_for_stop_strings(server: str, stop: tuple[str, ...], detokenize: object) -> None:
     async def ask() -> str:
         engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server=server)
         return (await asyncio.wrap_future(engine.submit([1, 2], Sampling(stop=stop)))).text
 
     servers = _Servers()
     assert asyncio.run(ask()) == "right"
-    assert servers.params[0].get("detokenize") is told
+    assert servers.params[0].get("detokenize") is detokenize
 
 
 def test_submitting_does_not_wait_for_the_rollouts(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_rollout_keeps_to_one_server_and_no_two_share_a_session(tmp_path: Path
     assert len(set(sessions)) == 4
 
 
-def test_what_fails_is_left_out_and_the_others_train(tmp_path: Path) -> None:
+def test_a_failed_rollout_is_left_out_of_its_group(tmp_path: Path) -> None:
     turns = itertools.count()
 
     def act() -> None:
@@ -229,7 +229,7 @@ def test_what_fails_is_left_out_and_the_others_train(tmp_path: Path) -> None:
     assert figures["rollouts/dropped_total"] == figures["rollouts/dropped_agent_total"] == 1
 
 
-def test_groups_that_teach_something_are_counted(tmp_path: Path) -> None:
+def test_groups_with_different_rewards_are_counted(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend()) as made:
         made.servers.answers = itertools.chain(["right", "wrong"] * 2, itertools.repeat("wrong"))
         for number, uid in enumerate(("u", "v"), 1):
@@ -240,7 +240,7 @@ def test_groups_that_teach_something_are_counted(tmp_path: Path) -> None:
     assert "rollouts/groups_total" not in made.service.finish_sampling("train", 5, {})
 
 
-def test_a_step_that_is_sampled_in_parts_is_added_up(tmp_path: Path) -> None:
+def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
     took = []
     with _service(tmp_path, _Backend()) as made:
         for number, uid in enumerate(("u", "v"), 1):
@@ -256,7 +256,7 @@ def test_a_step_that_is_sampled_in_parts_is_added_up(tmp_path: Path) -> None:
     assert len(pq.read_table(written)) == 6
 
 
-def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
+def test_a_failed_rollout_is_retried(tmp_path: Path) -> None:
     turns = itertools.count()
 
     def act() -> None:
@@ -270,7 +270,7 @@ def test_a_failure_is_tried_again_first(tmp_path: Path) -> None:
     assert made.service.finish_sampling("train", 4, {})["rollouts/retried_total"] == 1
 
 
-def test_a_group_of_one_is_taken_out_again_and_replaced(tmp_path: Path) -> None:
+def test_a_group_with_one_reward_is_removed_and_failed(tmp_path: Path) -> None:
     turns = itertools.count()
 
     def act() -> None:
@@ -299,7 +299,7 @@ def test_a_rollout_that_hangs_ends_with_the_step(tmp_path: Path) -> None:
     assert len(made.queue.rows) == 3
 
 
-def test_steady_failure_ends_the_training_with_its_reason(tmp_path: Path) -> None:
+def test_many_failed_groups_end_the_training_with_the_reason(tmp_path: Path) -> None:
     def act() -> None:
         raise AgentError("no such table: singer")
 
@@ -310,7 +310,7 @@ def test_steady_failure_ends_the_training_with_its_reason(tmp_path: Path) -> Non
             made.service.check()
 
 
-def test_validation_counts_the_agents_own_failures_as_wrong(tmp_path: Path) -> None:
+def test_validation_counts_the_agents_failures_as_wrong(tmp_path: Path) -> None:
     turns = itertools.count()
 
     def act() -> None:
@@ -328,7 +328,7 @@ def test_validation_counts_the_agents_own_failures_as_wrong(tmp_path: Path) -> N
     assert '"accuracy": 0.5' in line
 
 
-def test_a_validation_of_which_nothing_can_be_judged_ends_the_training_with_its_reason(tmp_path: Path) -> None:
+def test_a_validation_without_judged_rollouts_ends_the_training_with_the_reason(tmp_path: Path) -> None:
     async def hang() -> None:
         await asyncio.sleep(300)
 
@@ -339,7 +339,7 @@ def test_a_validation_of_which_nothing_can_be_judged_ends_the_training_with_its_
             made.service.finish_sampling("val", 0, {})
 
 
-def test_a_rollout_of_which_nothing_is_trained_is_counted_and_said(tmp_path: Path) -> None:
+def test_a_rollout_without_trained_calls_is_counted_and_reported(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend(), tasks_per_step=1, agent_match="nobody") as made:
         made.service.submit([_prompt(str(number)) for number in range(4)])
         made.until_done(4)
@@ -349,7 +349,7 @@ def test_a_rollout_of_which_nothing_is_trained_is_counted_and_said(tmp_path: Pat
     assert figures["rollouts/dropped_unused_total"] == figures["rollouts/dropped_total"] == 16
 
 
-def test_rollouts_go_through_a_store_that_is_somewhere_else(tmp_path: Path) -> None:
+def test_rollouts_run_through_an_external_store(tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{(port := processes.free_port())}"
     store = fork(processes.store, str(tmp_path / "store.db"), port)
     try:
@@ -366,7 +366,7 @@ def test_rollouts_go_through_a_store_that_is_somewhere_else(tmp_path: Path) -> N
 
 
 class _Stack(list[Any]):
-    """As TensorDict keeps one value for each row."""
+    """A TensorDict column with one value per row."""
 
 
 @dataclass
@@ -375,7 +375,7 @@ class _Value:
 
 
 class _Batch(dict[str, Any]):
-    """A TensorDict of two rows, as verl's trainer sends it."""
+    """Stands in for a TensorDict of two rows from verl's trainer."""
 
     def __len__(self) -> int:
         return 2

@@ -1,4 +1,4 @@
-"""Step times under verl, whose trainer is only seen when it samples."""
+"""Step times under verl, whose trainer calls us only to sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from groundwire.train.verl.agent_loop_manager import VerlStepTimer
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, to be put forward."""
+    """The time in seconds; tests add to it."""
     at = [100.0]
     monkeypatch.setattr(step_timer.time, "perf_counter", lambda: at[0])
     return at
@@ -29,9 +29,9 @@ def _sample(
     return {part: value for part, value in seconds.items() if value}
 
 
-def test_an_update_belongs_to_the_sampling_after_it_whatever_is_validated_between(now: list[float]) -> None:
+def test_an_update_counts_for_the_next_training_sampling_despite_a_validation_between(now: list[float]) -> None:
     timer = VerlStepTimer()
-    now[0] += 60.0  # the start is nobody's
+    now[0] += 60.0  # startup, which no phase counts
     assert _sample(timer, now, waits=1, samples=9, training=False) == {"waiting": 1, "sampling": 9}
     now[0] += 0.5
     assert _sample(timer, now, waits=1, samples=3, training=True) == {"update": 0.5, "waiting": 1, "sampling": 3}
@@ -43,7 +43,7 @@ def test_an_update_belongs_to_the_sampling_after_it_whatever_is_validated_betwee
     assert _sample(timer, now, waits=1, samples=2, training=True) == {"update": 5.25, "waiting": 1, "sampling": 2}
 
 
-def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[float]) -> None:
+def test_sampling_during_an_update_counts_as_update(now: list[float]) -> None:
     timer = VerlStepTimer()
     _sample(timer, now, waits=0, samples=1, training=True)
     with timer.busy("sampling"):
@@ -52,7 +52,7 @@ def test_rollouts_that_go_on_during_the_update_are_the_updates_time(now: list[fl
     assert seconds == {"update": 4, "sampling": 1}
 
 
-def test_writing_rollouts_down_is_no_update(now: list[float]) -> None:
+def test_writing_rollouts_does_not_count_as_update(now: list[float]) -> None:
     timer = VerlStepTimer()
     _sample(timer, now, waits=0, samples=1, writes=2, training=True)
     now[0] += 4.0
