@@ -36,7 +36,8 @@ def preset_settings(preset: str, trainer: str) -> dict[str, Any]:
     presets = VERL_PRESETS if trainer == "verl" else PRESETS
     if preset not in presets:
         other = f"; {preset!r} is one of --trainer verl" if preset in VERL_PRESETS else ""
-        raise ConfigError(f"unknown config {preset!r}; known: {', '.join(sorted(presets))}{other}")
+        known = f"{', '.join(sorted(presets))}, or a file ({', '.join(SUFFIXES)})"
+        raise ConfigError(f"unknown config {preset!r}; known: {known}{other}")
     return {name: value for name, value in presets[preset].items() if "." not in name}
 
 
