@@ -70,7 +70,12 @@ def test_a_wheel_holds_one_package_with_its_data(tmp_path: Path) -> None:
     with zipfile.ZipFile(_build("wheel", tmp_path)) as wheel:
         names = wheel.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"groundwire"}
-    for file in ("py.typed", "train/policy/starter/model.safetensors", "domains/spider/bundled/train_spider.parquet"):
+    for file in (
+        "py.typed",
+        "train/policy/starter/model.safetensors",
+        "domains/spider/bundled/train_spider.parquet",
+        "domains/spider/generate/lexicon.json",
+    ):
         assert f"groundwire/{file}" in names
     assert any(name.endswith(".sqlite") for name in names)
 

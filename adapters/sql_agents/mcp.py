@@ -28,7 +28,6 @@ from groundwire.adapters._types import ToolError
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.sql_agents.toolkit import MAX_ROWS
-from groundwire.tools.mcp_sql.databases import database_names
 from groundwire.tools.sql import DatabaseError, QueryResult, SqlError, render
 
 __all__ = ["McpSQLBackend"]
@@ -92,8 +91,8 @@ def _served_path(database: Path) -> Path:
 class _Server:
     """One running server and the connection to it."""
 
-    def __init__(self, served: Path, process: subprocess.Popen[str], names: dict[Path, str], timeout_s: float) -> None:
-        self._served, self._process, self._names, self._timeout_s = served, process, names, timeout_s
+    def __init__(self, served: Path, process: subprocess.Popen[str], timeout_s: float) -> None:
+        self._served, self._process, self._timeout_s = served, process, timeout_s
         self._stderr: deque[str] = deque(maxlen=20)
         self._client: Client[Any]
 
@@ -117,9 +116,7 @@ class _Server:
             text=True,
             start_new_session=True,  # Ctrl-C goes to the trainer only, which then stops the server
         )
-        found = await asyncio.to_thread(database_names, served)  # empty for a file
-        names = {path: name for name, path in found.items()}
-        server = cls(served, process, names, query_timeout_s + _GRACE_S)
+        server = cls(served, process, query_timeout_s + _GRACE_S)
         try:
             await server._connect()
         except BaseException:
@@ -143,7 +140,7 @@ class _Server:
         """
         arguments = {"sql": sql}
         if database != self._served:
-            arguments["database"] = self._names.get(database) or database.relative_to(self._served).as_posix()
+            arguments["database"] = database.relative_to(self._served).as_posix()
         try:
             result = await self._client.call_tool_mcp(prompts.QUERY_TOOL["name"], arguments, timeout=self._timeout_s)
         except Exception as error:

@@ -55,6 +55,8 @@ class Databases:
     def __init__(self, path: str | Path) -> None:
         self.root = Path(path).absolute()
         self.is_folder = self.root.is_dir()
+        self._short: dict[str, Path] = {} if self.is_folder else {self.root.stem: self.root}
+        self._relative: dict[str, Path] = {}
         if self.is_folder:
             if not self.names():
                 raise DatabaseError(f"no SQLite database in {path} or its folders")
@@ -62,30 +64,27 @@ class Databases:
             raise DatabaseError(f"no database at {path}")
         elif not is_sqlite(self.root):
             raise DatabaseError(f"{path} is no SQLite database")
-        self._known: dict[str, Path] = {} if self.is_folder else {self.root.stem: self.root}
 
     def names(self) -> list[str]:
         """The current names."""
         if self.is_folder:
-            self._known = database_names(self.root)
-        return list(self._known)
+            self._short = database_names(self.root)
+            self._relative = {path.relative_to(self.root).as_posix(): path for path in self._short.values()}
+        return list(self._short)
 
     def path(self, name: str | None = None) -> Path:
         """The file ``name``; always the one file if there is no folder. Raises :class:`UnknownDatabaseError`."""
         if not self.is_folder:
             return self.root
         name = name or ""
-        if name not in self._known:  # it may be a new file
-            self.names()
-        if name in self._known:
-            return self._known[name]
-        by_place = {path.relative_to(self.root).as_posix(): path for path in self._known.values()}
-        if name in by_place:
-            return by_place[name]
-        raise UnknownDatabaseError(self._unknown(name))
+        if name not in self._short and name not in self._relative:
+            self.names()  # it may be a new file
+        if (found := self._short.get(name) or self._relative.get(name)) is None:
+            raise UnknownDatabaseError(self._unknown(name))
+        return found
 
     def _unknown(self, name: str) -> str:
-        names = list(self._known)
+        names = list(self._short)
         near = [known for known in names if name.lower() in known.lower() or known.lower() in name.lower()] or names
         more = f" and {len(near) - _NAMES_IN_ERROR} more" if len(near) > _NAMES_IN_ERROR else ""
         return f"no database {name!r}. Databases: {', '.join(near[:_NAMES_IN_ERROR])}{more}"
