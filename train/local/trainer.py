@@ -23,7 +23,6 @@ from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
 from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
@@ -116,8 +115,8 @@ class LocalTrainer:
             config=config,
         )
 
-    def train(self) -> dict[str, Any]:
-        """Run the remaining steps; returns the run's summary."""
+    def train(self) -> None:
+        """Run the remaining steps. :func:`groundwire.train.artifacts.summary.summarize` reads their result."""
         config = self.config
         with (
             self.runtime,
@@ -131,7 +130,6 @@ class LocalTrainer:
                 self._add_missing_validation(lines[-1])
             for step in range(self.first_step + 1, config.steps + 1):
                 self._train_step(step)
-        return summarize(self.run, config, self.data.source)
 
     def dev(self, count: int = 10) -> list[RolloutResult]:
         """Run ``count`` validation tasks without training; returns the rollouts with every call."""
