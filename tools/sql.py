@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ __all__ = [
 
 
 _MAGIC = b"SQLite format 3\0"
+_SIGNAL_CHECK_S = 0.1
 
 
 class QueryError(Exception):
@@ -118,6 +119,9 @@ def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> Que
     try:
         # Thread.start() must not be interrupted at some points.
         _thread.start_new_thread(fulfil, (answer, lambda: query(abandoned)))
+        # A signal just before a wait without timeout would be handled after the query only.
+        while not wait([answer], timeout=_SIGNAL_CHECK_S).done:
+            pass
         return answer.result()
     except BaseException:
         abandoned.set()
