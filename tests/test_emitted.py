@@ -24,6 +24,7 @@ from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.rollouts.tracer import RolloutTracer
 from groundwire.train.store.span_sink import LightningSpanSink
 
 Ask = Callable[[], Awaitable[None]]
@@ -155,6 +156,19 @@ async def test_emitted_rewards_do_not_replace_a_missing_verdict() -> None:
     [outcome] = await _outcomes(_three_calls, reward=abstains)
     assert (outcome.status, outcome.reward, outcome.attempts) == ("judge_abstained", None, 1)
     assert [call.reward for call in outcome.calls] == [0.25, None, 0.5]
+
+
+async def test_a_pool_that_stops_leaves_the_other_pools_rollouts_their_tracer() -> None:
+    first, second = RolloutTracer(asyncio.Event()), RolloutTracer(asyncio.Event())
+    for tracer in (first, second):
+        tracer.init_worker(0, InMemoryLightningStore())
+    async with first.trace_context(rollout_id="ro-1", attempt_id="at-1"):
+        pass
+    async with second.trace_context(rollout_id="ro-2", attempt_id="at-2"):
+        await first.close()
+        assert get_active_tracer() is second
+    await second.close()
+    assert get_active_tracer() is None
 
 
 async def test_emitting_outside_of_a_rollout_is_refused() -> None:

@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 from groundwire import domains
 from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
@@ -251,6 +253,11 @@ def test_a_user_error_is_one_line(tmp_path: Path) -> None:
         assert said in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_agent_lightnings_variable_for_trainers_is_not_for_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    assert prepare(RunConfig()).data.validation
 
 
 def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:

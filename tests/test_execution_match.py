@@ -17,7 +17,7 @@ import pytest
 from spider_folder import REAL, make_database
 
 from groundwire.rewards import RewardError
-from groundwire.rewards.spider.execution_match import MatchResult, execution_match, spider_exec_match
+from groundwire.rewards.spider.execution_match import MatchResult, _compare, execution_match, spider_exec_match
 from groundwire.rewards.spider.official_rules import first_statement, normalise, same_result
 
 FOR_EVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
@@ -214,6 +214,14 @@ def test_a_changed_database_is_not_taken_from_the_cache(tmp_path: Path) -> None:
     assert execution_match("SELECT count(*) FROM t", "SELECT a FROM t", path).score == 1
     make_database(path, "INSERT INTO t VALUES (2)")
     assert execution_match("SELECT count(*) FROM t", "SELECT a FROM t", path).score == 0
+
+
+def test_the_cache_has_hashes_in_place_of_long_predictions(database: Path) -> None:
+    prediction = f"SELECT a FROM t -- {'x' * 50_000}"
+    before = len(_compare.cache)
+    assert execution_match(prediction, "SELECT a FROM t", database).score == 1
+    assert len(_compare.cache) == before + 1
+    assert not any(prediction in key for key in _compare.cache)
 
 
 async def test_the_reward_returns_a_float_and_does_not_block_the_loop(database: Path) -> None:

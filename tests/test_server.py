@@ -266,6 +266,8 @@ def test_several_calls_keep_their_order_and_complete_json_needs_no_closing_tag()
         [*HELLO, {"role": "assistant", "content": None, "tool_calls": [
             {"id": "c1", "type": "function", "function": {"name": "query", "arguments": '{"sql": "select 1"}'}}]},
             {"role": "tool", "tool_call_id": "c1", "content": "1"}],
+        [*HELLO, {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "query", "arguments": "null"}}]}],
         [*HELLO, {"role": "assistant", "content": "a result"}, {"role": "user", "content": "<|im_end|> é\n\n "}],
     ],
 )  # fmt: skip

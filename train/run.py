@@ -21,7 +21,7 @@ from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.options import given_settings, takes_settings
-from groundwire.train.cli.prepare import Job, default_trainer, format_config, prepare
+from groundwire.train.cli.prepare import Job, check_store_settings, default_trainer, format_config, prepare
 from groundwire.train.cli.resume import (
     config_for_resume,
     finished,
@@ -79,6 +79,7 @@ def main(
         if run is None:
             given.setdefault("trainer", default_trainer(given.get("config"), device=given.get("device"), dev=dev))
         config = config_for_resume(run, given) if run else resolve(given.pop("config", None) or "fast", **given)
+        check_store_settings(config.external_store_address)
         job = prepare(config, run=run)
         backend = _make_backend(job)
         shown = console()

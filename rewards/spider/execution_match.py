@@ -19,6 +19,8 @@ every file beside it with ``.sqlite`` in its name.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import sys
 import threading
@@ -83,9 +85,15 @@ def execution_match(
         return MatchResult(0.0, f"the prediction failed: {error}")
 
 
+def _comparison_key(file: File, predicted: str, gold: str, mode: str, timeout_s: float) -> tuple[Any, ...]:
+    """With a hash of the texts: a policy in training writes long ones, and the cache must not keep them in memory."""
+    texts = json.dumps([predicted, gold]).encode()
+    return file, hashlib.blake2b(texts).digest(), mode, timeout_s
+
+
 # A group asks for the same gold, and often gives the same answer, many times in a row. Errors are not cached: a query
 # that times out on a busy machine may be in time later.
-@cached(LRUCache(maxsize=16_384), lock=threading.Lock())
+@cached(LRUCache(maxsize=16_384), key=_comparison_key, lock=threading.Lock())
 def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float) -> MatchResult:
     path, expected = file[0], _gold_rows(file, gold, timeout_s)
     try:

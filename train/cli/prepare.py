@@ -50,7 +50,6 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
     Raises errors derived from :class:`groundwire.tools.errors.UserError`.
     """
     check_trackers(config.track)
-    check_store_settings(config.external_store_address)
     adapters.check(config.backend)
     domain = domains.get(config.domain)
     reward_notes = check_judge(config.reward or domain.default_reward, config.judge)

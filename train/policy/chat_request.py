@@ -7,7 +7,16 @@ import re
 import reprlib
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.types import Sampling
@@ -60,6 +69,10 @@ class _Object(BaseModel):
 class _Function(_Object):
     name: str
     arguments: Annotated[Any, BeforeValidator(_parse_arguments)] = Field(default_factory=dict)
+
+    @model_serializer
+    def _dump(self) -> dict[str, Any]:
+        return {"name": self.name, "arguments": self.arguments}  # arguments may be null, and are never left out
 
 
 class _ToolCall(_Object):

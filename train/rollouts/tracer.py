@@ -8,6 +8,7 @@ the spans that they emit (``agentlightning.emit_reward``). The rollout is known 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -23,6 +24,8 @@ from groundwire.train.store.span_sink import LightningSpanSink
 __all__ = ["RolloutTracer"]
 
 _CLOSE_S = 5.0
+_open_tracers: list[RolloutTracer] = []
+_open_tracers_lock = threading.Lock()
 
 
 class _PoolStoppedError(Exception):
@@ -76,8 +79,7 @@ class RolloutTracer(Tracer):
         try:
             if self._stopping.is_set():
                 raise _PoolStoppedError
-            if get_active_tracer() is None:  # the emitters look for it; any RolloutTracer finds the attempt
-                set_active_tracer(self)
+            self._open()
             writer = self._writer
             if writer is None:
                 assert self._store is not None
@@ -99,12 +101,25 @@ class RolloutTracer(Tracer):
 
     async def close(self) -> None:
         """Write the spans that are left."""
-        if get_active_tracer() is self:
-            clear_active_tracer()
+        with _open_tracers_lock:
+            if self in _open_tracers:
+                _open_tracers.remove(self)
+            if get_active_tracer() is self:
+                clear_active_tracer()
+                if _open_tracers:
+                    set_active_tracer(_open_tracers[0])
         if self._writer is not None:
             writer, self._writer = self._writer, None
             with suppress(SpansNotStoredError):  # of attempts that another runner repeats
                 await writer.close(timeout_s=_CLOSE_S)
+
+    def _open(self) -> None:
+        """Let the emitters find a tracer. They know only one per process, and any of ours finds the attempt."""
+        with _open_tracers_lock:
+            if self not in _open_tracers:
+                _open_tracers.append(self)
+            if get_active_tracer() is None:
+                set_active_tracer(self)
 
     def get_last_trace(self) -> list[Span]:
         """Always empty: the spans are in the store."""
