@@ -78,6 +78,13 @@ def test_every_command_has_a_version(module: str) -> None:
     assert (said.returncode, said.stdout) == (0, f"{version()}\n"), said.stderr
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_help_shows_the_whole_name_of_every_option_at_80_columns(module: str) -> None:
+    shown = _run("-m", module, "--help", COLUMNS="80").stdout
+    assert "--help" in shown
+    assert "…" not in shown
+
+
 def test_the_commands_are_the_modules_that_python_runs() -> None:
     listed = _run("-m", "train.cli.app", "--help").stdout
     assert all(f"│ {name} " in listed for name in COMMANDS)

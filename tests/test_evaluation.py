@@ -23,6 +23,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
 from groundwire.train.evaluation.table import comparison, details, table
 from groundwire.train.policy import STARTER
@@ -323,6 +324,9 @@ class _Endpoint(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def do_GET(self) -> None:
+        self.send_error(404)  # the standard library's web page of 14 lines
+
     def log_message(self, *_: Any) -> None:
         pass
 
@@ -353,3 +357,8 @@ def test_a_wrong_key_quotes_the_endpoints_error(endpoint: str, tmp_path: Path) -
     done = CliRunner().invoke(app, ["--base-url", endpoint, "--model", "m", "--output-dir", str(tmp_path)])
     assert done.exit_code == 2
     assert "answered 401: no such key" in done.stderr
+
+
+def test_a_web_page_in_place_of_an_endpoint_is_one_line(endpoint: str) -> None:
+    with pytest.raises(EndpointUnusableError, match=r"answered 404: Not Found; its base URL usually ends in /v1$"):
+        probe_endpoint(endpoint.removesuffix("/v1"), sampling={})

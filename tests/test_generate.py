@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
+from programs import ROOT
 
 from groundwire.domains.spider.generate.__main__ import generate
 from groundwire.domains.spider.generate.databases import fill, make_database, schema_text
@@ -37,6 +40,16 @@ def test_the_bundled_data_is_what_the_generator_writes(tmp_path):
         assert pq.read_table(tmp_path / name).equals(pq.read_table(BUNDLED / name))
     for path in sorted(BUNDLED.glob("database/*/*.sqlite"))[::10]:
         assert dump(path) == dump(tmp_path / path.relative_to(BUNDLED))
+
+
+@pytest.mark.parametrize("module", ["domains.spider.generate", "domains.medical.generate", "train.pretrain"])
+def test_an_unusable_folder_is_a_one_line_error(module, tmp_path):
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", module, "--out", str(tmp_path / "file" / "folder")]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: Not a directory ({tmp_path / 'file' / 'folder'}")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def dump(path):

@@ -25,7 +25,7 @@ STEPS = 4
 
 
 def _new_run(runs: Path) -> RunDir:
-    """The folder of a run without checkpoints before its end."""
+    """The run directory of a run without checkpoints before its end."""
     config = resolve(
         "fast",
         steps=STEPS,
@@ -56,7 +56,7 @@ def test_an_interrupted_run_keeps_every_complete_step(tmp_path: Path) -> None:
     folder = _new_run(tmp_path)
     message = _interrupt(folder, lambda: len(folder.metrics()) == 2, signal.SIGINT)
     first = int(folder.checkpoints.paths()[-1].name.removeprefix("step-"))
-    assert f"what was learnt up to step {first} is kept" in message
+    assert f"the last checkpoint is of step {first}" in message
     assert [line["step"] for line in folder.metrics()] == list(range(first + 1))
     sampled = folder.path / "rollouts" / "step-00002-train.parquet"
     _interrupt(folder, lambda: sampled.exists() and len(folder.metrics()) == 2, signal.SIGTERM)

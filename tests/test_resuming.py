@@ -74,7 +74,11 @@ def test_new_steps_replace_the_old_ones_under_verls_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(("steps", "over"), [(1, True), (2, True), (3, False)])
 def test_a_finished_run_tells_how_to_continue(run: RunDir, steps: int, over: bool) -> None:
     message = finished(run, config_for_resume(run, {**NOTHING, "steps": steps}))
-    assert message.startswith("all 2 steps are done; give --steps ") if over else not message
+    assert (
+        message.startswith("all 2 steps are done; to train further, give more steps, e.g. --steps ")
+        if over
+        else not message
+    )
 
 
 def test_a_run_without_its_last_validation_is_not_finished(run: RunDir) -> None:

@@ -95,7 +95,7 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 
 
 def _not_begun(runs: Path, *, steps: int) -> Path:
-    """The folder of a run of small steps: resumed, it begins."""
+    """The run directory of a run of small steps: resumed, it begins."""
     track = ["tensorboard"] if find_spec("tensorboard") else []
     config = resolve("fast", steps=steps, tasks_per_step=4, group_size=4, val_tasks=2, n_runners=16, track=track)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
@@ -230,7 +230,7 @@ def test_a_finished_run_continues_only_with_more_steps(finished: tuple[Path, str
     run = Path(shutil.copytree(finished[0].resolve(), tmp_path / "run"))
     again = _run("--resume", str(run))
     assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout.splitlines()[-1] == "all 1 steps are done; give --steps 2, say, to go on"
+    assert again.stdout.splitlines()[-1] == "all 1 steps are done; to train further, give more steps, e.g. --steps 2"
     with RunDir.open(run).lock():
         refused = _run("--resume", str(run), "--steps", "2")
     assert refused.returncode == 2

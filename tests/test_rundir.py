@@ -1,4 +1,4 @@
-"""A run's folder survives a kill at any moment: a file with its final name is complete."""
+"""A run directory survives a kill at any moment: a file with its final name is complete."""
 
 from __future__ import annotations
 

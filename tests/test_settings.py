@@ -181,7 +181,11 @@ def test_a_file_may_have_settings_of_verl(tmp_path: Path) -> None:
         ("a.toml", "stepz = 3", "a.toml: unknown setting stepz; did you mean steps"),
         ("a.toml", "steps = '3'", "a.toml: steps is '3'; it must be a whole number"),
         ("a.toml", "steps = ", "a.toml is not valid TOML: Invalid value"),
-        ("a.yaml", "steps: [", "a.yaml is not valid YAML: "),
+        (
+            "a.yaml",
+            "steps: [",
+            "a.yaml is not valid YAML: expected the node content, but found",
+        ),
         ("a.yaml", "- steps", "a.yaml holds no settings"),
         ("a.yaml", "judge: {modle: x}", "a.yaml: unknown judge setting 'modle'; known: accuracy"),
         ("a.yaml", "config: nope", "unknown config 'nope'; known: fast, hf"),

@@ -47,7 +47,7 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
 
 def _os_error_message(error: OSError) -> str:
     where = f" ({error.filename})" if error.filename else ""
-    hint = "; make room and go on with --resume" if error.errno == errno.ENOSPC else ""
+    hint = "; free some space and continue with --resume" if error.errno == errno.ENOSPC else ""
     return f"{error.strerror or error}{where}{hint}"
 
 

@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    domain: Annotated[str, typer.Option(help="The domain")] = "spider",
+    domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
     reward: Annotated[str | None, typer.Option(help="A name, or a sum: 0.9*a+0.1*b. Default: the domain's own")] = None,
     judge_model: JudgeModel = None,
     judge_base_url: JudgeBaseUrl = None,
@@ -42,8 +42,14 @@ def main(
 ) -> None:
     """Score golds, trivial answers and attacks with a reward, before training on it.
 
-    Exit code 0: the reward is fit to train on. 1: it is not (no gold is separated, an attack wins, conditions make no
-    difference, or too many tasks have findings). 2: the audit could not run.
+    Exit codes:
+
+    0: the reward is fit to train on
+
+    1: it is not: no gold scores above all wrong answers, an attack wins,
+    conditions make no difference, or too many tasks have findings
+
+    2: the audit could not run
     """
     started = time.monotonic()
     with exit_on_user_error(exit_code=2):

@@ -62,13 +62,18 @@ def main(
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
     model: Annotated[str | None, typer.Option(help="A model's folder: check its chat template")] = None,
     tool_format: Annotated[
-        Literal["hermes", "llama3_json"], typer.Option(help="How the model writes tool calls")
+        Literal["hermes", "llama3_json"],
+        typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="FORMAT"),
     ] = "hermes",
-    external_store_address: Annotated[str | None, typer.Option(help="A store: check that it answers")] = None,
-    endpoint: Annotated[
-        str | None, typer.Option(help="An OpenAI base URL (…/v1): check that it sends token ids")
+    external_store_address: Annotated[
+        str | None, typer.Option(help="Address of a store: check that it answers", metavar="URL")
     ] = None,
-    proxy_port: Annotated[int, typer.Option(help="A port: check that it is free", min=0, max=65535)] = 0,
+    endpoint: Annotated[
+        str | None, typer.Option(help="An OpenAI base URL that ends in /v1: check that it sends token ids")
+    ] = None,
+    proxy_port: Annotated[
+        int, typer.Option(help="A port: check that it is free", metavar="PORT", min=0, max=65535)
+    ] = 0,
     output_dir: Annotated[str, typer.Option(help="The folder for runs: check its disk")] = "runs",
     version: Version = False,
 ) -> None:
@@ -281,7 +286,7 @@ def _check_store(address: str) -> Iterator[Check]:
         check_store(address, starting=False)
         yield Check("ok", f"store at {address}")
     except StoreAddressError as error:
-        yield Check("failure", str(error), "python -m train.store --path store.db")
+        yield Check("failure", str(error), "start the store, or correct the address")
 
 
 def _check_endpoint(url: str) -> Iterator[Check]:
@@ -291,7 +296,7 @@ def _check_endpoint(url: str) -> Iterator[Check]:
     try:
         probe = probe_endpoint(url, sampling={"max_tokens": 4}, timeout_s=_TIMEOUT_S)
     except EndpointUnusableError as error:
-        yield Check("failure", str(error), "start the server there; its base URL ends in /v1")
+        yield Check("failure", str(error), "start the server, or correct --endpoint")
         return
     if probe.sends_ids:
         yield Check("ok", f"{url}: token ids and logprobs")

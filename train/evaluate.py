@@ -1,6 +1,7 @@
 """``python -m train.evaluate``: evaluate a model under an agent, or tabulate and compare runs.
 
-Without a run's folder it evaluates a model and writes a folder like a training run's. With folders it only reads them.
+Without a run directory it evaluates a model and writes a run directory, as training does. With run directories it only
+reads them.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    run_dir: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/latest", metavar="RUN_DIR")],
+    run_dir: Annotated[Path, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR")],
     reward: Annotated[str, typer.Option(help="The reward to try: a name, or a sum like 0.9*a+0.1*b")],
     judge_model: JudgeModel = None,
     judge_base_url: JudgeBaseUrl = None,

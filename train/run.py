@@ -59,7 +59,7 @@ def main(
         bool, typer.Option("--dev", help="No training: run ten tasks and print every call and triplet")
     ] = False,
     resume: Annotated[
-        str | None, typer.Option(help="Continue the run in this folder, e.g. runs/latest", metavar="RUN_DIR")
+        str | None, typer.Option(help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR")
     ] = None,
     show_config: Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,

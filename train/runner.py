@@ -33,13 +33,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    external_store_address: Annotated[str, typer.Option(help="The address of the store", metavar="http://HOST:PORT")],
+    external_store_address: Annotated[str, typer.Option(help="Address of the store, http://HOST:PORT", metavar="URL")],
     backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
     agent: Annotated[
-        str | None, typer.Option(help="With --backend custom: your function", metavar="MODULE:FUNCTION")
+        str | None,
+        typer.Option(help="With --backend custom: your function, written MODULE:FUNCTION", metavar="FUNCTION"),
     ] = None,
-    domain: Annotated[str, typer.Option(help="The domain")] = "spider",
-    n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", min=1)] = 16,
+    domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
+    n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Stop when standard input ends, as it does when the parent process ends")
     ] = False,

@@ -33,13 +33,16 @@ _COLUMNS = (
 
 @app.command()
 def main(
-    run_dir: Annotated[str, typer.Argument(help="The run's folder, e.g. runs/latest")],
+    run_dir: Annotated[str, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR")],
     rollout_id: Annotated[
-        str | None, typer.Argument(help="The id of one rollout, or its beginning. Default: count all rollouts")
+        str | None,
+        typer.Argument(
+            help="Id of a rollout, or its first characters. Default: count all rollouts", metavar="ROLLOUT_ID"
+        ),
     ] = None,
     version: Version = False,
 ) -> None:
-    """Say why a rollout gave no triplets or no gradient; without a rollout, count the reasons in the whole run."""
+    """Explain why a rollout gave no triplets or no gradient; without a rollout, count the reasons in the whole run."""
     with exit_on_user_error():
         run = RunDir.open(run_dir)
         damaged: list[str] = []

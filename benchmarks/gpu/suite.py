@@ -98,7 +98,7 @@ class Suite:
         return {"exit": code, "timed_out": timed_out, "seconds": seconds}
 
     def train(self, name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
-        """Run ``train.run``; returns its result and the run's folder."""
+        """Run ``train.run``; returns its result and the run directory."""
         runs = self.out / "runs" / name
         known = set(runs.glob("2*"))
         result = self.run(name, ["-m", "groundwire.train.run", "--output-dir", str(runs), *arguments])

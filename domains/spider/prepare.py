@@ -37,8 +37,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    source: Annotated[Path, typer.Option(help="A Spider folder, or the zip it comes in.")],
-    out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it.")],
+    source: Annotated[Path, typer.Option(help="A Spider folder, or the zip it comes in")],
+    out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it")],
     version: Version = False,
 ) -> None:
     """Check every gold query of a Spider download and write it as parquet files beside copies of its databases."""

@@ -1,7 +1,7 @@
 """The judge's settings: a flat record that is stored with the run's settings and sent to every runner.
 
-API keys are not in it. The process that calls the judge reads them from its environment, so no run folder, store or log
-has one.
+API keys are not in it. The process that calls the judge reads them from its environment, so no run directory, store or
+log has one.
 """
 
 from __future__ import annotations
@@ -105,6 +105,6 @@ def _url_problem(url: str) -> str:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"judge base_url is {url!r}; it must be like http://127.0.0.1:8000/v1"
-    if parts.username or parts.password or parts.query:  # the run's folder would contain it
+    if parts.username or parts.password or parts.query:  # the run directory would contain it
         return f"judge base_url of {parts.hostname} has a key in it: put the key into {API_KEY}"
     return ""

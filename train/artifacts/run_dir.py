@@ -1,4 +1,4 @@
-"""The folder of a run. It stays consistent when the process is killed, and can be read while the run is active.
+"""The run directory. It stays consistent when the process is killed, and can be read while the run is active.
 
     runs/<time>-<backend>-<domain>/     and runs/latest, a link to the newest run that has rollouts
         config.json                     the resolved settings
@@ -34,11 +34,11 @@ from groundwire.train.artifacts.checkpoints import Checkpoints, step_number
 __all__ = ["RunDamagedError", "RunDir", "RunDirError"]
 
 _FORMAT = 1
-"""Version of a run folder's files, as ``format`` in config.json. Raise it when older folders can no longer be read."""
+"""Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
 
 
 class RunDirError(UserError):
-    """The folder of a run cannot be used: it does not exist, is no run, or is in use."""
+    """A run directory cannot be used: it does not exist, is no run, or is in use."""
 
 
 class RunDamagedError(RunDirError):
@@ -48,7 +48,7 @@ class RunDamagedError(RunDirError):
 
 
 class RunDir:
-    """The folder of one run."""
+    """A run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class RunDir:
 
     @classmethod
     def create(cls, root: str | Path, *, backend: str, domain: str, config: Mapping[str, Any]) -> RunDir:
-        """A new folder under ``root`` with its settings."""
+        """A new run directory under ``root`` with its settings."""
         root = Path(root)
         name = f"{datetime.now():%Y%m%d-%H%M%S}-{backend}-{domain}"
         for number in range(100):
@@ -75,7 +75,7 @@ class RunDir:
         """An existing run. Raises :class:`RunDirError` if it is no run, or another version of groundwire wrote it."""
         folder = Path(path).resolve()
         if not (folder / "config.json").is_file():
-            raise RunDirError(f"{path} is not a run: it has no config.json. Give a folder like runs/latest")
+            raise RunDirError(f"{path} is not a run: it has no config.json. Give a run directory, e.g. runs/latest")
         run = cls(folder)
         run.config()
         return run

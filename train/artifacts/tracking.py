@@ -58,7 +58,7 @@ def flat_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def wandb_environment(run: RunDir) -> dict[str, str]:
-    """Variables with which W&B recognises a resumed run, and writes its files to the run's folder."""
+    """Variables with which W&B recognises a resumed run, and writes its files to the run directory."""
     return {"WANDB_RUN_ID": run.resources_id, "WANDB_RESUME": "allow", "WANDB_DIR": str(run.path.resolve())}
 
 

@@ -69,6 +69,7 @@ def _option(name: str, option: str, defaults: Mapping[str, Any]) -> Any:
         help=field.description,
         metavar=shown["metavar"],
         rich_help_panel=shown["panel"],
+        hidden=shown["hidden"],
         show_default=str(default) if default not in (None, [], False) else False,
     )
     return Annotated[kind | None, info]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from groundwire import adapters, domains
 from groundwire.tools.errors import CommandError
+from groundwire.tools.fast_import import fast_import
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
 from groundwire.train.cli.judge_options import check_judge
@@ -57,6 +58,8 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
     config = pin_data_dir(config, data, run)
     if own_model:
         _check_model(config.model, config.trainer)
+        if config.trainer == "local" and config.device != "cpu":
+            _check_device(config.device)
     left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
     return Job(config, data, domain, [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)])
 
@@ -84,6 +87,12 @@ def _check_model(model: str, trainer: str) -> None:
         raise CommandError(
             f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers"
         )
+
+
+def _check_device(device: str) -> None:
+    with fast_import():
+        from groundwire.train.policy.model import check_device
+    check_device(device)
 
 
 def format_config(job: Job, run_dir: str) -> str:

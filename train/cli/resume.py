@@ -52,6 +52,12 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
     stored = run.config()
     if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:
         raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
+    if "evaluation" in stored:
+        raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
+    if unknown := sorted(stored.keys() - RunConfig.names().keys()):
+        raise RunDamagedError(
+            f"{run.path / 'config.json'} has the unknown setting {unknown[0]!r}: delete that line, or start a new run"
+        )
     for name in _FIXED:
         if given.get(name) not in (None, stored.get(name)):
             raise ConfigError(
@@ -86,7 +92,7 @@ def finished(run: RunDir, settings: RunConfig) -> str:
         return ""
     if settings.trainer == "local" and lines and validation_missing(settings, lines[-1]):
         return ""
-    return f"all {saved} steps are done; give --steps {saved + settings.steps}, say, to go on"
+    return f"all {saved} steps are done; to train further, give more steps, e.g. --steps {saved + settings.steps}"
 
 
 def save_step_count(run: RunDir, steps: int) -> None:
@@ -101,7 +107,7 @@ def save_step_count(run: RunDir, steps: int) -> None:
 
 @contextmanager
 def tells_how_to_continue(run: RunDir) -> Iterator[None]:
-    """Adds to an error that ends a training run what is kept of it, and the command that continues it."""
+    """Adds to an error that ends a training run its last checkpoint, and the command that continues it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -120,10 +126,10 @@ def tells_how_to_continue(run: RunDir) -> Iterator[None]:
 
 def _how_to_continue(run: RunDir) -> str:
     if run.is_empty():
-        return "nothing was done yet"
+        return "no step is complete, so nothing was written"
     saved = run.checkpoints.last_step()
-    kept = f"what was learnt up to step {saved} is kept" if saved else "there is no checkpoint yet"
-    return f"{kept}. Go on with: python -m train.run --resume {relative_path(run.path)}"
+    checkpoint = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
+    return f"{checkpoint}. Continue with: python -m train.run --resume {relative_path(run.path)}"
 
 
 def relative_path(path: Path) -> str:

@@ -60,6 +60,9 @@ def _parse(file: Path) -> Any:
     )
     try:
         return yaml.load(text, Loader)  # noqa: S506 (a safe loader)
+    except yaml.MarkedYAMLError as error:
+        line = f" (at line {error.problem_mark.line + 1})" if error.problem_mark else ""
+        raise ValueError(f"{error.problem}{line}") from error
     except yaml.YAMLError as error:
         raise ValueError(error) from error
 

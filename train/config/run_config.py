@@ -49,7 +49,9 @@ class AgentSettings(Settings):
     error = ConfigError
 
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
-    agent: str | None = _agent(None, "With --backend custom: your function", metavar="MODULE:FUNCTION")
+    agent: str | None = _agent(
+        None, "With --backend custom: your function, written MODULE:FUNCTION", metavar="FUNCTION"
+    )
     domain: str = _agent("spider", "Domain of the tasks: spider, medical or a plugin's")
     reward: str | None = _agent(
         None, "Name of the reward, or a sum such as 0.9*a+0.1*b. Without it, the domain's own reward"
@@ -86,7 +88,7 @@ class RunConfig(AgentSettings):
     trainer: Literal["local", "verl"] = _training("local", "local (in this process) or verl (on GPUs)")
     model: str = _data("starter", "'starter' (ships with the project) or a folder in Hugging Face's format")
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
-    output_dir: str = _data("runs", "Folder for the run folders", metavar="DIR")
+    output_dir: str = _data("runs", "Folder for the run directories", metavar="DIR")
     device: str = _data("cpu", "cpu or cuda")
     seed: int = _data(0, "Seed of sampling and of the order of tasks")
     track: Annotated[list[_Tracker], BeforeValidator(_split_names)] = _data(
@@ -111,9 +113,11 @@ class RunConfig(AgentSettings):
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
 
     val_temperature: float = _validation(
-        0.0, "Temperature in validation; 0 is greedy, with a sampled one beside it before and after training", ge=0
+        0.0,
+        "Temperature in validation; 0 is greedy (training then also validates with sampling, before and after)",
+        ge=0,
     )
-    val_tasks: int = _validation(200, "Validation questions before and after training; 0 means all", ge=0)
+    val_tasks: int = _validation(200, "Validation questions (in training: before and after it); 0 means all", ge=0)
     val_every: int = _validation(7, "Steps between the shorter validations; 0 means never, with verl also -1", ge=-1)
     val_every_tasks: int = _validation(64, "Questions of the shorter validations", ge=0)
 
@@ -128,9 +132,9 @@ class RunConfig(AgentSettings):
     )
 
     external_store_address: str | None = _store(
-        None, "Train through a Lightning store in another process", metavar="http://HOST:PORT"
+        None, "Train through the Lightning store at this address, http://HOST:PORT", metavar="URL"
     )
-    llm_proxy: bool = _store(False, "Accepted and without effect: LLM calls always go through the proxy")
+    llm_proxy: bool = _store(False, "Accepted and without effect: LLM calls always go through the proxy", hidden=True)
     proxy_host: str = _store("127.0.0.1", "Address of this machine at which remote runners reach the LLM proxy")
     proxy_port: int = _store(0, "Port of the LLM proxy; 0 takes a free one", ge=0, le=65535)
 

@@ -59,7 +59,9 @@ def probe_endpoint(
             sends_ids = bool(reply.get("prompt_token_ids") and ids and logprobs and len(ids) == len(logprobs))
             return EndpointProbe(accepts_ids=accepts_ids, sends_ids=sends_ids)
     except (httpx.RequestError, httpx.InvalidURL) as error:
-        raise EndpointUnusableError(f"{base} does not answer as an OpenAI endpoint: {error}") from error
+        raise EndpointUnusableError(
+            f"{base} does not answer as an OpenAI endpoint ({error}): start the server, or correct the address"
+        ) from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise EndpointUnusableError(
             f"{base} does not answer as an OpenAI endpoint: {error!r}; its base URL usually ends in /v1"
@@ -73,5 +75,7 @@ def _checked(response: httpx.Response, base: str) -> Any:
         error = response.json()["error"]
         message = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
-        message = response.text[:2000].strip() or response.reason_phrase
+        message = " ".join(response.text.split())[:200] or response.reason_phrase
+        if "html" in response.headers.get("Content-Type", ""):  # a web page says nothing more
+            message = f"{response.reason_phrase}; its base URL usually ends in /v1"
     raise EndpointUnusableError(f"{base} answered {response.status_code}: {message}")

@@ -1,6 +1,6 @@
 """The training loop on one machine: sample rollouts, score them, update the model, validate, write the metrics.
 
-The run's folder is complete after each step, so a killed run loses at most the steps since its last checkpoint. A run
+The run directory is complete after each step, so a killed run loses at most the steps since its last checkpoint. A run
 that is interrupted or fails writes a checkpoint of its last complete step first, unless it is interrupted again.
 """
 

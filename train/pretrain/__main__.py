@@ -147,6 +147,7 @@ def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 if __name__ == "__main__":
     import typer
 
+    from groundwire.tools.exit import exit_on_user_error
     from groundwire.tools.terminal import Version, progress, spinner
 
     def main(
@@ -156,6 +157,8 @@ if __name__ == "__main__":
         version: Version = False,
     ) -> None:
         """Make the starter policy from random weights."""
+        with exit_on_user_error():
+            out.mkdir(parents=True, exist_ok=True)  # an unusable folder is an error now, not after training
         torch.set_num_threads(threads)
         with progress("Pretraining", STEPS) as on_end:
             model, tokenizer = pretrain(seed=seed, on_step=lambda loss: on_end(f"loss {loss:.2f}"))

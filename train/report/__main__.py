@@ -20,9 +20,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    run_dir: Annotated[str, typer.Argument(help="The run's folder, e.g. runs/latest")],
+    run_dir: Annotated[str, typer.Argument(help="Run directory, e.g. runs/latest", metavar="RUN_DIR")],
     output: Annotated[
-        Path | None, typer.Option(help="The page. Default: report.html in the run's folder", metavar="FILE")
+        Path | None, typer.Option(help="The page. Default: report.html in the run directory", metavar="FILE")
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve the page on this machine; it reloads when the run has new results")

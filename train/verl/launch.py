@@ -1,7 +1,7 @@
 """Runs verl for the command line: writes the tasks, starts verl, and collects its results.
 
 verl's trainer runs in a Ray process together with the store, the proxy and the agents' runners
-(:mod:`groundwire.train.verl.agent_loop_manager`). The run's folder is the same as the local trainer's (``config.json``,
+(:mod:`groundwire.train.verl.agent_loop_manager`). The run directory has the local trainer's files (``config.json``,
 ``metrics.jsonl``, ``rollouts.parquet``, ``curve.png``, ``summary.json``), plus ``verl.jsonl`` (verl's log), ``model``
 (a link to the newest checkpoint in Hugging Face's format) and, if verl failed, ``error.txt`` with the traceback.
 """
@@ -70,7 +70,7 @@ def collect(run: RunDir) -> None:
 
 
 def link_newest_model(run_dir: Path) -> Path | None:
-    """Link ``model`` in a run's folder to its newest checkpoint in Hugging Face's format; returns that, or None.
+    """Link ``model`` in a run directory to its newest checkpoint in Hugging Face's format; returns that, or None.
 
     LoRA adapters, which verl writes beside the base weights, are merged first.
     """

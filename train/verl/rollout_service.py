@@ -94,7 +94,7 @@ class RolloutService:
             )
 
     def finish_sampling(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Write the rollouts that ended since the last call to the run's folder; returns their metrics.
+        """Write the rollouts that ended since the last call to the run directory; returns their metrics.
 
         ``seconds`` is the time since the last call by phase (:data:`groundwire.tools.step_timer.PHASES`). With several
         updates per step (``separate_async``) verl samples several times per step and adds up the metrics with ``total``

@@ -68,6 +68,7 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
 if __name__ == "__main__":
     import typer
 
+    from groundwire.tools.exit import exit_on_user_error
     from groundwire.tools.terminal import Version
 
     def main(
@@ -76,7 +77,8 @@ if __name__ == "__main__":
         version: Version = False,
     ) -> None:
         """Generate fictional medical data."""
-        counts = generate(out, seed=seed)
+        with exit_on_user_error():
+            counts = generate(out, seed=seed)
         typer.echo(f"{out}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
 
     typer.run(main)

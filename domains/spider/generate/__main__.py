@@ -107,6 +107,7 @@ def _is_distinctive(rows: list[tuple[Any, ...]]) -> bool:
 if __name__ == "__main__":
     import typer
 
+    from groundwire.tools.exit import exit_on_user_error
     from groundwire.tools.terminal import Version, spinner
 
     def main(
@@ -115,7 +116,7 @@ if __name__ == "__main__":
         version: Version = False,
     ) -> None:
         """Generate Spider-shaped data."""
-        with spinner("generating"):
+        with exit_on_user_error(), spinner("generating"):
             counts = generate(out, seed=seed)
         typer.echo(f"{out}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
 
