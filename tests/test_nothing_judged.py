@@ -173,6 +173,16 @@ def test_an_evaluation_without_judged_rollouts_has_no_metrics(tmp_path: Path, en
     assert 0 < figures["n"] < 6
 
 
+def test_markup_in_the_values_of_a_column_is_shown_as_text() -> None:
+    validation = {"before": 0.1, "after": 0.2, "n": 4, "before_by_hardness": {"[/x] $1": 0.1}}
+    summary = {"domain": "spider", "validation": validation, "validation_sampled": {}}
+    out = io.StringIO()
+    show_summary(
+        Console(file=out, width=200), {**summary, "wall_time_s": 1, "peak_memory_mb": 1, "rollouts": 4}, "here"
+    )
+    assert "    [/x] $1: 0.100 before, - after\n" in out.getvalue()
+
+
 def test_a_missing_accuracy_is_shown_as_a_dash_everywhere(tmp_path: Path) -> None:
     config = resolve("fast", steps=1)
     run = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict())

@@ -120,7 +120,8 @@ def show_summary(console: Console, summary: Mapping[str, Any], folder: str) -> N
         for column, labels in breakdowns.items():
             after_parts = result.get(f"after_by_{column}", {})
             for value, part in result.get(f"before_by_{column}", {}).items():
-                console.print(f"    {labels.get(value, value)}: {_before_after(part, after_parts.get(value))}")
+                text = f"    {labels.get(value, value)}: {_before_after(part, after_parts.get(value))}"
+                console.print(text, markup=False)  # the value comes from the data
     console.print(
         f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
         f"everything is in {folder}"
