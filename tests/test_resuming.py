@@ -88,6 +88,15 @@ def test_a_run_without_its_last_validation_is_not_finished(run: RunDir) -> None:
     assert finished(run, config_for_resume(run, NOTHING))
 
 
+def test_a_resumed_run_keeps_verls_settings(tmp_path: Path) -> None:
+    stored = {"actor_rollout_ref.rollout.gpu_memory_utilization": 0.1, "data.shuffle": False}
+    config = resolve("fast", trainer="verl", verl=stored, steps=10)
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
+    assert config_for_resume(run, {**NOTHING, "steps": 20}).verl == stored
+    changed = config_for_resume(run, {**NOTHING, "verl": {"data.shuffle": True}})
+    assert changed.verl == {**stored, "data.shuffle": True}
+
+
 def test_checkpoints_of_verl_count(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     assert run.checkpoints.last_step() == 0

@@ -63,7 +63,7 @@ def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) ->
 
 def with_changes(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """``settings`` with ``changes``; the tables ``judge`` and ``verl`` are merged key by key."""
-    tables = {name: {**(settings.get(name) or {}), **changes[name]} for name in ("judge", "verl") if changes.get(name)}
+    tables = {name: {**settings.get(name, {}), **changes[name]} for name in ("judge", "verl") if name in changes}
     return {**settings, **changes, **tables}
 
 
