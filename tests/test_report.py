@@ -309,6 +309,12 @@ def test_a_drawing_takes_its_colours_from_the_page_and_embeds_no_font() -> None:
     assert not re.search("#(?!m[0-9a-f]{10})", drawing)
 
 
+def test_a_breakdown_of_rewards_above_1_has_no_fixed_axis() -> None:
+    parts = {"easy": {"accuracy": 1.08}, "hard": {"accuracy": 0.4}}
+    [chart] = charts([{"step": 0, "validation": {"by_hardness": parts}}], {}, {})
+    assert chart.top is None
+
+
 def test_charts_without_data_are_left_out() -> None:
     assert charts([{"step": 0}, {"step": 1, "reward": None}], {}, {}) == []
 

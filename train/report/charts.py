@@ -98,7 +98,7 @@ def _breakdown_charts(metrics: Metrics) -> list[Chart]:
             key=key.removeprefix("by_"),
             title=f"Accuracy {key.replace('_', ' ')}",
             unit="share of questions (greedy)",
-            top=1.0,
+            top=None if any(value > 1 for points in parts.values() for _, value in points) else 1.0,
             series=[Series(name=name, points=points) for name, points in parts.items()],
         )
         for key, parts in found.items()
