@@ -24,7 +24,7 @@ from groundwire.train.report import rollout_browser
 from groundwire.train.report.__main__ import app
 from groundwire.train.report.build import build
 from groundwire.train.report.charts import Chart, Series, charts
-from groundwire.train.report.plots import svg
+from groundwire.train.report.plots import draw_pngs, svg
 from groundwire.train.report.rollout_browser import choose
 from groundwire.train.report.token_text import token_decoder
 from groundwire.train.report.watch import make_server
@@ -313,6 +313,12 @@ def test_a_breakdown_of_rewards_above_1_has_no_fixed_axis() -> None:
     parts = {"easy": {"accuracy": 1.08}, "hard": {"accuracy": 0.4}}
     [chart] = charts([{"step": 0, "validation": {"by_hardness": parts}}], {}, {})
     assert chart.top is None
+
+
+@pytest.mark.parametrize(("column", "file"), [("level", "level"), ("time", "by_time"), ("a/b", "a_b")])
+def test_a_column_of_any_name_has_a_file_of_its_own(column: str, file: str, tmp_path: Path) -> None:
+    metrics = [{"step": 1, "seconds": {"sql": 1.0}, "validation": {f"by_{column}": {"$x": {"accuracy": 0.5}}}}]
+    assert [png.name for png in draw_pngs(charts(metrics, {}, {}), tmp_path)] == [f"{file}.png", "time.png"]
 
 
 def test_charts_without_data_are_left_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from groundwire.tools.step_timer import PHASES
 __all__ = ["Chart", "Series", "accuracy_chart", "charts"]
 
 Metrics = Sequence[Mapping[str, Any]]
+_OTHER_KEYS = ("accuracy", "reward_components", "length", "failures", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ def _validation(metrics: Metrics, key: str, name: str) -> Series:
 
 
 def _breakdown_charts(metrics: Metrics) -> list[Chart]:
-    """A chart for each ``by_<column>`` of the greedy validation."""
+    """A chart for each ``by_<column>`` of the greedy validation. Its key, a file name, is unlike all other charts'."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for line in metrics:
         for key, parts in line.get("validation", {}).items():
@@ -95,7 +97,7 @@ def _breakdown_charts(metrics: Metrics) -> list[Chart]:
                     found.setdefault(key, {}).setdefault(name, []).append((line["step"], part["accuracy"]))
     return [
         Chart(
-            key=key.removeprefix("by_"),
+            key=key if (column := key.removeprefix("by_")) in _OTHER_KEYS else re.sub(r"[^\w-]", "_", column),
             title=f"Accuracy {key.replace('_', ' ')}",
             unit="share of questions (greedy)",
             top=None if any(value > 1 for points in parts.values() for _, value in points) else 1.0,
