@@ -160,7 +160,7 @@ def test_why_counts_the_reasons_of_a_whole_run(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, [path]).stdout
     assert "      3   60%  every reward of its group was equal" in said
     assert "      2   40%  trained" in said
-    assert "10 of 10 later prompts do not begin with what was sampled (langgraph)" in said
+    assert "10 of 10 later prompts do not begin with an earlier prompt and its reply (langgraph)" in said
 
 
 def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_with_several_samples_the_share_of_mixed_groups_is_reported() -> None:
     rewards = {"a": (1.0, 0.0, 0.0), "b": (0.0, 0.0), "c": (0.3, 0.7), "d": (1.0, 1.0), "once": (1.0,)}
     figures = compute_metrics([rollout(task, reward) for task, each in rewards.items() for reward in each])
     assert (figures["mixed_groups"], figures["best_of_n"]) == (0.5, pytest.approx((1 + 0 + 0.7 + 1) / 4))
-    assert "they differ on 0.500 of the questions" in details(figures)
+    assert "unequal rewards on 0.500 of the questions" in details(figures)
     assert "mixed_groups" not in compute_metrics([rollout("a"), rollout("b")])
 
 
@@ -134,7 +134,7 @@ def test_runs_are_compared_question_by_question_over_those_that_both_judged() ->
     assert (result["only_first"], result["only_second"]) == (1, 0)
     assert result["difference"] == pytest.approx(2 / 3, abs=1e-4)
     assert result["p"] == 0.5
-    assert "B won 2 and lost 0, alike on 1" in comparison(result, ["x", "y"], "text")
+    assert "B won 2 and lost 0, equal on 1" in comparison(result, ["x", "y"], "text")
 
 
 def test_with_several_samples_a_question_is_won_by_its_mean() -> None:

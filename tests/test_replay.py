@@ -112,7 +112,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
 def test_an_unfinished_run_is_replayed_and_the_json_is_complete(run: RunDir, tmp_path: Path) -> None:
     code, printed, _ = command(str(run.path), "--reward", "executes", "--json", str(tmp_path / "replay.json"))
     assert code == 0
-    assert "groups with a gradient: 0 of 2 then, 2 now" in printed
+    assert "groups with a gradient: 0 of 2 in the run, 2 now" in printed
     assert "2 wrong to right" in printed
     report = json.loads((tmp_path / "replay.json").read_text())
     assert (report["groups_gain"], report["groups_lose"], report["to_right"], report["to_wrong"]) == (2, 0, 2, 0)
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_left_out_and_named(run: RunDir) -> None:
     part.write_bytes(part.read_bytes()[:-20])
     code, printed, stderr = command(str(run.path), "--reward", "executes")
     assert code == 0
-    assert "groups with a gradient: 0 of 1 then, 1 now" in printed
+    assert "groups with a gradient: 0 of 1 in the run, 1 now" in printed
     assert stderr.startswith("left out: step-00002-train.parquet cannot be read")
 
 

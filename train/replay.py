@@ -94,11 +94,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _table(result: RescoredRun, counts: dict[str, Any], reward: str) -> list[str]:
     before, after = counts["groups_keep"] + counts["groups_lose"], counts["groups_keep"] + counts["groups_gain"]
-    means = f": mean {counts['mean_old']:.3f} then, {counts['mean_new']:.3f} now" if counts["judged"] else ""
+    means = f": mean {counts['mean_old']:.3f} in the run, {counts['mean_new']:.3f} now" if counts["judged"] else ""
     lines = [
         f"reward {reward} on {counts['judged']:,} rollouts{means}",
-        f"    {counts['failed_then']:,} had failed and stay failures, {counts['failed_now']:,} cannot be judged now",
-        f"groups with a gradient: {before:,} of {len(result.groups):,} then, {after:,} now",
+        f"    {counts['failed_then']:,} failed in the run and are left out, "
+        f"{counts['failed_now']:,} cannot be scored now",
+        f"groups with a gradient: {before:,} of {len(result.groups):,} in the run, {after:,} now",
     ]
     for verb, gained in (("gain", True), ("lose", False)):
         changed = [each for each in result.groups if each.has_gradient == gained and each.had_gradient != gained]
@@ -116,7 +117,7 @@ def _table(result: RescoredRun, counts: dict[str, Any], reward: str) -> list[str
             lines += [f"            {_one_line(text)}" for text in (each.question, each.answer)]
     failed = [each for each in result.rollouts if each.new is None]
     for each in failed[:_EXAMPLES]:
-        lines.append(f"    cannot be judged: step {each.step}, {each.task}: {_one_line(each.error)}")
+        lines.append(f"    cannot be scored: step {each.step}, {each.task}: {_one_line(each.error)}")
     return lines
 
 

@@ -84,10 +84,11 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
     yield from _counts(kinds, rollouts, KINDS, examples)
     if mismatches:
         backend = config.get("backend")
-        yield f"{mismatches} of {later_prompts} later prompts do not begin with what was sampled ({backend}):"
+        text = "later prompts do not begin with an earlier prompt and its reply"
+        yield f"{mismatches} of {later_prompts} {text} ({backend}):"
         yield from _counts(causes, later_prompts, CAUSES, examples)
     elif later_prompts:
-        yield f"each of the {later_prompts} later prompts begins with what was sampled before"
+        yield f"each of the {later_prompts} later prompts begins with an earlier prompt and its reply"
     else:
         yield "no later prompts"
 

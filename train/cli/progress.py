@@ -81,7 +81,7 @@ def show_rollouts(console: Console, results: Sequence[RolloutResult], agent_matc
         task = result.request.task
         console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
         for name, value in result.reward_components.items():
-            console.print(f"part      {name} {value:.4g}", markup=False)
+            console.print(f"component {name} {value:.4g}", markup=False)
         console.print(f"question  {task['question']}", markup=False)
         for call in result.calls:
             console.print(
@@ -93,9 +93,9 @@ def show_rollouts(console: Console, results: Sequence[RolloutResult], agent_matc
             for message in [*call.messages, call.reply]:
                 console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
         for triplet in triplets(calls_of_agents(result.calls, agent_match), result.reward):
+            emitted = "" if triplet.call_reward is None else f", emitted for this call {triplet.call_reward}"
             console.print(
-                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}, "
-                f"emitted for this call {triplet.call_reward}\n"
+                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}{emitted}\n"
                 f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
                 markup=False,
             )

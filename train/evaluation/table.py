@@ -49,8 +49,8 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
     lines = [f"{metrics['metric_name']} {_with_interval(metrics)} of {metrics['questions']} questions{each} (95 %)"]
     if "mixed_groups" in metrics:
         lines.append(
-            f"samples: they differ on {metrics['mixed_groups']:.3f} of the questions (what GRPO would learn from), "
-            f"and the best of each question's makes {metrics['best_of_n']:.3f}"
+            f"samples: unequal rewards on {metrics['mixed_groups']:.3f} of the questions (GRPO learns from these), "
+            f"mean of each question's best {metrics['best_of_n']:.3f}"
         )
     for column, labels in (breakdowns or {}).items():
         for value, part in metrics.get(f"by_{column}", {}).items():
@@ -80,7 +80,7 @@ def comparison(result: Mapping[str, Any], names: Sequence[str], form: str) -> st
         f"B: {names[1]}: {b:.3f}",
         f"B - A: {100 * result['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on "
         f"{result['questions']} questions that both judged",
-        f"B won {won} and lost {lost}, alike on {result['questions'] - won - lost}; McNemar's exact test: "
+        f"B won {won} and lost {lost}, equal on {result['questions'] - won - lost}; McNemar's exact test: "
         f"p = {result['p']:.3g}",
     ]
     for key in ("won", "lost"):

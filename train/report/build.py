@@ -76,7 +76,7 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
     if steps and step < steps:
         progress = f"step {step} of {steps}: active or stopped"
     else:
-        progress = f"{step} steps, all of them" if steps else f"step {step}"
+        progress = f"{step} of {steps} steps" if steps else f"step {step}"
     return f"model {config.get('model', '?')} · seed {config.get('seed', 0)} · {progress}"
 
 
@@ -89,7 +89,7 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[s
             values = [format_accuracy(result["accuracy"]) for result in ([first, last] if len(results) > 1 else [last])]
             name = last.get("metric_name", "accuracy")
             yield " → ".join(values), f"{way} {name}, of {last['n']} [{low:.2f}, {high:.2f}]"
-    yield f"{total:,}", "rollouts"
+    yield f"{total:,}", "rollouts, with validation"
     yield f"{sum(sum(line.get('failures', {}).values()) for line in metrics):,}", "failed in training"
     if metrics and "wall_time_s" in metrics[-1]:
         yield _format_duration(metrics[-1]["wall_time_s"]), "wall time"

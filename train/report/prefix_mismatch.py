@@ -18,7 +18,7 @@ from groundwire.train.report.token_text import TokenDecoder
 __all__ = ["CAUSES", "PrefixMismatch", "find_mismatches"]
 
 CAUSES = {
-    "new_conversation": "the agent begins a conversation of its own: what was sampled is not among its messages",
+    "new_conversation": "the agent begins a new conversation: the sampled reply is not among its messages",
     "thinking": "the chat template strips thinking from earlier turns",
     "tool_call": "the tool call was read and written again by the framework or the chat template",
     "end_token": "the sampled end token is not the one that the chat template ends a turn with",
