@@ -106,7 +106,7 @@ def test_the_repositorys_folders_are_no_modules_of_their_own(python: Path, tmp_p
     ids=lambda command: command[0],
 )
 def test_in_a_clone_no_definition_is_loaded_twice(command: tuple[str, ...], tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
+    program, folders = tmp_path / "program.py", tuple(f"{ROOT / name}{os.sep}" for name in FOLDERS)
     program.write_text(f"""
 import os, runpy, sys
 from pathlib import Path
@@ -115,7 +115,7 @@ def report():
     loaded = {{}}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and name != "__mp_main__" and Path(file).resolve().is_relative_to({str(ROOT)!r}):
+        if file and name != "__mp_main__" and os.path.realpath(file).startswith({folders!r}):
             loaded.setdefault(os.path.realpath(file), []).append(name)
     Path({str(tmp_path / "twice")!r}).write_text("\\n".join(file for file, names in loaded.items() if len(names) > 1))
 
