@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
-from programs import ROOT
+from programs import run
 
 from groundwire.domains.spider.generate.__main__ import generate
 from groundwire.domains.spider.generate.databases import fill, make_database, schema_text
@@ -45,8 +43,7 @@ def test_the_bundled_data_is_what_the_generator_writes(tmp_path):
 @pytest.mark.parametrize("module", ["domains.spider.generate", "domains.medical.generate", "train.pretrain"])
 def test_an_unusable_folder_is_a_one_line_error(module, tmp_path):
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", module, "--out", str(tmp_path / "file" / "folder")]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run("-m", module, "--out", str(tmp_path / "file" / "folder"))
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: Not a directory ({tmp_path / 'file' / 'folder'}")
     assert len(done.stderr.splitlines()) == 1
