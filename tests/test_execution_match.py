@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,15 @@ needs_parity = pytest.mark.skipif(not PARITY.is_file(), reason=f"the official ve
 
 @functools.cache
 def judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, MatchResult | None]]]:
-    """The official cases whose source begins with ``prefix``, with our results by mode; None if the gold fails."""
+    """The official cases whose source begins with ``prefix``, with our results by mode; None if the gold fails.
+
+    They are judged in a thread, as in a run: a query of the main thread starts a thread of its own.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_judge, prefix).result()
+
+
+def _judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, MatchResult | None]]]:
     judged = []
     with gzip.open(PARITY, "rt") as lines:
         cases = [case for case in map(json.loads, lines) if case["source"].startswith(prefix)]
