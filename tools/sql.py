@@ -20,7 +20,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,12 +115,18 @@ def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> Que
     Signal handlers run in the main thread. SQLite swallows an exception that is raised inside its callbacks, so Ctrl-C
     would look like a failed query.
     """
-    abandoned, answer = threading.Event(), Future[QueryResult]()
+    abandoned, answer, done = threading.Event(), Future[QueryResult](), _thread.allocate_lock()
+    done.acquire()
+
+    def run() -> None:
+        fulfil(answer, lambda: query(abandoned))
+        done.release()
+
     try:
-        # Thread.start() must not be interrupted at some points.
-        _thread.start_new_thread(fulfil, (answer, lambda: query(abandoned)))
+        # Thread.start() and Future.result() must not be interrupted at some points: locks would stay held.
+        _thread.start_new_thread(run, ())
         # A signal just before a wait without timeout would be handled after the query only.
-        while not wait([answer], timeout=_SIGNAL_CHECK_S).done:
+        while not done.acquire(timeout=_SIGNAL_CHECK_S):
             pass
         return answer.result()
     except BaseException:
