@@ -75,7 +75,7 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_every_command_has_a_version(module: str) -> None:
     said = _run("-m", module, "--version")
-    assert (said.returncode, said.stdout) == (0, f"{version()}\n"), said.stderr
+    assert (said.returncode, said.stdout) == (0, f"groundwire {version()}\n"), said.stderr
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -88,7 +88,7 @@ def test_help_shows_the_whole_name_of_every_option_at_80_columns(module: str) ->
 def test_the_commands_are_the_modules_that_python_runs() -> None:
     listed = _run("-m", "train.cli.app", "--help").stdout
     assert all(f"│ {name} " in listed for name in COMMANDS)
-    assert _run("-m", "train.cli.app", "--version").stdout == f"{version()}\n"
+    assert _run("-m", "train.cli.app", "--version").stdout == f"groundwire {version()}\n"
     here, there = (_run(*command, "why", "no/such/run") for command in (("-m", "train.cli.app"), ("-m", "train.why")))
     assert here.returncode == there.returncode == 2
     said = _run("-m", "train.cli.app", "mcp-sql", "--port", "x")

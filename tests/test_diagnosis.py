@@ -17,7 +17,12 @@ from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose, nothi
 from groundwire.train.why import app
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
-NO_IDS = {"agent": "write_query", "problem": "the server sent no token ids", "prompt_tokens": 90, "response_tokens": 9}
+NO_IDS = {
+    "agent": "write_query",
+    "untrainable_reason": "the server sent no token ids",
+    "prompt_tokens": 90,
+    "response_tokens": 9,
+}
 
 
 def rollout(reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
@@ -29,7 +34,9 @@ def rollout(reward: float | None = 1.0, **changes: Any) -> dict[str, Any]:
 
 
 def without_calls(*problems: str, **changes: Any) -> dict[str, Any]:
-    return rollout(calls=[], untrainable=json.dumps([{**NO_IDS, "problem": each} for each in problems]), **changes)
+    return rollout(
+        calls=[], untrainable=json.dumps([{**NO_IDS, "untrainable_reason": each} for each in problems]), **changes
+    )
 
 
 def reason(row: dict[str, Any], *others: dict[str, Any], **options: Any) -> Reason:
@@ -69,7 +76,7 @@ def test_no_call_at_the_proxy() -> None:
 
 
 def test_no_token_ids_from_the_endpoint() -> None:
-    found = reason(without_calls(NO_IDS["problem"], NO_IDS["problem"]), rollout(0.0))
+    found = reason(without_calls(NO_IDS["untrainable_reason"], NO_IDS["untrainable_reason"]), rollout(0.0))
     assert found.kind == "no_token_ids"
     assert "2 call(s)" in found.text
 

@@ -117,8 +117,13 @@ def test_calls_are_a_mean_over_rollouts_and_tokens_over_calls() -> None:
 
 def test_without_token_ids_the_endpoints_token_counts_are_used_and_the_output_says_so() -> None:
     calls = [
-        {"agent": "", "problem": "the server sent no token ids", "prompt_tokens": 100, "response_tokens": 10},
-        {"agent": "", "problem": "failed with status 500: boom", "prompt_tokens": 0, "response_tokens": 0},
+        {
+            "agent": "",
+            "untrainable_reason": "the server sent no token ids",
+            "prompt_tokens": 100,
+            "response_tokens": 10,
+        },
+        {"agent": "", "untrainable_reason": "failed with status 500: boom", "prompt_tokens": 0, "response_tokens": 0},
     ]
     figures = compute_metrics([rollout("a", calls=[], untrainable=json.dumps(calls))])
     assert (figures["calls_per_rollout"], figures["prompt_tokens"], figures["response_tokens"]) == (1, 100, 10)

@@ -329,7 +329,7 @@ def test_many_processes_share_one_cache_and_one_cap(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"modle": "x"}, "unknown judge setting 'modle'; known: accuracy, base_url, "),
+        ({"modle": "x"}, r"unknown judge setting 'modle'; did you mean model\? docs/settings.md lists all settings"),
         ({"samples": "three"}, "judge samples is 'three'; it must be a whole number"),
         ({"swap": "perhaps"}, "judge swap_order is 'perhaps'; it must be true or false"),
         ({"samples": "3"}, "judge samples is 3 at temperature 0, where all are the same: set a temperature"),

@@ -26,6 +26,7 @@ from mcp_servers import COMMAND, SLOW, http_server, make_database
 
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError, database_names
 from groundwire.tools.mcp_sql.server import Limits, sql_server
+from groundwire.tools.terminal import version
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,12 @@ async def test_the_tools_take_a_database_only_for_a_folder(database, folder):
         "list_tables": ["database"],
         "describe_table": ["database", "table"],
     }
+
+
+async def test_the_server_reports_the_version_of_this_project(database):
+    async with connected(database) as client:
+        server = client.initialize_result.server_info
+    assert (server.name, server.version) == ("sql", version())
 
 
 async def test_every_tool_is_annotated_as_read_only(database):

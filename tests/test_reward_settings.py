@@ -43,7 +43,7 @@ async def test_a_remote_runner_uses_the_trainers_judge(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"domain": "medical"}, "this runner's domain is 'spider', and the rollout's is 'medical'"),
-        ({"learning_rate": 1.0}, "unknown setting 'learning_rate'; known: agent, backend"),
+        ({"learning_rate": 1.0}, "unknown setting 'learning_rate'; docs/settings.md lists all settings"),
         ({"max_turns": 0}, "max_turns is 0; it must be at least 1"),
     ],
 )
@@ -78,7 +78,10 @@ def test_the_local_grader_is_announced() -> None:
     [
         (("--judge-model", "m"), "reward 'spider_exec_match' uses no judge: leave out the judge's options"),
         ((*HYBRID, "--judge", "samples"), "--judge 'samples' is not a setting: write it as NAME=VALUE"),
-        ((*HYBRID, "--judge", "modle=x"), "unknown judge setting 'modle'; known: accuracy, "),
+        (
+            (*HYBRID, "--judge", "modle=x"),
+            "unknown judge setting 'modle'; did you mean model? docs/settings.md lists",
+        ),
         ((*HYBRID, "--judge-base-url", "http://h/v1"), "judge base_url is given without the judge's model"),
         (
             (*HYBRID, "--judge-model", "m", "--judge", "deadline_s=99"),

@@ -99,7 +99,7 @@ def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
     ("arguments", "message"),
     [
         (["learning_rat=1"], "unknown setting learning_rat=1; did you mean learning_rate?"),
-        (["batch=1"], "unknown setting batch=1; docs/settings.md and python -m train.run --print-config list all"),
+        (["batch=1"], "unknown setting batch=1; docs/settings.md lists all settings"),
         (["learning_rate=high"], "learning_rate is 'high'; it must be a number"),
         (["learning_rate=NaN"], "learning_rate is nan; it must be a finite number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),
@@ -187,7 +187,11 @@ def test_a_file_may_have_settings_of_verl(tmp_path: Path) -> None:
             "a.yaml is not valid YAML: expected the node content, but found",
         ),
         ("a.yaml", "- steps", "a.yaml holds no settings"),
-        ("a.yaml", "judge: {modle: x}", "a.yaml: unknown judge setting 'modle'; known: accuracy"),
+        (
+            "a.yaml",
+            "judge: {modle: x}",
+            "a.yaml: unknown judge setting 'modle'; did you mean model? docs/settings.md lists",
+        ),
         ("a.yaml", "config: nope", "unknown config 'nope'; known: fast, hf"),
     ],
 )

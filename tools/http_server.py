@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ Server = TypeVar("Server", bound="HttpServer")
 _BACKLOG = 1024
 
 
-class HttpServer:
+class HttpServer(ABC):
     """Listens from :meth:`start` to :meth:`stop` on the running event loop; also an async context manager.
 
     ``port`` 0 takes any free port. Requests still running ``drain_timeout_s`` after :meth:`stop` are cancelled, and so
@@ -29,12 +30,12 @@ class HttpServer:
         """Its address without a path, such as ``http://127.0.0.1:43210``."""
         return f"http://{self.host}:{self.port}"
 
+    @abstractmethod
     def application(self) -> web.Application:
         """The application to serve."""
-        raise NotImplementedError
 
     async def start(self) -> None:
-        """Listen; ``port`` is the real one afterwards. Raises ``OSError`` where that is impossible."""
+        """Listen; ``port`` is the real one afterwards. Raises ``OSError`` if the address cannot be used."""
         runner = web.AppRunner(
             self.application(), access_log=None, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s
         )

@@ -6,7 +6,8 @@ made from these declarations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar
 
@@ -15,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["Settings", "setting"]
+__all__ = ["Settings", "setting", "suggestion_for"]
 
 _CONFIG = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=(), defer_build=True)
 _KINDS = {
@@ -123,7 +124,14 @@ class Settings(BaseModel):
 
     @classmethod
     def _unknown(cls, name: Any) -> str:
-        return f"unknown {cls.label}setting {name!r}; known: {', '.join(sorted(cls.model_fields))}"
+        return f"unknown {cls.label}setting {name!r}{suggestion_for(str(name), cls.names())}"
+
+
+def suggestion_for(name: str, names: Collection[str]) -> str:
+    """The end of a message about an unknown setting: the most similar ``names``, and where all are listed."""
+    close = get_close_matches(name, names, n=3, cutoff=0.7)
+    question = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"; {question}docs/settings.md lists all settings"
 
 
 @cache

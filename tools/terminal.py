@@ -25,16 +25,16 @@ __all__ = ["Version", "console", "progress", "spinner", "version"]
 
 
 def version() -> str:
-    """The name and version of this project, as installed."""
+    """The version of this project, as installed."""
     try:
-        return f"groundwire {metadata.version('groundwire')}"
+        return metadata.version("groundwire")
     except metadata.PackageNotFoundError:
-        return "groundwire (not installed; pip install -e . gives it a version)"
+        return "unknown (not installed; pip install -e . gives it a version)"
 
 
 def _show(wanted: bool) -> None:
     if wanted:
-        typer.echo(version())
+        typer.echo(f"groundwire {version()}")
         raise typer.Exit
 
 

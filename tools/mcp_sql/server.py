@@ -36,6 +36,7 @@ from groundwire.tools import _readonly_sqlite
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError
 from groundwire.tools.schema import describe_table, table_info
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, QueryTimeoutError, render, run_query
+from groundwire.tools.terminal import version
 
 __all__ = ["Limits", "sql_server"]
 
@@ -60,6 +61,7 @@ def sql_server(databases: Databases, *, limits: Limits, token: str | None = None
     server: FastMCP = FastMCP(
         "sql",
         instructions="Read-only SQL on SQLite. Look at the tables before you write a query.",
+        version=version(),
         auth=_TokenCheck(token) if token else None,
     )
     functions = _Functions(databases, limits)

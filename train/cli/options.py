@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
+from groundwire.tools.settings import suggestion_for
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import flag, merge_overrides, parse_overrides, suggestion_for
+from groundwire.train.config.overrides import flag, merge_overrides, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import NAMES, merge_overrides, suggestion_for
+from groundwire.train.config.overrides import NAMES, merge_overrides
 
 __all__ = ["SUFFIXES", "read_settings"]
 
@@ -34,7 +35,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     overrides = {}
     for key, value in _flat(values):
         if "." not in key and key not in NAMES:
-            raise ConfigError(f"{file}: unknown setting {key}{suggestion_for(key)}")
+            raise ConfigError(f"{file}: unknown setting {key}{suggestion_for(key, NAMES)}")
         overrides[key.removeprefix("verl.")] = value
     try:
         return merge_overrides({}, overrides)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from groundwire.rewards import JudgeSettings
+from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["flag", "merge_overrides", "parse_overrides", "reject_verl_overrides", "suggestion_for", "with_changes"]
+__all__ = ["flag", "merge_overrides", "parse_overrides", "reject_verl_overrides", "with_changes"]
 
 NAMES = {name: field for name, field in RunConfig.names().items() if field not in ("judge", "verl")}
 """Every name of a setting that has one plain value, and its field."""
@@ -86,11 +86,4 @@ def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if "." in key:
             raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
-        raise ConfigError(f"unknown setting {key}={value}{suggestion_for(key)}")
-
-
-def suggestion_for(key: str, names: Collection[str] = NAMES) -> str:
-    """A "did you mean …?" suffix for an unknown ``key``."""
-    if close := get_close_matches(key, names, n=3, cutoff=0.7):
-        return f"; did you mean {' or '.join(close)}?"
-    return "; docs/settings.md and python -m train.run --print-config list all settings"
+        raise ConfigError(f"unknown setting {key}={value}{suggestion_for(key, NAMES)}")

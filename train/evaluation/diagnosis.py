@@ -133,7 +133,7 @@ def _failure(row: Row) -> Reason | None:
         return Reason("prompt_too_long", _too_long_text(message))
     if status == "no_result":
         return Reason("no_result", f"the store has neither its reward nor its failure: {message}")
-    if status == "endpoint" and (problems := _problems(row)):
+    if status == "endpoint" and (problems := _untrainable_reasons(row)):
         return Reason("endpoint", f"{KINDS['endpoint']}: {message}; its last call {problems[-1]}")
     kind = status if status in KINDS else "failed"
     return Reason(kind, f"{KINDS[kind]} after {row['attempts']} attempt(s): {message}")
@@ -154,7 +154,7 @@ def _no_triplets(row: Row, agent_match: str | None) -> Reason | None:
     if row["calls"]:
         names = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
         return Reason("agent_match", f"agent_match {agent_match!r} matched none of its agents; names seen: {names}")
-    return _failure(row) or _no_trainable_call(_problems(row))
+    return _failure(row) or _no_trainable_call(_untrainable_reasons(row))
 
 
 def _no_trainable_call(problems: Sequence[str]) -> Reason:
@@ -202,6 +202,6 @@ def _trained_calls(row: Row, agent_match: str | None) -> list[Mapping[str, Any]]
     return [call for call in row["calls"] or () if re.search(agent_match or "", call["agent"] or "")]
 
 
-def _problems(row: Row) -> list[str]:
+def _untrainable_reasons(row: Row) -> list[str]:
     """Why each call without token ids cannot be trained on."""
-    return [call["problem"] for call in json.loads(row.get("untrainable") or "[]")]
+    return [call["untrainable_reason"] for call in json.loads(row.get("untrainable") or "[]")]

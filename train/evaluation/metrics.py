@@ -174,7 +174,7 @@ def _token_metrics(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _calls_without_ids(row: Row) -> list[dict[str, Any]]:
     calls = json.loads(row.get("untrainable") or "[]")
-    return [call for call in calls if not call["problem"].startswith("failed")]
+    return [call for call in calls if not call["untrainable_reason"].startswith("failed")]
 
 
 def _mean(values: Sequence[float]) -> float:

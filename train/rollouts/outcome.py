@@ -127,7 +127,7 @@ class RolloutResult:
                 [
                     {
                         "agent": call.agent,
-                        "problem": call.untrainable_reason,
+                        "untrainable_reason": call.untrainable_reason,
                         "prompt_tokens": len(call.prompt_ids) or call.prompt_tokens,
                         "response_tokens": len(call.response_ids) or call.response_tokens,
                     }

@@ -16,10 +16,11 @@ from typing import Any
 
 from groundwire.domains import TaskData
 from groundwire.tools.paths import IMPORT_PATH
+from groundwire.tools.settings import suggestion_for
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import suggestion_for
+from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
@@ -224,7 +225,7 @@ def compose(flat: Mapping[str, Any]) -> Any:
             config = hydra_compose("ppo_trainer", overrides=groups)
     except HydraException as error:
         why = str(error).splitlines()[0].rstrip(".")
-        hint = next((suggestion_for(name) for name in flat if f"'{name}'" in why), "")
+        hint = next((suggestion_for(name, NAMES) for name in flat if f"'{name}'" in why), "")
         raise ConfigError(f"verl cannot be configured with {' '.join(groups)}: {why}{hint}") from error
     known = set(_dotted_keys(OmegaConf.to_container(config, resolve=False)))
     with open_dict(config):
