@@ -105,7 +105,7 @@ async def test_the_tools_take_a_database_only_for_a_folder(database, folder):
 
 async def test_the_server_reports_the_version_of_this_project(database):
     async with connected(database) as client:
-        server = client.initialize_result.server_info
+        server = client.server_info
     assert (server.name, server.version) == ("sql", version())
 
 
