@@ -1,7 +1,8 @@
-"""Measure this project's parts beside the alternatives that a user would otherwise run: python -m benchmarks [NAME ...]
+"""Measure the parts of this project beside their alternatives.
 
-Each benchmark runs in a process of its own, prints a table, and adds its figures to one JSON file. To run one with
-options of its own: python -m benchmarks.NAME (the tracing ones: python -m benchmarks.tracing.NAME).
+Each benchmark runs in its own process, prints a table, and adds its figures to
+one JSON file. A benchmark also runs alone: python -m benchmarks.NAME, or
+python -m benchmarks.tracing.NAME for proxy, triplets and growth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Sampling speed of the embedded engine beside transformers' ``generate``, on one checkpoint.
+"""Sampling speed of the embedded engine beside transformers' generate.
 
-    python -m benchmarks.server [--model FOLDER]
-
-Prompts come in groups of eight, as in GRPO, and every reply has the same number of tokens.
+Both use one checkpoint. Prompts come in groups of eight, as in GRPO, and every
+reply has the same number of tokens.
 """
 
 from __future__ import annotations

@@ -1,18 +1,25 @@
-"""Benchmarks and checks of training on GPUs: python -m benchmarks.gpu --out OUT [--parts PART,...] [--model FOLDER]
+"""Benchmarks and checks of training on GPUs.
 
-Each part runs its programs with a time limit; logs go to OUT/logs, results to OUT/results.json after every part. Parts
-can be chosen and repeated one by one. --model is the model that all parts but speed and uneven use.
+Each part runs its programs with a time limit. Logs go to OUT/logs, results to
+OUT/results.json after every part. A part can run alone, and again. All parts
+except speed and uneven use the model of --model.
 
-    agree   vLLM and the embedded server on one checkpoint: equal ids and logprobs?
-    ci      --ci-fast (or --ci) with each backend; the exported model loads in transformers; the run resumes
-    spider  a run with evaluations before and after (real Spider with --spider FOLDER)
-    speed   the time of a step beside verl's own agent loop, with random weights of the shape --shape
-    uneven  colocate_async beside sync with rollouts of uneven length, with random weights
-    stop    SIGTERM during a run: its files, the remaining processes, and --resume
+  agree   vLLM and the embedded server on one checkpoint: are token ids and
+          logprobs equal?
+  ci      --ci-fast (or --ci) with each backend; the exported model loads in
+          transformers; the run resumes
+  spider  a run with evaluations before and after; real Spider with --spider
+  speed   the time of a step beside verl's own agent loop, with random weights
+          of the shape --shape
+  uneven  colocate_async beside sync with rollouts of uneven length, with random
+          weights
+  stop    SIGTERM during a run: its files, the remaining processes, and --resume
 
-LoRA is --parts ci --config lora --model FOLDER.
-To compare two GPUs with one, run this on both; with a small model the time is that of the replies' tokens, one after
-the other: --parts speed --only-ours --shape llama-3072x28 --batch 128
+LoRA: --parts ci --config lora --model FOLDER
+
+Two GPUs compared with one: run this on both machines. A smaller model would
+measure the sequential sampling of tokens, which more GPUs do not speed up.
+  --parts speed --only-ours --shape llama-3072x28 --batch 128
 """
 
 from __future__ import annotations
@@ -243,7 +250,9 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply; default: %(default)s")
     parser.add_argument("--speed-steps", type=int, default=8, help="speed, uneven: steps, two to warm up; default: 8")
     parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
-    parser.add_argument("--external-store-address", help="speed: a store with runners, instead of the run's own")
+    parser.add_argument(
+        "--external-store-address", metavar="URL", help="speed: a store with runners, instead of the run's own"
+    )
     parser.add_argument("--modes", default="sync,colocate_async", help="uneven: trainer modes; default: %(default)s")
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="ci, spider, speed, uneven, stop: settings of verl"
