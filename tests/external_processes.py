@@ -65,7 +65,7 @@ async def _trainer(address: str, policy_url: str, task: Mapping[str, Any], count
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.train.rollouts.collector import RolloutCollector
     from groundwire.train.store.client import StoreClient
-    from groundwire.train.store.span_sink import LightningSpanSink
+    from groundwire.train.store.spans import LightningSpanSink
 
     client = StoreClient(address)
     await client.start()

@@ -8,7 +8,7 @@ for _name in (
     "groundwire.adapters.sql_agents.langgraph",
     "groundwire.adapters.sql_agents.openai_agents",
     "groundwire.train.local.trainer",
-    "groundwire.train.rollouts.remote_agent",
+    "groundwire.train.rollouts.agent",
     "groundwire.train.report.plots",
     "agents.mcp",
     "groundwire.tools.mcp_sql.server",

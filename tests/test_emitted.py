@@ -23,9 +23,9 @@ from groundwire.rewards import JudgeAbstainedError
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runner_pool import RunnerPool
+from groundwire.train.rollouts.runners import RunnerPool
 from groundwire.train.rollouts.tracer import RolloutTracer
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 Ask = Callable[[], Awaitable[None]]
 Work = Callable[[Ask], Awaitable[None]]

@@ -29,7 +29,7 @@ from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from groundwire.tools.fast_import import fast_import
+from groundwire.tools.startup import fast_import
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -65,7 +65,7 @@ def test_trainer_runner_and_backends_do_not_import_all_of_agentlightning(tmp_pat
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs
     assert {
         "groundwire.train.local.trainer",
-        "groundwire.train.rollouts.remote_agent",
+        "groundwire.train.rollouts.agent",
         "groundwire.adapters.sql_agents.langgraph",
         "agentlightning.runner.agent",
     } <= set(imported)

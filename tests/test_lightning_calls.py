@@ -21,8 +21,7 @@ from groundwire.adapters.tracing import (
 )
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.train.store.lightning_calls import with_call_spans
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink, with_call_spans
 
 # Written by tests/data/make_lightning_spans.py.
 RECORDED = json.loads((Path(__file__).parent / "data" / "lightning_spans.json").read_text())

@@ -17,7 +17,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Completion, Sampling
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 CALL = '<tool_call>{"name": "query", "arguments": {"sql": "SELECT 1"}}</tool_call>'

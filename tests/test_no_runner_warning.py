@@ -14,7 +14,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3
@@ -73,8 +73,8 @@ async def test_the_warning_is_repeated_after_a_rollout_has_ended(caplog: pytest.
 def test_warnings_of_the_store_client_are_shown() -> None:
     code = """
 import logging
-from groundwire.train.store.span_sink import LightningSpanSink
-from groundwire.tools.log_setup import setup_logging
+from groundwire.train.store.spans import LightningSpanSink
+from groundwire.tools.startup import setup_logging
 setup_logging()
 logging.getLogger("groundwire.train.store.client").warning("the store does not answer")
 logging.getLogger("agentlightning").error("noise")

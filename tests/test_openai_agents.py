@@ -25,7 +25,7 @@ from groundwire.adapters.tracing import LLMCall, calls_from_spans, calls_of_agen
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.tools.types import AgentStep
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 NAMES, FENCED = "SELECT name FROM singer", "```sql\nSELECT name FROM singer\n```"
 _ids = itertools.count()

@@ -16,7 +16,7 @@ from groundwire.adapters import AGENT_HEADER
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 HELLO = [{"role": "user", "content": "héllo"}]
 TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": '{"sql": "SELECT 1"}'}}

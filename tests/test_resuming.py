@@ -17,9 +17,8 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.errors import ModelUnreadableError
-from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.model import load_initial_state, load_policy
 
 NOTHING: dict[str, Any] = dict.fromkeys(
     ("trainer", "backend", "agent", "domain", "model", "data_dir", "seed", "steps", "judge", "verl")

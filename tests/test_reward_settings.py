@@ -16,8 +16,8 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
+from groundwire.train.rollouts.agent import RemoteRolloutAgent
 from groundwire.train.rollouts.factory import make_reward
-from groundwire.train.rollouts.remote_agent import RemoteRolloutAgent
 from groundwire.train.run import app
 
 HYBRID = ("--reward", "rule_judge_hybrid", "--print-config")

@@ -26,9 +26,9 @@ from groundwire.rewards import JudgeAbstainedError, RewardError
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runner_pool import RunnerPool
-from groundwire.train.store.memory import MemoryStore
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.rollouts.runners import RunnerPool
+from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
 

@@ -141,7 +141,7 @@ def test_an_interrupted_run_ends_with_130_even_if_ray_would_abort() -> None:
 import atexit, os, sys, types
 sys.modules["ray"] = types.ModuleType("ray")
 atexit.register(os.abort)
-from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.errors import exit_on_user_error
 with exit_on_user_error():
     sys.stdout.write("buffered")
     raise KeyboardInterrupt

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
+from groundwire.train.policy.chat_response import parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
-from groundwire.train.policy.tool_parsers import parse_tool_calls  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402
 
 HELLO = [{"role": "system", "content": "select the name"}, {"role": "user", "content": "the age of a singer"}]

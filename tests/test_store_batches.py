@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groundwire.train.store.request_batcher import RequestBatcher
+from groundwire.train.store.client import RequestBatcher
 
 
 class _Store:

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from groundwire.train.policy.model import load_policy, new_policy, save_policy
 from groundwire.train.verl.checks import peft_problem
-from groundwire.train.verl.launch import link_newest_model
-from groundwire.train.verl.lora import merge_adapters
+from groundwire.train.verl.launch import link_newest_model, merge_adapters
 
 RANK, ALPHA = 4, 8
 ADAPTED = "self_attn.q_proj"

@@ -11,8 +11,7 @@ import typer
 
 from groundwire import domains
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 

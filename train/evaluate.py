@@ -14,9 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from groundwire import domains
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
-from groundwire.tools.fast_import import fast_import
+from groundwire.tools.errors import CommandError, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import given_settings, takes_settings
@@ -109,7 +108,7 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
 
 def _evaluate(config: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
     with spinner("starting"), fast_import():
-        from groundwire.tools.log_setup import setup_logging
+        from groundwire.tools.startup import setup_logging
         from groundwire.train.cli.progress import ProgressDisplay
         from groundwire.train.evaluation.evaluator import evaluate
         from groundwire.train.evaluation.probe_endpoint import probe_endpoint

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.rewards.rescore import COLUMNS, RIGHT, RescoredRun, rescore
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from groundwire import domains
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error, raise_keyboard_interrupt
-from groundwire.tools.fast_import import fast_import
-from groundwire.tools.log_setup import setup_logging
+from groundwire.tools.errors import CommandError, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
@@ -172,7 +170,7 @@ def _nothing_left(job: Job, run: RunDir) -> str:
     with run.lock():
         if job.config.trainer == "local":
             with spinner("reading the newest checkpoint"), fast_import():
-                from groundwire.train.policy.checkpoint import load_initial_state
+                from groundwire.train.policy.model import load_initial_state
 
                 note = load_initial_state(job.config, run).note
             if note:  # the newest checkpoint that can be read is older

@@ -20,9 +20,8 @@ import typer
 
 from groundwire import adapters, domains
 from groundwire.tools.daemon_threads import in_thread
-from groundwire.tools.exit import exit_now, exit_on_user_error, raise_keyboard_interrupt
-from groundwire.tools.fast_import import fast_import
-from groundwire.tools.log_setup import setup_logging
+from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import Version
 from groundwire.train.store.health import check_store
 
@@ -63,9 +62,9 @@ def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, raise_keyboard_interrupt)
     with fast_import():
+        from groundwire.train.rollouts.agent import RemoteRolloutAgent
         from groundwire.train.rollouts.event_loop import EventLoopThread
-        from groundwire.train.rollouts.remote_agent import RemoteRolloutAgent
-        from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
+        from groundwire.train.rollouts.runners import POLL_S, RunnerPool
         from groundwire.train.store.client import StoreClient
 
         setup_logging(debug)

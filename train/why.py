@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose

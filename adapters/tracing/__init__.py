@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from groundwire.adapters.tracing.calls import LLMCall, all_calls_from_spans, calls_from_spans, from_span, to_span
 from groundwire.adapters.tracing.reward_spans import reward_from_spans
-from groundwire.adapters.tracing.trajectories import Trajectory, trajectories
-from groundwire.adapters.tracing.triplets import Triplet, calls_of_agents, triplets
+from groundwire.adapters.tracing.trajectories import Trajectory, Triplet, calls_of_agents, trajectories, triplets
 
 __all__ = [
     "LLMCall",

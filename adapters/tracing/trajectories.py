@@ -1,4 +1,4 @@
-"""Triplets → trajectories: conversations as the policy saw them.
+"""Calls → triplets → trajectories: the calls that are trained on, and the conversations as the policy saw them.
 
 Triplets are merged while the next prompt begins with the whole conversation so far; only sampled tokens carry a loss.
 Nothing is cut or tokenized again: each sampled token is trained on exactly once, after exactly the tokens it was
@@ -7,12 +7,69 @@ sampled after. So merging saves work and does not change what is learned. A traj
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from groundwire.adapters.tracing.triplets import Triplet
+from groundwire.adapters.tracing.calls import LLMCall
 
-__all__ = ["Trajectory", "trajectories"]
+__all__ = ["Trajectory", "Triplet", "calls_of_agents", "trajectories", "triplets"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Triplet:
+    """Prompt, response and reward of one call."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    """One for each of ``response_ids``."""
+    reward: float | None
+    """The rollout's reward, the same for each of its triplets; None if it has none."""
+    call_reward: float | None
+    """The reward that the agent emitted between this call and the next; None if there is none."""
+    agent: str
+    sequence: int
+    weights_version: int | None
+    first_weights_version: int | None
+
+
+def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[LLMCall]:
+    """The calls of the agents in whose name ``re.search`` finds ``agent_match``; all calls if it is None.
+
+    ``"write"`` selects write_query and rewrite_query. Raises ``ValueError`` if it is not a regular expression.
+    """
+    if agent_match is None:
+        return list(calls)
+    try:
+        pattern = re.compile(agent_match)
+    except re.error as error:
+        raise ValueError(f"agent_match {agent_match!r} is not a regular expression: {error}") from error
+    return [call for call in calls if pattern.search(call.agent)]
+
+
+def triplets(calls: Iterable[LLMCall], reward: float | None) -> list[Triplet]:
+    """One triplet for each call; ``reward`` is the rollout's.
+
+    Raises ``ValueError`` for a call with an :attr:`LLMCall.untrainable_reason`.
+    """
+    return [_triplet(call, reward) for call in calls]
+
+
+def _triplet(call: LLMCall, reward: float | None) -> Triplet:
+    if reason := call.untrainable_reason:
+        raise ValueError(f"call {call.sequence} of rollout {call.rollout_id} cannot be trained on: {reason}")
+    return Triplet(
+        prompt_ids=call.prompt_ids,
+        response_ids=call.response_ids,
+        logprobs=call.logprobs,
+        reward=reward,
+        call_reward=call.reward,
+        agent=call.agent,
+        sequence=call.sequence,
+        weights_version=call.weights_version,
+        first_weights_version=call.first_weights_version,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from groundwire.tools.paths import IMPORT_PATH
+from groundwire.tools.startup import child_python_path
 from groundwire.train.policy import STARTER
 
 __all__ = ["MARK", "Suite", "last_line", "marked_processes", "steps_of", "verl_metrics"]
@@ -61,8 +61,12 @@ class Suite:
     def start(self, name: str, command: Sequence[str], *, mark: str = "") -> subprocess.Popen[bytes]:
         """Start a Python module with arguments; its output goes to a log. No model hub is used."""
         print(f"[{name}] {' '.join(command)}", flush=True)
-        path = [str(IMPORT_PATH), str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        environment = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", MARK: mark}
+        environment = {
+            "PYTHONPATH": child_python_path(_ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            MARK: mark,
+        }
         with open(self.log(name), "w") as log:
             return subprocess.Popen(
                 [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, cwd=_ROOT,

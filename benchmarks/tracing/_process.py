@@ -105,7 +105,7 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
     from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
     from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
-    from groundwire.train.store.span_sink import LightningSpanSink
+    from groundwire.train.store.spans import LightningSpanSink
 
     spans: Any = LightningStoreClient(store_url) if store_url else InMemoryLightningStore(thread_safe=True)
     rollouts = [await spans.start_rollout(input={}) for _ in range(ROLLOUTS)]

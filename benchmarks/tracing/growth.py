@@ -66,8 +66,8 @@ async def _run_rollouts(count: int) -> float:
     from groundwire.train.rollouts.agent import RolloutAgent
     from groundwire.train.rollouts.collector import RolloutCollector
     from groundwire.train.rollouts.outcome import RolloutRequest
-    from groundwire.train.rollouts.runner_pool import RunnerPool
-    from groundwire.train.store.span_sink import LightningSpanSink
+    from groundwire.train.rollouts.runners import RunnerPool
+    from groundwire.train.store.spans import LightningSpanSink
 
     domain = get("spider")
     task = domain.load().train[0]

@@ -23,8 +23,7 @@ import typer
 
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider import golds, loader
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, progress
 
 __all__ = ["app", "prepare"]

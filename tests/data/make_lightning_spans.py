@@ -26,7 +26,7 @@ from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 PATH = Path(__file__).with_name("lightning_spans.json")
 KEPT = ("openai.chat.completion", "agentlightning.annotation", "raw_gen_ai_request", "litellm_request")

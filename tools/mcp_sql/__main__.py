@@ -21,11 +21,10 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.errors import CommandError
-from groundwire.tools.exit import exit_on_user_error
-from groundwire.tools.fast_import import fast_import
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.mcp_sql.databases import Databases
 from groundwire.tools.sql import DatabaseError
+from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import Version
 
 __all__ = ["app"]

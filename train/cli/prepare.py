@@ -10,7 +10,7 @@ from pathlib import Path
 
 from groundwire import adapters, domains
 from groundwire.tools.errors import CommandError
-from groundwire.tools.fast_import import fast_import
+from groundwire.tools.startup import fast_import
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
 from groundwire.train.cli.judge_options import check_judge

@@ -114,9 +114,8 @@ async def _turn_scores(reward: Reward, result: RolloutResult) -> list[float]:
 
 
 def _engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
-    from groundwire.train.policy.checkpoint import load_initial_state
     from groundwire.train.policy.engine import LocalEngine
-    from groundwire.train.policy.model import fitting_length
+    from groundwire.train.policy.model import fitting_length, load_initial_state
 
     start = load_initial_state(config, run)
     length = fitting_length(start.model, config.max_model_len)

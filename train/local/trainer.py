@@ -38,9 +38,8 @@ from groundwire.train.evaluation.validation import (
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout
 from groundwire.train.local.task_schedule import training_requests
-from groundwire.train.policy.checkpoint import load_initial_state
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import fitting_length, save_policy
+from groundwire.train.policy.model import fitting_length, load_initial_state, save_policy
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult

@@ -1,8 +1,11 @@
-"""The requests that are decoded together, and their key-value cache.
+"""The requests that are decoded together, with the keys and values of their prompts and of recent ones.
 
 Cache row ``i`` belongs to request ``i``. Rows stay packed: the last row moves into the place of a finished one, so that
-every step works on one block of memory. Equal prompts are read once and copied, and :class:`PrefixCache` keeps the
-common beginning of a rollout's prompts from one turn to the next.
+every step works on one block of memory. Equal prompts are read once and copied.
+
+The system message and the schema begin the prompt of every turn and of every rollout of a group, so
+:class:`PrefixCache` keeps the keys and values of recent prompts. A prompt is kept only if less than half of it was
+cached already, so that the turns of a rollout share one copy.
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cachetools import LRUCache
 
 from groundwire.train.policy.decoder import Decoder, sample_tokens
-from groundwire.train.policy.prefix_cache import PrefixCache
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
-__all__ = ["Batch", "Request"]
+__all__ = ["Batch", "PrefixCache", "Request"]
 
 PREFILL_TOKENS = 4096
 """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
+BLOCK = 16
+"""A prompt can be reused up to each multiple of so many tokens."""
 
 _Prompt = tuple[int, ...]
 
@@ -208,3 +213,54 @@ class Batch:
         new_length = old_length if length <= old_length else min(self._max_length, max(length, 2 * old_length, 64))
         self._cache = self._decoder.cache(new_rows, new_length)
         self._cache[:, :, :old_rows, :, :old_length] = old
+
+
+class PrefixCache(LRUCache[_Prompt, torch.Tensor]):
+    """Prompts with their ``[2, layers, key heads, tokens, head width]``, searched by the longest common prefix."""
+
+    def __init__(self, max_tokens: int) -> None:
+        super().__init__(max_tokens, getsizeof=lambda cache: cache.shape[3])
+        self._owners: dict[int, _Prompt] = {}  # of a prefix, by its hash
+
+    def longest(self, prompt: _Prompt) -> tuple[int, torch.Tensor | None]:
+        """The number of cached tokens of ``prompt``, and the keys and values of at least so many.
+
+        The last token never counts, because its logits are needed.
+        """
+        for length, value in _prefixes(prompt):
+            owner = self._owners.get(value)
+            if owner is not None and owner[:length] == prompt[:length]:
+                return length, self[owner]
+        return 0, None
+
+    def keep(self, prompt: _Prompt, cache: torch.Tensor) -> None:
+        """Copy the keys and values of ``prompt``, unless it exceeds the cache."""
+        if len(prompt) > self.maxsize or prompt in self:
+            return
+        self[prompt] = cache.clone()
+        for _, value in _prefixes(prompt):
+            self._owners[value] = prompt
+
+    def popitem(self) -> tuple[_Prompt, torch.Tensor]:
+        """Remove the least recently used prompt."""
+        prompt, cache = super().popitem()
+        for _, value in _prefixes(prompt):
+            if self._owners.get(value) == prompt:
+                del self._owners[value]
+        return prompt, cache
+
+    def clear(self) -> None:
+        """Remove all prompts."""
+        super().clear()
+        self._owners.clear()
+
+
+def _prefixes(prompt: _Prompt) -> list[tuple[int, int]]:
+    """(length, hash) of the prefixes up to each block's end and up to the last token, the longest first."""
+    prefixes, value = [], 0
+    end = len(prompt) - 1
+    for start in range(0, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        value = hash((value, prompt[start:stop]))
+        prefixes.append((stop, value))
+    return prefixes[::-1]

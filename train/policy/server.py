@@ -24,9 +24,8 @@ from aiohttp import web
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
 from groundwire.tools.http_server import HttpServer
 from groundwire.train.policy.chat_request import ChatRequest, parse_request
-from groundwire.train.policy.chat_response import ChatResponse, StreamedChoice, versions
+from groundwire.train.policy.chat_response import FORMATS, ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
-from groundwire.train.policy.tool_parsers import FORMATS
 from groundwire.train.policy.types import Completion, Engine
 
 __all__ = ["PolicyServer"]
@@ -47,7 +46,7 @@ class PolicyServer(HttpServer):
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
         model_name: the name of the one served model; another name is answered with 404.
-        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.tool_parsers.FORMATS`.
+        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat_response.FORMATS`.
         template_options: further variables of the chat template.
 
     Raises:

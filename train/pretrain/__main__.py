@@ -147,7 +147,7 @@ def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 if __name__ == "__main__":
     import typer
 
-    from groundwire.tools.exit import exit_on_user_error
+    from groundwire.tools.errors import exit_on_user_error
     from groundwire.tools.terminal import Version, progress, spinner
 
     def main(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from groundwire.tools.exit import exit_on_user_error
+from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.report.build import build

@@ -20,7 +20,7 @@ from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ProxyL
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.agent import POLICY_RESOURCE
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.store.ended_attempts import NotifyAttemptEnd
+from groundwire.train.store.base import NotifyAttemptEnd
 
 __all__ = ["RolloutCollector"]
 

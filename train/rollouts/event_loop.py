@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from groundwire.tools.paths import PACKAGE
+from groundwire.tools.startup import PACKAGE
 from groundwire.train.rollouts.errors import EventLoopError
 
 __all__ = ["EventLoopThread"]

@@ -13,7 +13,7 @@ from agentlightning.types import AttemptedRollout, Rollout, Span
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
-from groundwire.train.store.lightning_calls import with_call_spans
+from groundwire.train.store.spans import with_call_spans
 
 __all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "Mode", "RolloutRequest", "RolloutResult"]
 

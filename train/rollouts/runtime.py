@@ -28,11 +28,10 @@ from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runner_pool import POLL_S, RunnerPool
-from groundwire.train.rollouts.runner_processes import RunnerProcesses
+from groundwire.train.rollouts.runners import POLL_S, RunnerPool, RunnerProcesses
+from groundwire.train.store.base import SPAN_BYTES, MemoryStore
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.memory import SPAN_BYTES, MemoryStore
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 __all__ = ["RolloutRuntime", "Upstream"]
 

@@ -19,7 +19,7 @@ from agentlightning.types import Attributes, Span, SpanCoreFields, TraceStatus
 
 from groundwire.adapters.tracing.emitted_spans import Emissions, current_emissions
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
-from groundwire.train.store.span_sink import LightningSpanSink
+from groundwire.train.store.spans import LightningSpanSink
 
 __all__ = ["RolloutTracer"]
 

@@ -1,18 +1,23 @@
-"""A client of Agent Lightning's store server that waits while the store is away.
+"""A client of Agent Lightning's store server that waits while the store is away, and sends requests in batches.
 
 Agent Lightning's own client gives up after eight seconds, or at once and silently when it takes rollouts from the
 queue. This one repeats requests for ``timeout_s`` seconds, logs once that it waits, and distinguishes a store that is
-away (:class:`StoreGoneError`) from a refused request (``ValueError``, never repeated). If the store supports batches,
-as ours does, spans, sequence ids and other requests are sent in batches
-(:mod:`groundwire.train.store.request_batcher`).
+away (:class:`StoreGoneError`) from a refused request (``ValueError``, never repeated).
+
+If the store supports batches, as ours does, spans, sequence ids and other requests are sent in batches: the runners of
+a process make the same requests at the same moments. A request is never delayed to fill a batch: it is sent at once if
+few are in flight, else with the next batch. Batches are small, since a store that dies in the middle of one has
+executed requests that it never acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,18 +26,24 @@ import pydantic_core
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, Span
 
-from groundwire.train.store.ended_attempts import NotifyAttemptEnd
+from groundwire.train.store.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
-from groundwire.train.store.request_batcher import RequestBatcher, Response
 
-__all__ = ["StoreClient"]
+__all__ = ["RequestBatcher", "Response", "StoreClient"]
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 2.0
 _CLIENT_ERROR, _REQUEST_TIMEOUT, _SERVER_ERROR = 400, 408, 500
 _MAX_FAILURES = 4
 _REQUEST_TIMEOUT_S = 60.0
+_MAX_IN_FLIGHT = 2
+_MAX_BATCH, _MAX_BATCH_BYTES = 32, 4 << 20
+_PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
+_SLOW_PATH = re.compile(r"/waits/.*|.*/search")
+
+Response = tuple[int, bytes]
+"""Status and body."""
 
 
 class StoreClient(NotifyAttemptEnd, LightningStoreClient):
@@ -146,3 +157,81 @@ def _parse_error(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return error if isinstance(error, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    method: str
+    path: str
+    body: bytes
+    response: asyncio.Future[Response]
+
+
+class RequestBatcher:
+    """Batches the requests of one event loop; ``send_one(method, path, body)`` sends a single request."""
+
+    def __init__(self, send_one: Callable[[str, str, bytes], Awaitable[Response]]) -> None:
+        self._loop, self._send_one = asyncio.get_running_loop(), send_one
+        self._waiting: list[_Request] = []
+        self._senders: set[asyncio.Task[None]] = set()
+
+    def accepts(self, path: str) -> bool:
+        """Whether a request may be batched: it comes from this loop, needs no escaping, and is quick."""
+        same_loop = asyncio.get_running_loop() is self._loop
+        return same_loop and bool(_PLAIN_PATH.fullmatch(path)) and not _SLOW_PATH.fullmatch(path)
+
+    async def send(self, method: str, path: str, body: bytes) -> Response:
+        """Send a request, alone or in a batch. Raises the errors of ``send_one``."""
+        request = _Request(method, path, body, self._loop.create_future())
+        self._waiting.append(request)
+        if len(self._senders) < _MAX_IN_FLIGHT:
+            sender = asyncio.create_task(self._send_waiting())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
+        return await request.response
+
+    async def _send_waiting(self) -> None:
+        batch: Sequence[_Request] = ()
+        try:
+            while batch := self._next_batch():
+                await self._send_batch(batch)
+        finally:  # cancelled with the loop: nothing may wait for a response
+            for request in (*batch, *self._waiting):
+                request.response.cancel()
+            self._waiting.clear()
+
+    def _next_batch(self) -> Sequence[_Request]:
+        waiting = [request for request in self._waiting if not request.response.done()]  # without cancelled ones
+        count = size = 0
+        for request in waiting[:_MAX_BATCH]:
+            size += len(request.body)
+            if count and size > _MAX_BATCH_BYTES:
+                break
+            count += 1
+        self._waiting = waiting[count:]
+        return waiting[:count]
+
+    async def _send_batch(self, batch: Sequence[_Request]) -> None:
+        try:
+            responses = await self._responses(batch)
+        except Exception as error:
+            responses = [error] * len(batch)
+        for request, response in zip(batch, responses, strict=True):
+            if request.response.done():
+                continue
+            if isinstance(response, BaseException):
+                request.response.set_exception(response)
+            else:
+                request.response.set_result(response)
+
+    async def _responses(self, batch: Sequence[_Request]) -> Sequence[Response | BaseException]:
+        if len(batch) > 1:
+            requests = [(request.method.upper(), request.path, request.body.decode()) for request in batch]
+            status, data = await self._send_one("post", "/batch", pydantic_core.to_json(requests))
+            if status == _REQUEST_TIMEOUT or status >= _SERVER_ERROR:
+                return [(status, data)] * len(batch)
+            if status < _CLIENT_ERROR:
+                return [(status, body.encode()) for status, body in pydantic_core.from_json(data)]
+            # Batches, or batches of this size, are refused: send each request alone.
+        single = (self._send_one(request.method, request.path, request.body) for request in batch)
+        return await asyncio.gather(*single, return_exceptions=True)

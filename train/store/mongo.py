@@ -12,7 +12,7 @@ from agentlightning.store.mongo import MongoLightningStore
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from groundwire.train.store.ended_attempts import IgnoreLateSpans
+from groundwire.train.store.base import IgnoreLateSpans
 from groundwire.train.store.errors import MongoStoreError
 
 __all__ = ["MongoStore"]

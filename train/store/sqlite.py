@@ -21,7 +21,7 @@ from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
 
-from groundwire.train.store.ended_attempts import IgnoreLateSpans
+from groundwire.train.store.base import IgnoreLateSpans
 from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.sqlite_collections import KeyValueTable, QueueTable, Table
 

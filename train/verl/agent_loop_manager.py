@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from groundwire import domains
-from groundwire.tools.log_setup import silence_libraries
+from groundwire.tools.startup import silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains import TaskData
-from groundwire.tools.paths import IMPORT_PATH
 from groundwire.tools.settings import suggestion_for
+from groundwire.tools.startup import child_python_path
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_environment
 from groundwire.train.config.errors import ConfigError
@@ -25,7 +25,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.tool_parsers import FORMATS
+from groundwire.train.policy.chat_response import FORMATS
 
 __all__ = [
     "INSTALL",
@@ -188,14 +188,13 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
 
 def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
     """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
-    path = [str(IMPORT_PATH), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     defaults = {
         "TENSORBOARD_DIR": f"{run_dir}/{TENSORBOARD_FOLDER}",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
         **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
     }
     return {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "PYTHONPATH": child_python_path(),
         "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
         **{name: os.environ.get(name, value) for name, value in defaults.items()},
     }

@@ -22,10 +22,11 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.verl.checks import check
 from groundwire.train.verl.hydra_config import compose_for_run
-from groundwire.train.verl.lora import merge_adapters
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
 
-__all__ = ["TrainingError", "check", "collect", "link_newest_model", "train"]
+__all__ = ["TrainingError", "check", "collect", "link_newest_model", "merge_adapters", "train"]
+
+_ADAPTED_PREFIX = "base_model.model."
 
 
 class TrainingError(UserError):
@@ -139,3 +140,45 @@ def _error_message(error: BaseException) -> str:
     cause: BaseException = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return f"verl stopped: {type(cause).__name__}: {lines[-1] if lines else repr(cause)}"
+
+
+def merge_adapters(folder: Path, settings: Path) -> bool:
+    """Replace each LoRA-adapted weight W of the checkpoint in ``folder`` by W + (alpha / r) B A; False if it has none.
+
+    verl saves an adapted model under peft's parameter names, which transformers does not know: it would load the folder
+    with random weights and a warning. The merged checkpoint is an ordinary model (Hu et al., 2021).
+
+    ``settings`` is verl's ``lora_train_meta.json`` with ``r`` and ``lora_alpha``. The files are replaced atomically.
+    """
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    names = set[str]()
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            names.update(opened.keys())
+    if not any(".lora_A." in name for name in names):
+        return False
+    lora = json.loads(settings.read_text())
+    scale = float(lora["lora_alpha"]) / float(lora["r"])
+    state: dict[str, torch.Tensor] = {}
+    for file in files:
+        for name, value in load_file(file).items():
+            state[name.removeprefix(_ADAPTED_PREFIX).replace(".default.", ".")] = value
+    merged: dict[str, torch.Tensor] = {}
+    for name, base in state.items():
+        if ".lora_" in name:
+            continue
+        module, weight = name.removesuffix(".base_layer.weight"), base
+        if module != name:
+            a, b = state[f"{module}.lora_A.weight"], state[f"{module}.lora_B.weight"]
+            weight = (base.float() + scale * (b.float() @ a.float())).to(base.dtype)
+        merged[name.replace(".base_layer.", ".")] = weight.contiguous()
+    part, whole = folder / ".merged.part", folder / "model.safetensors"
+    save_file(merged, part, metadata={"format": "pt"})
+    part.replace(whole)  # loaders prefer this file to an index, so the folder can be loaded at every moment
+    for file in {*files, folder / "model.safetensors.index.json"} - {whole}:
+        file.unlink(missing_ok=True)
+    return True

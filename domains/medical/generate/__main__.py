@@ -68,7 +68,7 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
 if __name__ == "__main__":
     import typer
 
-    from groundwire.tools.exit import exit_on_user_error
+    from groundwire.tools.errors import exit_on_user_error
     from groundwire.tools.terminal import Version
 
     def main(

@@ -107,7 +107,7 @@ def _is_distinctive(rows: list[tuple[Any, ...]]) -> bool:
 if __name__ == "__main__":
     import typer
 
-    from groundwire.tools.exit import exit_on_user_error
+    from groundwire.tools.errors import exit_on_user_error
     from groundwire.tools.terminal import Version, spinner
 
     def main(

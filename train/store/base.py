@@ -1,4 +1,4 @@
-"""What stores do when an attempt ends: notify the trainer, and ignore later spans."""
+"""What our stores add to Agent Lightning's when an attempt ends, and the store in the trainer's memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.collection_based import CollectionBasedLightningStore
+from agentlightning.store.memory import InMemoryLightningStore
 
-__all__ = ["IgnoreLateSpans", "NotifyAttemptEnd"]
+__all__ = ["SPAN_BYTES", "IgnoreLateSpans", "MemoryStore", "NotifyAttemptEnd"]
+
+SPAN_BYTES = 64 << 20
+"""Enough for a trainer, which reads the spans once, soon after their rollout has ended."""
 
 
 class NotifyAttemptEnd(LightningStore):
@@ -38,3 +42,10 @@ class IgnoreLateSpans(CollectionBasedLightningStore[Any]):
         if attempt is None or attempt.status in ("failed", "succeeded", "timeout"):
             return None
         return await super()._on_attempt_heartbeat(rollout_id, attempt_id)
+
+
+class MemoryStore(NotifyAttemptEnd, IgnoreLateSpans, InMemoryLightningStore):
+    """Agent Lightning's in-memory store; beyond ``span_bytes`` it drops the oldest spans."""
+
+    def __init__(self, *, span_bytes: int = SPAN_BYTES) -> None:
+        super().__init__(eviction_memory_threshold=span_bytes, safe_memory_threshold=span_bytes // 2)

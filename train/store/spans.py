@@ -1,24 +1,71 @@
-"""LLM calls that Agent Lightning traced itself, in the runner (AgentOps) or in its LLM proxy (LiteLLM).
+"""Spans in a Lightning store: ours are written, and those of Agent Lightning's own tracers are converted to ours.
 
-Where our own proxy traced no call, these are converted to the same spans, and so to the same triplets.
+Agent Lightning traces LLM calls in the runner (AgentOps) or in its LLM proxy (LiteLLM). Where our own proxy traced no
+call, these become the same spans, and so the same triplets.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from agentlightning.types import Span
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Span, TraceStatus
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
 from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
+from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
 
-__all__ = ["with_call_spans"]
+__all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
+
+
+class LightningSpanSink:
+    """A :class:`groundwire.adapters.tracing.spans.SpanSink` in front of ``store``."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+
+    async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """One number for each (rollout id, attempt id), rising within an attempt."""
+        with _refusals():
+            return await self._store.get_many_span_sequence_ids(attempts)
+
+    async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
+        """Store ``spans``; those that are stored already are skipped."""
+        with _refusals():
+            await self._store.add_many_spans([lightning_span(span) for span in spans])
+
+
+def lightning_span(span: SpanRecord) -> Span:
+    """``span`` as Agent Lightning stores it."""
+    return Span.from_attributes(
+        name=span.name,
+        rollout_id=span.rollout_id,
+        attempt_id=span.attempt_id,
+        sequence_id=span.sequence_id,
+        span_id=span.span_id,
+        attributes=dict(span.attributes),
+        start_time=span.start_time,
+        end_time=span.end_time,
+        status=None if span.error is None else TraceStatus(status_code="ERROR", description=span.error),
+    )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        # Agent Lightning raises a plain ValueError for an unknown rollout or attempt.
+        raise SpansRefusedError(str(error)) from error
 
 
 def with_call_spans(spans: Sequence[Span]) -> list[Any]:

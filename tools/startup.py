@@ -1,0 +1,57 @@
+"""How our commands and their child processes start: import path, fast imports, log output."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import groundwire
+
+__all__ = ["PACKAGE", "child_python_path", "fast_import", "setup_logging", "silence_libraries"]
+
+PACKAGE = Path(groundwire.__file__).parent
+"""The folder of the package ``groundwire``."""
+
+
+def child_python_path(*folders: Path) -> str:
+    """``PYTHONPATH`` for a child process: this project, ``folders``, and the present value."""
+    present = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys([str(PACKAGE.parent), *map(str, folders), *present]))
+
+
+def setup_logging(debug: bool = False) -> None:
+    """Show errors and our own warnings; silence libraries that log non-errors as errors. ``debug`` shows everything."""
+    if debug:
+        logging.basicConfig(level=logging.DEBUG, force=True)
+        return
+    logging.basicConfig(level=logging.ERROR, format="%(message)s", force=True)
+    logging.getLogger("groundwire").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
+    silence_libraries()
+
+
+def silence_libraries() -> None:
+    """Show only critical messages of the libraries that log non-errors as errors."""
+    for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def fast_import() -> Iterator[None]:
+    """Imports run 25 % faster with the garbage collector off; the objects that exist afterwards are frozen.
+
+    A training run imports most of a million objects. Without freezing them, each collection would stop the rollouts
+    for 0.4 s, about once a step, and several more would follow at exit.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
