@@ -351,8 +351,9 @@ async def test_clients_without_the_token_are_refused(database):
         (["--database", str(Path(__file__).parent)], "no SQLite database in"),
         (["--database", "{database}", "--transport", "http", "--host", "0.0.0.0"], "needs a token"),
         (["--database", "{database}", "--transport", "http", "--port", "{taken}"], "the port is taken"),
-        (["--database", "{database}", "--port", "70000"], "is no port"),
-        (["--database", "{database}", "--max-rows", "0"], "is no positive number"),
+        (["--database", "{database}", "--port", "70000"], "Invalid value for '--port'"),
+        (["--database", "{database}", "--max-rows", "0"], "Invalid value for '--max-rows'"),
+        (["--database", "{database}", "--timeout", "nan"], "'nan' is not a positive number"),
     ],
 )
 def test_a_start_that_fails_has_a_one_line_error(database, options, message):

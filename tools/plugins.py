@@ -51,7 +51,7 @@ def plugin(module: Any) -> None:
 
 
 class PluginError(UserError):
-    """An installed plugin cannot be loaded; the message says which one, and why."""
+    """An installed plugin cannot be loaded; the message names it and the cause."""
 
     exit_code = 1
 
@@ -84,7 +84,7 @@ class Registry(Generic[T]):
         """The object registered under ``name``.
 
         Raises :class:`UnknownNameError`, :class:`PluginError`, and ``ImportError`` or ``AttributeError`` if a package
-        is missing: the caller knows how to install it.
+        is missing: the caller adds how to install it.
         """
         self.check(name)
         entries = self._loaded()

@@ -1,4 +1,4 @@
-"""``python -m train.doctor``: check this machine, and say what to do about each problem.
+"""``python -m train.doctor``: check this machine, and give advice about each problem.
 
 Each finding is ``ok``, ``warning`` or ``failure``; the exit code is 1 if there is a failure. Nothing is changed or
 downloaded.
@@ -38,7 +38,7 @@ KNOWN_GOOD = {
     "tensordict": "0.10.0",
     "transformers": "5.10.4",
 }
-"""Versions of the GPU packages that work together; docs/verl.md says how to install them."""
+"""Versions of the GPU packages that work together; docs/verl.md describes their installation."""
 
 _AGENTLIGHTNING = "0.3.0"
 _OTEL_LIMIT = (1, 45)
@@ -50,7 +50,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 @dataclass(frozen=True)
 class Check:
-    """``level`` is ok, warning or failure; ``remedy`` says what to do."""
+    """``level`` is ok, warning or failure; ``remedy`` is the advice to the user."""
 
     level: str
     text: str
@@ -106,7 +106,7 @@ def examine(
     port: int = 0,
     output_dir: str = "runs",
 ) -> Iterator[Check]:
-    """The findings, in order. A check that raises is a failure of its own."""
+    """The findings, in order. A check that raises an error counts as a failure."""
     verl = trainer == "verl"
     checks: list[Callable[[], Iterator[Check]]] = [
         _check_python,

@@ -26,7 +26,7 @@ from groundwire.train.cli.resume import (
     relative_path,
     resolve_path,
     save_step_count,
-    tells_how_to_continue,
+    with_resume_hint,
 )
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.policy import STARTER_NOTES
@@ -122,7 +122,7 @@ def _run(job: Job, resumed: RunDir | None, backend: Backend, shown: Console) -> 
         if resumed is not None:
             save_step_count(run, config.steps)
         shown.print(f"run:  {run.path}")
-        with tells_how_to_continue(run):
+        with with_resume_hint(run):
             summary = _train_verl(job, run) if config.trainer == "verl" else _train(job, run, backend, shown)
     from groundwire.train.cli.progress import show_summary
 
@@ -164,7 +164,7 @@ def _train_verl(job: Job, run: RunDir) -> dict[str, Any]:
 
 
 def _nothing_left(job: Job, run: RunDir) -> str:
-    """A message for a resumed run that has no step left; empty if there is one."""
+    """A message if the resumed run has no step left, else an empty text."""
     if not finished(run, job.config):
         return ""
     with run.lock():

@@ -1,8 +1,9 @@
 """``python -m train.runner``: runs agents for the trainers of a Lightning store.
 
-A runner knows only its backend, agent and domain, and the store. The proxy's address comes with the resources of each
-rollout, the agent's settings with its metadata, so one runner serves any number of trainers. A runner that is stopped
-by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to another runner.
+A runner is started with a backend, an agent, a domain and the store's address. The proxy's address comes with the
+resources of each rollout, the agent's settings with its metadata, so one runner serves any number of trainers. A runner
+that is stopped by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to
+another runner.
 """
 
 from __future__ import annotations

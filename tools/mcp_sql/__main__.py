@@ -1,4 +1,4 @@
-"""``groundwire mcp-sql --database PATH``, or ``python -m tools.mcp_sql``: read-only SQL for any agent that speaks MCP.
+"""``groundwire mcp-sql --database PATH``, or ``python -m tools.mcp_sql``: read-only SQL for any MCP client.
 
 Other programs start this server, so stdout carries nothing but the protocol, an error is one line on stderr, and other
 machines need a token. FastMCP takes a second to import, so all options are checked before.
@@ -15,9 +15,8 @@ import signal
 import socket
 import sys
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,31 +38,22 @@ class _Transport(str, Enum):
     http = "http"
 
 
-def _number(kind: type[int] | type[float], *, metavar: str, low: float, high: float, what: str, text: str) -> Any:
-    """An option with a number above ``low`` and below ``high``."""
-
-    def parse(value: str | float) -> float:
-        with contextlib.suppress(ValueError):
-            if low < (number := kind(value)) < high:
-                return number
-        raise typer.BadParameter(f"{value!r} is no {what}")
-
-    return typer.Option(parser=parse, metavar=metavar, help=text)
-
-
-_positive = partial(_number, low=0, high=math.inf, what="positive number")
-_port = partial(_number, int, metavar="N", low=-1, high=65536, what="port: 0 to 65535")
+def _seconds(value: str | float) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(value)) < math.inf:
+            return seconds
+    raise typer.BadParameter(f"{value!r} is not a positive number")
 
 
 @app.command()
 def main(
     database: Annotated[Path, typer.Option(metavar="PATH", help="A SQLite file, or a folder of them")],
-    timeout: Annotated[float, _positive(float, metavar="SECONDS", text="Time limit of a query")] = 5.0,
-    max_rows: Annotated[int, _positive(int, metavar="N", text="Rows read for a query")] = 1000,
-    max_chars: Annotated[int, _positive(int, metavar="N", text="Characters of an answer")] = 2000,
+    timeout: Annotated[float, typer.Option(parser=_seconds, metavar="SECONDS", help="Time limit of a query")] = 5.0,
+    max_rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows read for a query")] = 1000,
+    max_chars: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of an answer")] = 2000,
     transport: Annotated[_Transport, typer.Option(help="How clients connect")] = _Transport.stdio,
     host: Annotated[str, typer.Option(help="For http; any but this machine needs a token")] = "127.0.0.1",
-    port: Annotated[int, _port(text="For http; 0 is any free port")] = 8000,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 is any free port")] = 8000,
     token: Annotated[str | None, typer.Option(envvar=_TOKEN, help="Bearer token that http clients must send")] = None,
     version: Version = False,
 ) -> None:

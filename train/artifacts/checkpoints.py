@@ -13,6 +13,9 @@ from groundwire.train.artifacts.atomic import sync
 __all__ = ["Checkpoints", "step_number"]
 
 
+_KEPT = 2
+
+
 class Checkpoints:
     """The checkpoints in ``folder``, which the local trainer or verl writes."""
 
@@ -20,8 +23,8 @@ class Checkpoints:
         self.folder = folder
 
     @contextmanager
-    def write(self, step: int, *, keep: int = 2) -> Iterator[Path]:
-        """A temporary folder to fill; renamed at the end. All but the newest ``keep`` checkpoints are then deleted."""
+    def write(self, step: int) -> Iterator[Path]:
+        """A temporary folder to fill; renamed at the end. All but the newest two checkpoints are then deleted."""
         self.folder.mkdir(exist_ok=True)
         part = self.folder / f".step-{step:05d}.part"
         shutil.rmtree(part, ignore_errors=True)
@@ -37,7 +40,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        for old in self.paths()[:-keep]:
+        for old in self.paths()[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 
     def paths(self) -> list[Path]:

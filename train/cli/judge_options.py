@@ -47,7 +47,7 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the whole r
 def parse_judge(
     *, judge_model: str | None = None, judge_base_url: str | None = None, judge: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """The judge's settings that the three options give, by name; each is checked by itself.
+    """The judge's settings that the three options give, by name, each checked alone.
 
     Raises :class:`rewards.JudgeSettingsError` for an unknown name or a wrong value.
     """

@@ -26,7 +26,7 @@ __all__ = [
     "relative_path",
     "resolve_path",
     "save_step_count",
-    "tells_how_to_continue",
+    "with_resume_hint",
 ]
 
 _FIXED = ("config", "trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
@@ -34,7 +34,7 @@ _FIXED = ("config", "trainer", "backend", "agent", "domain", "model", "data_dir"
 
 
 def resolve_path(name: str | None) -> str | None:
-    """The absolute path of an existing folder; any other name as it is.
+    """The absolute path of an existing folder; any other name unchanged.
 
     The link ``runs/latest`` changes when a run begins, and a run may be resumed from another working directory.
     """
@@ -47,7 +47,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
     """The stored settings of a run, with the given changes.
 
     Raises :class:`groundwire.train.config.errors.ConfigError` for a change that would make it another run, and
-    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for stored settings of no run.
+    :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for incomplete or unknown stored settings.
     """
     stored = run.config()
     if missing := [name for name in ("config", "trainer", "steps") if name not in stored]:
@@ -86,7 +86,7 @@ def pin_data_dir(settings: RunConfig, data: TaskData, run: RunDir | None) -> Run
 
 
 def finished(run: RunDir, settings: RunConfig) -> str:
-    """A message for a run without steps left; empty if there are some."""
+    """A message if the run has no step left, else an empty text."""
     saved, lines = run.checkpoints.last_step(), run.metrics()
     if not 0 < settings.steps <= saved:  # with verl, 0 steps are as many as the epochs have
         return ""
@@ -96,7 +96,7 @@ def finished(run: RunDir, settings: RunConfig) -> str:
 
 
 def save_step_count(run: RunDir, steps: int) -> None:
-    """Store a new number of steps, so that the next resume knows it.
+    """Store a new number of steps for the next resume.
 
     Other changes are not stored: a device or a port belongs to one process.
     """
@@ -106,12 +106,12 @@ def save_step_count(run: RunDir, steps: int) -> None:
 
 
 @contextmanager
-def tells_how_to_continue(run: RunDir) -> Iterator[None]:
-    """Adds to an error that ends a training run its last checkpoint, and the command that continues it."""
+def with_resume_hint(run: RunDir) -> Iterator[None]:
+    """Add to an error that ends training the step of the last checkpoint, and the command that continues the run."""
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(f"stopped; {_how_to_continue(run)}", 130) from None
+        raise CommandError(f"stopped; {_resume_hint(run)}", 130) from None
     except UserError as error:
         from groundwire.adapters.tracing.span_writer import SpansNotStoredError
         from groundwire.train.verl.launch import TrainingError
@@ -120,11 +120,11 @@ def tells_how_to_continue(run: RunDir) -> Iterator[None]:
         if isinstance(error, (RolloutsFailedError, *failures)):
             why = f". More: python -m train.why {relative_path(run.path)}"
             more = why if isinstance(error, RolloutsFailedError) else ""
-            error.args = (f"{error}; {_how_to_continue(run)}{more}",)
+            error.args = (f"{error}; {_resume_hint(run)}{more}",)
         raise
 
 
-def _how_to_continue(run: RunDir) -> str:
+def _resume_hint(run: RunDir) -> str:
     if run.is_empty():
         return "no step is complete, so nothing was written"
     saved = run.checkpoints.last_step()

@@ -43,7 +43,7 @@ def _split_names(value: Any) -> Any:
 
 
 class AgentSettings(Settings):
-    """What the agents of a run need to know: a runner on another machine gets it with each rollout."""
+    """The settings that agents use. A runner on another machine receives them with each rollout."""
 
     model_config = ConfigDict(strict=True)
     error = ConfigError
@@ -150,7 +150,7 @@ class RunConfig(AgentSettings):
         if self.runner_processes and external:
             raise ConfigError(
                 f"runner_processes is {self.runner_processes}, but the store at {self.external_store_address} has "
-                "runners of its own: start them with python -m train.runner"
+                "its own runners: start them with python -m train.runner"
             )
         if local and self.credit != "broadcast":
             raise ConfigError(f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl")
@@ -161,5 +161,5 @@ class RunConfig(AgentSettings):
         return self.model_dump(mode="json")
 
     def for_agents(self) -> dict[str, Any]:
-        """The values of :class:`AgentSettings`, for runners. ``agent`` is the runner's own: a store names no code."""
+        """The values of :class:`AgentSettings` for runners, without ``agent``: each runner has its own."""
         return self.model_dump(mode="json", include=AgentSettings.model_fields.keys() - {"agent"})

@@ -76,6 +76,6 @@ def _checked(response: httpx.Response, base: str) -> Any:
         message = str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, LookupError, TypeError):
         message = " ".join(response.text.split())[:200] or response.reason_phrase
-        if "html" in response.headers.get("Content-Type", ""):  # a web page says nothing more
+        if "html" in response.headers.get("Content-Type", ""):  # the text of a web page does not help
             message = f"{response.reason_phrase}; its base URL usually ends in /v1"
     raise EndpointUnusableError(f"{base} answered {response.status_code}: {message}")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 __all__ = ["bootstrap", "confidence_interval", "mcnemar", "wilson"]
 
+_Z = 1.96  # of a 95 % interval
 _RESAMPLES = 4000
 
 
@@ -21,17 +22,17 @@ def confidence_interval(questions: Collection[Sequence[float]]) -> list[float]:
     return bootstrap(list(questions))
 
 
-def wilson(successes: float, n: int, z: float = 1.96) -> list[float]:
+def wilson(successes: float, n: int) -> list[float]:
     """Wilson's interval [low, high] (1927) of a proportion with ``successes`` out of ``n``; [0, 1] if ``n`` is 0."""
     if n == 0:
         return [0.0, 1.0]
-    share = successes / n
+    share, z = successes / n, _Z
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
     return [round(max(0.0, centre - half), 4), round(min(1.0, centre + half), 4)]
 
 
-def bootstrap(questions: Sequence[Sequence[float]], *, seed: int = 0, resamples: int = _RESAMPLES) -> list[float]:
+def bootstrap(questions: Sequence[Sequence[float]]) -> list[float]:
     """The 95 % percentile interval [low, high] of the mean score; [0, 1] without scores.
 
     Every resample draws as many questions as there are, with replacement, each with all its samples (Efron and
@@ -45,7 +46,7 @@ def bootstrap(questions: Sequence[Sequence[float]], *, seed: int = 0, resamples:
         return [0.0, 1.0]
     sums = np.array([sum(scores) for scores in scored], dtype=float)
     counts = np.array([len(scores) for scores in scored], dtype=float)
-    chosen = np.random.default_rng(seed).integers(0, len(scored), size=(resamples, len(scored)))
+    chosen = np.random.default_rng(0).integers(0, len(scored), size=(_RESAMPLES, len(scored)))
     means = sums[chosen].sum(axis=1) / counts[chosen].sum(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     return [round(float(low), 4), round(float(high), 4)]

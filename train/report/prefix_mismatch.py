@@ -1,7 +1,7 @@
 """Finds prompts that do not begin with an earlier prompt and its sampled reply, and names the likely cause.
 
 Calls whose prompts do are merged into one trajectory (:func:`groundwire.adapters.tracing.trajectories`). After a
-mismatch the call becomes a trajectory of its own: training stays correct but computes more, and the policy reads a text
+mismatch the call begins a new trajectory: training stays correct but computes more, and the policy reads a text
 that it did not write. Token ids show a mismatch; text only tells the causes apart, so no chat template is needed.
 """
 
