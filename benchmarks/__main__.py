@@ -1,4 +1,4 @@
-"""Measure the parts of this project beside their alternatives.
+"""Measure the parts of this project, and their alternatives.
 
 Each benchmark runs in its own process, prints a table, and adds its figures to
 one JSON file. A benchmark also runs alone: python -m benchmarks.NAME, or
@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks._results import FILE, markdown, read
+from benchmarks._results import FILE, commit, markdown, read_lines
 
 BENCHMARKS = {
     "proxy": "benchmarks.tracing.proxy",
@@ -53,7 +53,7 @@ def main() -> int:
             environment = {**os.environ, FILE: str(recorded)}
             result = subprocess.run([sys.executable, "-m", BENCHMARKS[name]], check=False, env=environment)
             failed += result.returncode != 0
-            figures += [{"benchmark": name, **figure} for figure in read(recorded)]
+            figures += [{"benchmark": name, **figure} for figure in read_lines(recorded)]
     results = {"machine": _machine(), "failed": failed, "figures": figures}
     Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
     print(f"\n{markdown(figures)}\n\nfigures written to {options.json}")
@@ -61,13 +61,12 @@ def main() -> int:
 
 
 def _machine() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     return {
         "cpus": os.cpu_count(),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "system": platform.system(),
-        "commit": commit,
+        "commit": commit(),
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 

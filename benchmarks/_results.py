@@ -1,16 +1,17 @@
-"""Figures of the benchmarks, as JSON and as a Markdown table."""
+"""Figures of the benchmarks, as JSON and as a Markdown table, and the measured commit."""
 
 from __future__ import annotations
 
 import json
 import os
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FILE", "markdown", "median_s", "read", "record"]
+__all__ = ["FILE", "commit", "markdown", "median_s", "read_lines", "record"]
 
 FILE = "GROUNDWIRE_BENCH_RESULTS"
 """Environment variable: the file to which figures are appended. Without it a benchmark only prints."""
@@ -49,8 +50,13 @@ def record(
             file.write(json.dumps(line) + "\n")
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The figures of one benchmark."""
+def commit() -> str:
+    """The commit of the working tree; empty outside of a clone."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object per line; empty without the file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

@@ -1,7 +1,7 @@
 """CPU time of a rollout with one call in the process of verl's trainer: store, proxy, prompt, reply, spans and rows.
 
-Agents run in processes of their own. A stand-in for verl's inference servers answers all of them at the same moment
-with 256 tokens, as replies of equal length do. During the time measured here no GPU has work.
+Agents run in separate processes. A replacement of verl's inference servers answers all of them at the same moment with
+256 tokens, as happens with replies of equal length. During the time measured here no GPU has work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Output:
 
 
 class _Client:
-    """Stands in for verl's client: it answers when the requests of all rollouts have arrived."""
+    """Replaces verl's client: it answers when the requests of all rollouts have arrived."""
 
     def __init__(self, rollouts: int) -> None:
         self._rollouts, self._requests, self._complete = rollouts, 0, asyncio.Event()
@@ -52,7 +52,7 @@ class _Client:
 
 
 class _Queue:
-    """Stands in for TransferQueue: it only counts the finished groups."""
+    """Replaces TransferQueue: it only counts the finished groups."""
 
     def __init__(self, groups: int) -> None:
         self._groups, self._finished, self.done = groups, 0, threading.Event()
@@ -76,7 +76,7 @@ def main() -> None:
     print(f"{'rollouts':>10}{'store':>12}{'before':>10}{'after':>10}   CPU ms a rollout")
     for rollouts in ROLLOUTS:
         for external in (False, True):
-            store = "elsewhere" if external else "the run's"
+            store = "external" if external else "the run's"
             with _external_store(rollouts) if external else nullcontext() as address:
                 before, after = _measure(rollouts, address)
             print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}", flush=True)

@@ -1,4 +1,4 @@
-"""Sampling speed of the embedded engine beside transformers' generate.
+"""Sampling speed of the embedded engine and of transformers' generate.
 
 Both use one checkpoint. Prompts come in groups of eight, as in GRPO, and every
 reply has the same number of tokens.

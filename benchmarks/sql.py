@@ -1,4 +1,4 @@
-"""Time of a small query through ``tools.sql``, beside the same query on an open connection without any protection."""
+"""Time of a small query through ``tools.sql``, and on an open connection without any protection."""
 
 from __future__ import annotations
 

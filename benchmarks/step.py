@@ -5,7 +5,6 @@ The alternative is the same sampling and update without agents, proxy, store and
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks._results import record
+from benchmarks._results import read_lines, record
 
 STEPS, WARM_UP = 6, 1
 
@@ -28,7 +27,7 @@ def main() -> None:
             bundled = {name: value for name, value in os.environ.items() if name != "SPIDER_DATA_DIR"}
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=bundled)
             [metrics] = Path(folder).glob("2*/metrics.jsonl")
-            steps = [json.loads(line) for line in metrics.read_text().splitlines()][1 + WARM_UP :]
+            steps = read_lines(metrics)[1 + WARM_UP :]
         totals = [sum(step["seconds"].values()) for step in steps]
         shares = [
             {phase: seconds / total for phase, seconds in step["seconds"].items()}

@@ -1,7 +1,7 @@
-"""Rollouts per second through a store over HTTP, and the cost of its history: our durable store beside ``agl store``.
+"""Rollouts per second through a store over HTTP, and the cost of its history: our durable store and ``agl store``.
 
-A runner only makes a rollout's requests: enqueue it, take it, eight numbers, eight spans of 1 kB, one update; 19
-requests with Agent Lightning's client. Our own client sends numbers and spans in batches.
+A runner only makes the requests of a rollout: it enqueues and takes it, gets eight numbers, adds eight spans of 1 kB,
+and updates it. These are 19 requests with Agent Lightning's client. Our own client sends numbers and spans in batches.
 
     python -m benchmarks.store [speed] [history]
 """

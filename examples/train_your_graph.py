@@ -2,7 +2,7 @@
 
     python examples/train_your_graph.py --ci-fast
 
-A package of your own would register the backend through the entry-point group ``groundwire`` (CONTRIBUTING.md) and
+Your own package would register the backend through the entry-point group ``groundwire`` (CONTRIBUTING.md) and
 then use ``python -m train.run --backend first_try``; here the file registers itself and calls the same program.
 """
 

@@ -1,9 +1,9 @@
-"""A domain of your own: questions, their database, and a reward.
+"""Your own domain: questions, their database, and a reward.
 
     python examples/your_domain.py --ci-fast
-    python examples/your_domain.py --data-dir my_folder      # with a library.sqlite and a questions.csv of your own
+    python examples/your_domain.py --data-dir my_folder      # with your library.sqlite and questions.csv
 
-docs/your-domain.md explains it. A package of your own would register the domain through the entry-point group
+docs/your-domain.md explains it. Your own package would register the domain through the entry-point group
 ``groundwire`` and use ``python -m train.run --domain library``; here the file registers itself.
 """
 

@@ -1,6 +1,6 @@
 """Weighted sums of rewards: ``0.9*spider_exec_match+0.1*executes``.
 
-Every component of a sum stays a number of its own in the logs. Anything else than a sum is a reward function.
+The logs keep the components of a sum apart. For any other combination write a reward function.
 """
 
 from __future__ import annotations

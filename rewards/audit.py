@@ -1,6 +1,6 @@
 """Test whether a reward is fit to train on, before a GPU is paid for.
 
-The reward scores the gold answer of every task, and beside it the answers that a policy could exploit: an empty
+The reward scores the gold answer of every task, and the answers that a policy could exploit: an empty
 answer, constants, another task's gold, the gold with one condition less, stacked statements, prompt injections. A probe
 *wins* when it scores at least as much as the gold. Partial credit below the gold is fine.
 """

@@ -9,9 +9,9 @@ except speed and uneven use the model of --model.
   ci      --ci-fast (or --ci) with each backend; the exported model loads in
           transformers; the run resumes
   spider  a run with evaluations before and after; real Spider with --spider
-  speed   the time of a step beside verl's own agent loop, with random weights
-          of the shape --shape
-  uneven  colocate_async beside sync with rollouts of uneven length, with random
+  speed   the time of a step, and of a step of verl's own agent loop, with
+          random weights of the shape --shape
+  uneven  colocate_async and sync with rollouts of uneven length, with random
           weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
 
@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks._results import commit, read_lines
 from benchmarks.gpu.suite import Suite, last_line, marked_processes, steps_of, verl_metrics
 
 _TEMPERATURES = {"0": "1", "1": "2"}
@@ -73,9 +74,8 @@ def part_spider(suite: Suite) -> dict[str, Any]:
     data = ["--data-dir", options.spider] if options.spider else []
     arguments = [*_verl(suite), *data, "--steps", str(options.steps), "--val-tasks", str(options.val_tasks)]
     result, folder = suite.train("spider", [*arguments, *options.overrides])
-    if folder is None or not (folder / "metrics.jsonl").exists():
+    if folder is None or not (lines := read_lines(folder / "metrics.jsonl")):
         return result
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     validations = [(line["step"], line.get("validation") or line.get("validation_sampled")) for line in lines]
     result["curve"] = [(step, validation["accuracy"]) for step, validation in validations if validation]
     result["rewards"] = [line["reward"] for line in lines if line.get("reward") is not None]
@@ -225,8 +225,7 @@ def _gpus() -> list[str]:
 def _machine() -> dict[str, Any]:
     import torch
 
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    return {"gpus": _gpus(), "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit}
+    return {"gpus": _gpus(), "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit()}
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:

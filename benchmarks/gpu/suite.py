@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks._results import read_lines
 from groundwire.tools.startup import child_python_path
 from groundwire.train.policy import STARTER
 
@@ -129,9 +130,7 @@ class Suite:
 
 def verl_metrics(folder: Path) -> dict[str, Any]:
     """Means of verl's metrics over a run's steps after the first two."""
-    log = folder / "verl.jsonl"
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    steps = [line["data"] for line in lines if line["step"] > 0][_WARM_UP:]
+    steps = [line["data"] for line in read_lines(folder / "verl.jsonl") if line["step"] > 0][_WARM_UP:]
     if not steps:
         return {}
     logged = {name: key for name, key in _VERL_METRICS.items() if key in steps[0]}
@@ -140,8 +139,7 @@ def verl_metrics(folder: Path) -> dict[str, Any]:
 
 def steps_of(folder: Path) -> list[int]:
     """The steps in a run's metrics."""
-    metrics = folder / "metrics.jsonl"
-    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    return [line["step"] for line in read_lines(folder / "metrics.jsonl")]
 
 
 def marked_processes(mark: str) -> list[str]:

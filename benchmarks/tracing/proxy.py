@@ -1,4 +1,4 @@
-"""The cost of tracing a call: our proxy beside Agent Lightning's own (LiteLLM).
+"""The cost of tracing a call: our proxy and Agent Lightning's own (LiteLLM).
 
 Upstream, proxies and store are separate processes; the calls come from this one. "memory" is a store in the proxy's
 process, "http" is Agent Lightning's store server; with it, its proxy runs in its default mode, as another process.
@@ -37,7 +37,7 @@ def main() -> None:
             added_ms, their_ms = (loads[which][0].median_ms - direct[0].median_ms for which in ("ours", "theirs"))
             figure = f"time that the proxy adds to a call, {kind} store"
             record(figure, added_ms, unit="ms", against=_THEIRS, theirs=their_ms, less_is_better=True)
-            figure = f"proxy beside none, {kind} store, {CLIENTS[1]} clients"
+            figure = f"proxy and no proxy, {kind} store, {CLIENTS[1]} clients"
             record(figure, loads["ours"][1].per_s, unit="calls/s", against="no proxy", theirs=direct[1].per_s)
 
 

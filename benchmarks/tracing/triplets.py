@@ -1,4 +1,4 @@
-"""From a rollout's spans to triplets: our reader beside Agent Lightning's LlmProxyTraceToTriplet.
+"""From a rollout's spans to triplets: our reader and Agent Lightning's LlmProxyTraceToTriplet.
 
 Both proxies first trace the same calls; each reader then reads the spans of its own proxy.
 """

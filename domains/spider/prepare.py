@@ -1,6 +1,6 @@
-"""``python -m domains.spider.prepare``: check a Spider folder or zip once and write it as parquet.
+"""``python -m domains.spider.prepare``: check a Spider folder or zip once, and write it as parquet.
 
-The output is written to a temporary folder beside ``--out`` and renamed at the end, so a broken source or a full disk
+The output is written to a temporary folder next to ``--out`` and renamed at the end, so a broken source or a full disk
 leaves ``--out`` unchanged. Databases are copied, so the source may be deleted. Only a folder that ``prepare`` wrote is
 ever replaced.
 """
@@ -40,7 +40,7 @@ def main(
     out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it")],
     version: Version = False,
 ) -> None:
-    """Check every gold query of a Spider download and write it as parquet files beside copies of its databases."""
+    """Check every gold query of a Spider download and write parquet files and copies of its databases."""
     with exit_on_user_error(exit_code=1):
         try:
             report = prepare(source, out)

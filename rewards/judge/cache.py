@@ -112,7 +112,7 @@ class JudgeCache:
 
 
 def _enable_wal(db: sqlite3.Connection) -> None:
-    """Let readers work beside a writer. SQLite's timeout does not cover this statement when two processes issue it."""
+    """Let processes read during a write. SQLite's timeout does not cover this statement when two processes issue it."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:

@@ -1,7 +1,7 @@
 """Execution match: a prediction is right when its result equals the gold's, as Spider's official evaluator compares.
 
 Mode ``official`` gives the scores that published results use. Mode ``safe``, the default, differs where a policy in
-training would be paid without answering:
+training would be rewarded without an answer:
 
 - **It must read.** A write, PRAGMA, ATTACH or an empty statement (``;``) scores 0. Officially these run, and score 1
   whenever the gold has no rows.
@@ -13,7 +13,7 @@ rows, bytes and value lengths are bounded: it scores 0 beyond them, where the of
 memory. A prediction on which sqlparse itself fails (blank, or nested too deeply) is judged by its result. Mode
 ``official`` treats a statement that the engine refuses as one without rows, which is what a write returns; this differs
 from the writable original for PRAGMA and RETURNING with rows and for writes that fail. Only the given file is read, not
-every file beside it with ``.sqlite`` in its name.
+every file in its folder with ``.sqlite`` in its name.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def same_result(gold: Rows, predicted: Rows, *, ordered: bool, deadline: float) 
 
 
 def _pass_quick_rejection(gold: Rows, predicted: Rows, ordered: bool) -> bool:
-    """Rule 8. It also decides results: beside 1, 10 and 10.0 sort differently though they are equal."""
+    """Rule 8. It also decides results: 10 and 10.0 are equal, but sort differently in a row with 1."""
     if gold == predicted and repr(gold) == repr(predicted):
         return True
     ours, theirs = map(_sorted_row, gold), map(_sorted_row, predicted)
