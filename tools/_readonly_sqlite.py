@@ -108,17 +108,14 @@ def read_error(path: str, error: Exception) -> str:
     return f"the database {path} cannot be read: {error}"
 
 
-def _is_wal(path: str) -> bool:
-    with open(path, "rb") as file:
-        return file.read(20)[18:20] == b"\x02\x02"
-
-
 def _wal_without_log(path: str) -> bool:
     """Whether the database is in WAL mode but has no log file.
 
     A read-only connection to it would create -wal and -shm files. ``immutable`` prevents that, and is safe without log.
     """
-    return _is_wal(path) and not os.path.exists(f"{path}-wal")
+    with open(path, "rb") as file:
+        in_wal_mode = file.read(20)[18:20] == b"\x02\x02"
+    return in_wal_mode and not os.path.exists(f"{path}-wal")
 
 
 def open_readonly(path: str) -> sqlite3.Connection:

@@ -1,9 +1,7 @@
 """The errors that a user can fix, in the input or on the machine, and how a command ends with one.
 
-Each package derives its own errors from :class:`UserError` and draws them once: ``tools.plugins``,
-``adapters.tracing.proxy``, ``train.config.errors``, ``train.artifacts.run_dir``, ``train.store.errors``,
-``train.policy.errors``, ``train.rollouts.errors``. Errors of a single rollout (``adapters.BackendError``,
-``rewards.RewardError``, ``tools.sql.QueryError``) are not among them: a run counts those and continues.
+Each package derives its errors from :class:`UserError`. Errors of a single rollout (``adapters.BackendError``,
+``rewards.RewardError``, ``tools.sql.QueryError``) are not derived from it: a run counts those and continues.
 """
 
 from __future__ import annotations

@@ -12,11 +12,10 @@ from groundwire import domains
 from groundwire.adapters.tracing import calls_of_agents, triplets
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.rollouts.outcome import RolloutResult
 
 __all__ = ["ProgressDisplay", "show_rollouts", "show_summary"]
-
-_VALIDATIONS = (("validation", "greedy"), ("validation_sampled", "sampled"))
 
 
 class ProgressDisplay(ProgressCallback):
@@ -60,7 +59,7 @@ class ProgressDisplay(ProgressCallback):
         text = f"[bold]step {step:>3}/{self._steps}[/bold]" if step else "[bold]before training[/bold]"
         if metrics.get("reward") is not None:
             text += f"  reward {metrics['reward']:.3f}  {metrics['tokens_per_s']:>5.0f} tokens/s"
-        for name, label in _VALIDATIONS:
+        for name, label in VALIDATIONS.items():
             if name in metrics:
                 result = metrics[name]
                 low, high = result["ci95"]
@@ -107,7 +106,7 @@ def show_rollouts(console: Console, results: Sequence[RolloutResult], agent_matc
 def show_summary(console: Console, summary: Mapping[str, Any], folder: str) -> None:
     """Print a run's ``summary.json``; ``folder`` is the run's."""
     breakdowns = domains.breakdowns_of(domains.get(summary["domain"]))
-    for name, way in _VALIDATIONS:
+    for name, way in VALIDATIONS.items():
         result = summary[name]
         if "after" not in result:
             continue

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     from groundwire.train.rollouts.outcome import RolloutRequest
 
 __all__ = [
+    "VALIDATIONS",
     "choose_tasks",
     "validation_missing",
     "validation_name",
     "validation_requests",
     "validation_temperatures",
 ]
+
+VALIDATIONS = {"validation": "greedy", "validation_sampled": "sampled"}
+"""The validations in a line of ``metrics.jsonl`` and in summaries, with the way of sampling."""
 
 
 def validation_name(temperature: float) -> str:

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.diagnosis import KINDS
 from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts
 from groundwire.train.report.plots import css_class, svg
 from groundwire.train.report.rollout_browser import choose, read_notes, rollout_data
@@ -82,7 +83,7 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
 
 def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[str, str]]:
     """The values at the top of the page, with their labels."""
-    for key, way in (("validation", "greedy"), ("validation_sampled", "sampled")):
+    for key, way in VALIDATIONS.items():
         if results := [line[key] for line in metrics if key in line]:
             first, last = results[0], results[-1]
             low, high = last["ci95"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.tools.step_timer import PHASES
+from groundwire.train.evaluation.validation import VALIDATIONS
 
 __all__ = ["Chart", "Series", "accuracy_chart", "charts"]
 
@@ -60,15 +61,10 @@ def accuracy_chart(metrics: Metrics) -> Chart:
     rewards = [(line["step"], line["reward"]) for line in metrics if line.get("reward") is not None]
     series = [
         Series(name="training reward (sampled)", points=rewards, faint=True),
-        _validation(metrics, "validation", "validation, greedy"),
-        _validation(metrics, "validation_sampled", "validation, sampled"),
+        *(_validation(metrics, key, f"validation, {way}") for key, way in VALIDATIONS.items()),
     ]
     values = [value for each in series for _, value in each.points]
-    graded = any(
-        line.get(key, {}).get("metric_name") == "mean reward"
-        for line in metrics
-        for key in ("validation", "validation_sampled")
-    )
+    graded = any(line.get(key, {}).get("metric_name") == "mean reward" for line in metrics for key in VALIDATIONS)
     return Chart(
         key="accuracy",
         title="Reward and accuracy",
@@ -88,7 +84,7 @@ def _validation(metrics: Metrics, key: str, name: str) -> Series:
 
 
 def _breakdown_charts(metrics: Metrics) -> list[Chart]:
-    """A chart for each ``by_<column>`` of the greedy validation. Its key, a file name, is unlike all other charts'."""
+    """A chart for each ``by_<column>`` of the greedy validation. Its key, a file name, differs from all others."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for line in metrics:
         for key, parts in line.get("validation", {}).items():
