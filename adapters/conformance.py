@@ -4,8 +4,8 @@
     python -m pytest -p groundwire.adapters.conformance --pyargs groundwire.adapters.conformance --backend-under-test
     my_module:MyBackend
 
-names a backend, a class or function without arguments that makes one, a function of (question, endpoint) as for
-``--backend custom``, or a registered name. In a test file of your own, subclass :class:`BackendConformance` instead.
+The option names a backend, a class or function without arguments that makes one, a function of (question, endpoint) as
+for ``--backend custom``, or a registered backend. In your own test file, subclass :class:`BackendConformance` instead.
 
 One scripted conversation is served over HTTP and traced by the real proxy. The policy's token ids depend on the place
 of a reply and not on its text: the n-th reply always has the same ids. They stand for a tool call if the agent offers a

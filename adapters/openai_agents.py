@@ -4,8 +4,8 @@ The agent stays as its author wrote it: the model, its sampling parameters and t
 SDK's run configuration, so handoffs and agents used as tools are traced under their own names. The process's tracing
 settings are not changed: export is off for these runs only.
 
-An agent that runs out of turns has failed to answer, and the infrastructure has not: the rollout ends with an empty
-output and is scored. After a malformed tool call the model reads the SDK's error message and may try again.
+If an agent runs out of turns, the agent has failed and not the infrastructure: the rollout ends with an empty output
+and is scored. After a malformed tool call the model reads the SDK's error message and may try again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class OpenAIAgentsBackend:
         self.agents, self.stream = agents, stream
         self._agent = agent
         self._make_input, self._make_context, self._read_answer = make_input, make_context, read_answer
-        self._model_calls = max_turns
+        self._max_turns = max_turns
         self._clients = Clients(timeout_s=request_timeout_s)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
@@ -99,7 +99,10 @@ class OpenAIAgentsBackend:
     async def _output(self, message: Any, context: Any, steps: list[AgentStep], endpoint: Endpoint) -> str:
         config = _run_config(OpenAIChatCompletionsModel(endpoint.model, self._clients.at(endpoint)), endpoint)
         options: dict[str, Any] = {
-            **{"context": context, "hooks": _RecordTurns(steps), "max_turns": self._model_calls, "run_config": config}
+            "context": context,
+            "hooks": _RecordTurns(steps),
+            "max_turns": self._max_turns,
+            "run_config": config,
         }
         if not self.stream:
             return str((await Runner.run(self._agent, message, **options)).final_output)

@@ -31,7 +31,7 @@ class UserError(Exception):
     exit_code = 2
     """Exit code of the command. 2: the input is wrong; 1: something failed."""
     exits_at_once = False
-    """True where blocked threads would keep the process from exiting normally."""
+    """True if blocked threads would keep the process from exiting normally."""
 
 
 class CommandError(UserError):

@@ -27,7 +27,6 @@ from groundwire.adapters._types import Answer, Endpoint, Question
 from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
-from groundwire.tools.sql import DatabaseError, QueryError
 from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["LangGraphSQLBackend", "SQLContext", "SQLState", "build_sql_graph"]
@@ -67,13 +66,8 @@ class _Nodes:
         return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "steps": [step]}
 
     async def execute_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        sql, ok = state["sql"], True
-        try:
-            text = await self.toolkit.query(runtime.context.database, sql)
-        except DatabaseError:
-            raise
-        except QueryError as error:
-            text, ok = self.toolkit.error_text(error), False
+        sql = state["sql"]
+        text, ok = await self.toolkit.query_or_error(runtime.context.database, sql)
         return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:

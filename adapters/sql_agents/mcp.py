@@ -3,7 +3,8 @@
 The model reads the same text as with :mod:`groundwire.adapters.sql_agents.openai_agents`, so a model trained with one
 works with the other: the database is chosen here and not by the model, and the server's rows are rendered as that agent
 renders them. The Agents SDK's own MCP client is not used, because it sends one request at a time: one slow query would
-delay all other rollouts.
+delay all other rollouts. FastMCP's stdio transport is not used either, because it starts the server with asyncio, which
+needs a child watcher that the event loop policy of uvloop (set by Ray) does not have.
 
 The first question about a folder of databases starts a server for it. If a server dies, the rollouts that were using it
 fail with a :class:`adapters.ToolError`, and the next one starts another.

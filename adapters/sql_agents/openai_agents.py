@@ -16,7 +16,6 @@ from groundwire.adapters._types import Question
 from groundwire.adapters.openai_agents import OpenAIAgentsBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
-from groundwire.tools.sql import DatabaseError, QueryError
 from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["OpenAIAgentsSQLBackend", "SQLRun", "build_sql_agent"]
@@ -47,16 +46,8 @@ def build_sql_agent(toolkit: SQLToolkit) -> Agent[SQLRun]:
         return prompts.prose_system_message(schema) if prose else prompts.tool_system_message(schema)
 
     async def invoke(context: ToolContext[SQLRun], arguments: str) -> str:
-        run, sql, ok = context.context, _sql_argument(arguments), False
-        if sql is None:
-            text = _NOT_A_QUERY
-        else:
-            try:
-                text, ok = await toolkit.query(run.database, sql), True
-            except DatabaseError:
-                raise
-            except QueryError as error:
-                text = toolkit.error_text(error)
+        run, sql = context.context, _sql_argument(arguments)
+        text, ok = (_NOT_A_QUERY, False) if sql is None else await toolkit.query_or_error(run.database, sql)
         name = context.agent.name if context.agent else _AGENT
         run.steps.append(
             AgentStep(agent=name, kind="tool", input=arguments if sql is None else sql, output=text, ok=ok)

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from groundwire.tools.schema import table_info
-from groundwire.tools.sql import render, run_query
+from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
 
 __all__ = ["MAX_ROWS", "SQLToolkit", "check_max_turns"]
 
@@ -40,9 +40,17 @@ class SQLToolkit:
         result = await asyncio.to_thread(run_query, database, sql, timeout_s=self.query_timeout_s, max_rows=MAX_ROWS)
         return render(result, max_chars=self.execution_truncate)
 
-    def error_text(self, error: Exception) -> str:
-        """A failed query's error as the model reads it."""
-        return f"Error: {error}"[: self.execution_truncate]
+    async def query_or_error(self, database: str, sql: str) -> tuple[str, bool]:
+        """The rows as text and True, or the error as the model reads it and False.
+
+        Raises :class:`groundwire.tools.sql.DatabaseError`: the model cannot repair a broken database.
+        """
+        try:
+            return await self.query(database, sql), True
+        except DatabaseError:
+            raise
+        except QueryError as error:
+            return f"Error: {error}"[: self.execution_truncate], False
 
 
 def check_max_turns(max_turns: int) -> None:

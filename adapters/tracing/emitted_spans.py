@@ -42,7 +42,7 @@ class Emissions:
     def add(
         self, name: str, attributes: Mapping[str, Any], *, start_time: float, end_time: float, error: str | None
     ) -> None:
-        """Store a span behind the calls made so far; the arguments are those of :class:`SpanRecord`."""
+        """Store a span after the calls made so far; the arguments are those of :class:`SpanRecord`."""
         after_calls = {semconv.AFTER_CALLS: self.calls} if self.calls else {}
 
         def make(sequence: int) -> SpanRecord:

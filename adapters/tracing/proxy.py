@@ -2,11 +2,11 @@
 
 The URL says which rollout and attempt a call belongs to, so an agent in any language is traced by giving it a base URL.
 Replies are passed on byte for byte, streams chunk by chunk, errors with their status. Replies are parsed and stored
-afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop and no more; with a
-policy in this process not even that.
+afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop, or none if the
+policy is in this process.
 
-The proxy runs on one event loop. A request for more than one choice (``n``) is refused,
-because a conversation can go on from only one of them, and the others would be samples without a reward.
+The proxy runs on one event loop. A request for more than one choice (``n``) is refused, because a conversation can go
+on from only one of them, and the others would be samples without a reward.
 
     UserError
     ├── ProxyError              the proxy cannot start

@@ -33,7 +33,7 @@ FIRST_WEIGHTS_VERSION = "groundwire.first_weights_version"
 EMITTED = "groundwire.emitted"
 """On spans that an agent emitted while it ran: such a reward belongs to a call, never to the rollout."""
 AFTER_CALLS = "groundwire.after_calls"
-"""On the same spans: the number of calls made before, where our own HTTP client counted them."""
+"""On the same spans: the number of calls made before, if our own HTTP client counted them."""
 
 REWARD_PREFIX = "agentlightning.reward."
 """Agent Lightning's name: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""

@@ -85,7 +85,7 @@ class SpanWriter:
     async def flush(self, rollout_id: str | None = None) -> None:
         """Wait until all finished spans, or those of one rollout, are stored.
 
-        Raises :class:`SpansNotStoredError` where some were refused.
+        Raises :class:`SpansNotStoredError` if some were refused.
         """
         waiting = [p.stored for p in self._finished if rollout_id is None or p.rollout_id == rollout_id]
         if waiting:
@@ -158,7 +158,7 @@ class SpanWriter:
                 delay = _FIRST_RETRY_S
 
     async def _write_group(self, group: list[PendingSpan]) -> Exception | None:
-        """Add the spans of one attempt. Returns the error where another try may help."""
+        """Add the spans of one attempt. Returns the error if a retry may help."""
         try:
             await self._sink.add_spans([p.record for p in group if p.record is not None])
         except SpansRefusedError as error:

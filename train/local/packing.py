@@ -35,7 +35,7 @@ class Packed(NamedTuple):
     """int64 [M]"""
 
 
-def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, pad: int = 0) -> Packed:
+def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]]) -> Packed:
     """Pack one row for each (prefix ids, branches). The last token of a prefix predicts a branch's first token.
 
     Raises:
@@ -43,7 +43,7 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, pad: in
     """
     length = max(len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences)
     shape = (len(sequences), length)
-    ids, positions = torch.full(shape, pad), torch.zeros(shape, dtype=torch.long)
+    ids, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
     segment = torch.full(shape, -1)  # -1 is padding, 0 the prefix, 1 and above the branches
     index: list[tuple[int, int]] = []
     targets: list[int] = []

@@ -27,7 +27,7 @@ __all__ = ["Batch", "PrefixCache", "Request"]
 PREFILL_TOKENS = 4096
 """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
 BLOCK = 16
-"""A prompt can be reused up to each multiple of so many tokens."""
+"""Prefixes of a prompt can be reused at multiples of this number of tokens."""
 
 _Prompt = tuple[int, ...]
 
@@ -223,7 +223,7 @@ class PrefixCache(LRUCache[_Prompt, torch.Tensor]):
         self._owners: dict[int, _Prompt] = {}  # of a prefix, by its hash
 
     def longest(self, prompt: _Prompt) -> tuple[int, torch.Tensor | None]:
-        """The number of cached tokens of ``prompt``, and the keys and values of at least so many.
+        """The number of cached tokens of ``prompt``, and keys and values of at least that many.
 
         The last token never counts, because its logits are needed.
         """

@@ -102,10 +102,10 @@ class LocalEngine:
         prompt = tuple(prompt_ids)
         if not prompt:
             raise ValueError("the prompt has no tokens")
-        room = self.max_model_len - len(prompt)
-        if room < 1:
+        available = self.max_model_len - len(prompt)
+        if available < 1:
             raise ContextLengthError(len(prompt), self.max_model_len)
-        max_tokens = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
+        max_tokens = available if sampling.max_tokens is None else min(available, sampling.max_tokens)
         with self._changed:
             self._require_open()
             seed = self._seeds.random() if sampling.seed is None else sampling.seed

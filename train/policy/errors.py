@@ -6,7 +6,7 @@
     └── UnsupportedModelError      the engine does not implement the architecture
     EngineError                    the engine could not complete a request
     └── EngineClosedError          because it was closed
-    ContextLengthError             the prompt leaves no room for a reply
+    ContextLengthError             the prompt leaves no tokens for a reply
     ChatRequestError               a request is malformed, or asks for something unsupported
 
 The last four become HTTP responses.
@@ -46,7 +46,7 @@ class EngineClosedError(EngineError):
 
 
 class ContextLengthError(ValueError):
-    """The prompt leaves no room for a reply. Both numbers are attributes."""
+    """The prompt leaves no tokens for a reply. Both numbers are attributes."""
 
     def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
         self.prompt_tokens, self.max_model_len = prompt_tokens, max_model_len

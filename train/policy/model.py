@@ -59,21 +59,17 @@ def new_policy(
     width: int = 128,
     layers: int = 4,
     heads: int = 4,
-    kv_heads: int | None = None,
     intermediate: int = 352,
     context: int = 2048,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A float32 decoder with random weights and the vocabulary of ``tokenizer``; by default 1.1 M parameters.
-
-    Fewer ``kv_heads`` than ``heads`` share keys and values (grouped-query attention, arXiv 2305.13245).
-    """
+    """A float32 decoder with random weights and the vocabulary of ``tokenizer``; by default 1.1 M parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=kv_heads or heads,
+        num_key_value_heads=heads,
         intermediate_size=intermediate,
         max_position_embeddings=context,
         initializer_range=0.6 / math.sqrt(width),

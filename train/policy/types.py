@@ -59,7 +59,7 @@ class Engine(Protocol):
         """Start a request. Cancelling the future cancels the request; ``on_token`` may be called from any thread.
 
         Raises:
-            ContextLengthError: the context has no room for a reply.
+            ContextLengthError: the prompt leaves no tokens of the context for a reply.
             EngineClosedError: the engine was closed.
         """
 

@@ -129,7 +129,7 @@ class RolloutCollector:
         )
 
     async def _publish_proxy(self) -> None:
-        """Store the address of the proxy for all runners; cancel what an earlier process of this run left behind."""
+        """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left."""
         async with self._publishing:  # or a batch would cancel the rollouts of one that began at the same moment
             if self._published:
                 return

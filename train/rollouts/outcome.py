@@ -1,4 +1,4 @@
-"""What is asked of a rollout and what comes back: its request, the spans of its runner, its result."""
+"""A rollout's request, the names of its runner's spans, and its result."""
 
 from __future__ import annotations
 

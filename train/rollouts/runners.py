@@ -133,7 +133,7 @@ class RunnerPool:
 
 
 class RunnerProcesses:
-    """``config.runner_processes`` processes that run ``config.n_runners`` rollouts at once between them."""
+    """``config.runner_processes`` processes, which together run ``config.n_runners`` rollouts at once."""
 
     def __init__(self, store: LightningStore, config: RunConfig) -> None:
         self._config = config

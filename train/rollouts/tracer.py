@@ -52,7 +52,7 @@ class RolloutTracer(Tracer):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """Store a span that an agent emits, behind the calls that its attempt has made so far."""
+        """Store a span that an agent emits, after the calls that its attempt has made so far."""
         emissions = current_emissions()
         if emissions is None:
             raise RuntimeError(f"{name} was emitted outside of a rollout: emit it in the agent, or in what it calls")
@@ -114,7 +114,7 @@ class RolloutTracer(Tracer):
                 await writer.close(timeout_s=_CLOSE_S)
 
     def _open(self) -> None:
-        """Let the emitters find a tracer. They know only one per process, and any of ours finds the attempt."""
+        """Make a tracer active for the emitters. One per process is enough: any of ours finds the attempt."""
         with _open_tracers_lock:
             if self not in _open_tracers:
                 _open_tracers.append(self)

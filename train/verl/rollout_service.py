@@ -72,7 +72,7 @@ class RolloutService:
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
         self.check()
-        # A validation gets the time of as many training steps as have its number of rollouts.
+        # A validation that runs as many rollouts as several training steps has the time of those steps.
         steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
         deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
 
