@@ -38,14 +38,14 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
     medicine = make_medicine(rng)
     rows: list[dict[str, Any]] = []
     for split, part in medicine.items():
-        asked = [
+        questions = [
             question
             for about, entities in ((about_drug, part.drugs), (about_disease, part.diseases))
             for entity in entities
             for language in LANGUAGES
             for question in about(rng, entity, part, language)
         ]
-        unique = list({question.text: question for question in asked}.values())
+        unique = list({question.text: question for question in questions}.values())
         rng.shuffle(unique)  # so that the first n are a fair sample
         rows += [
             {

@@ -46,11 +46,11 @@ def make_medicine(rng: random.Random) -> dict[str, Medicine]:
     """The drugs and diseases of each split."""
     drug_names = iter(_invent_names(rng, PHRASES["drug_endings"], sum(drugs for drugs, _ in _SIZES.values())))
     ingredients = _invent_names(rng, PHRASES["ingredient_endings"], 60)
-    ills = [
+    all_diseases = [
         Phrase(f"{image.en} {ailment.en}", f"{image.zh}{ailment.zh}")
         for image, ailment in itertools.product(PHRASES["images"], PHRASES["ailments"])
     ]
-    disease_names = iter(rng.sample(ills, sum(diseases for _, diseases in _SIZES.values())))
+    disease_names = iter(rng.sample(all_diseases, sum(diseases for _, diseases in _SIZES.values())))
     return {
         split: _split(rng, list(itertools.islice(drug_names, n)), list(itertools.islice(disease_names, m)), ingredients)
         for split, (n, m) in _SIZES.items()
@@ -87,7 +87,7 @@ def _split(
         drugs.append(Entity(name, fields))
     diseases = []
     for name in disease_names:
-        against = tuple(drug for drug, ills in treats.items() if name in ills)
+        treating = tuple(drug for drug, treated in treats.items() if name in treated)
         symptoms = rng.sample(PHRASES["symptoms"], 6)
         fields = {
             "department": (rng.choice(PHRASES["departments"]),),
@@ -95,7 +95,7 @@ def _split(
             "causes": tuple(rng.sample(PHRASES["causes"], rng.choice((1, 2)))),
             "complications": tuple(symptoms[4 : 4 + rng.choice((1, 2))]),
             "diagnosis": tuple(rng.sample(PHRASES["diagnoses"], rng.choice((1, 2, 2)))),
-            "treatment": (*against[:2], *rng.sample(PHRASES["measures"], rng.choice((1, 2)))),
+            "treatment": (*treating[:2], *rng.sample(PHRASES["measures"], rng.choice((1, 2)))),
             "prevention": tuple(rng.sample(PHRASES["preventions"], rng.choice((1, 2)))),
         }
         diseases.append(Entity(name, fields))
