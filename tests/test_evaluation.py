@@ -51,8 +51,8 @@ def test_the_bootstrap_interval_of_single_samples_is_the_binomial_one() -> None:
 
 
 def test_samples_of_one_question_are_not_independent() -> None:
-    alike = bootstrap([[1.0] * 16] * 12 + [[0.0] * 16] * 8)
-    assert alike == bootstrap([[1.0]] * 12 + [[0.0]] * 8)
+    several = bootstrap([[1.0] * 16] * 12 + [[0.0] * 16] * 8)
+    assert several == bootstrap([[1.0]] * 12 + [[0.0]] * 8)
 
 
 def test_without_scores_the_interval_is_0_to_1() -> None:

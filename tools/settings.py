@@ -61,7 +61,7 @@ def setting(
 
 
 class Settings(BaseModel):
-    """A frozen record. A wrong value raises :attr:`error`, in one sentence: the setting, its value, what is allowed."""
+    """A frozen record. A wrong value raises :attr:`error`, which names the setting, its value and what is allowed."""
 
     model_config = _CONFIG
     error: ClassVar[type[UserError]] = UserError
@@ -70,7 +70,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _one_sentence(cls, values: Any, handler: Any) -> Any:
+    def _check_values(cls, values: Any, handler: Any) -> Any:
         try:
             if isinstance(values, Mapping):
                 names = cls.names()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -24,7 +24,7 @@ from groundwire.train.cli.resume import resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import AgentSettings, RunConfig
-from groundwire.train.evaluation.table import FORMATS, comparison, details, table
+from groundwire.train.evaluation.table import comparison, details, table
 
 __all__ = ["app"]
 
@@ -63,14 +63,14 @@ def main(
         str, typer.Option(help="With --base-url: the environment variable that has its key", metavar="NAME")
     ] = "OPENAI_API_KEY",
     samples: Annotated[int, typer.Option("--samples", "-n", help="Rollouts per question", min=1)] = 1,
-    form: Annotated[str, typer.Option("--format", help=f"Format of the output: {', '.join(FORMATS)}")] = "text",
+    form: Annotated[
+        Literal["text", "markdown", "json"], typer.Option("--format", help="Format of the output")
+    ] = "text",
     version: Version = False,
 ) -> None:
     """Evaluate a model under an agent, or read runs: a table, or two compared question by question."""
     pairs = [each for each in runs or [] if "=" in each and not Path(each).exists()]
     folders = [each for each in runs or [] if each not in pairs]
-    if form not in FORMATS:
-        raise typer.BadParameter(f"--format {form}; it is one of {', '.join(FORMATS)}")
     if compare and len(folders) != 2:
         raise typer.BadParameter(f"--compare needs two runs, and {len(folders)} are given")
     with exit_on_user_error():

@@ -14,9 +14,8 @@ import os
 import signal
 import socket
 import sys
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,11 +32,6 @@ _TOKEN = "MCP_SQL_TOKEN"  # noqa: S105 - the variable's name
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-class _Transport(str, Enum):
-    stdio = "stdio"
-    http = "http"
-
-
 def _seconds(value: str | float) -> float:
     with contextlib.suppress(ValueError):
         if 0 < (seconds := float(value)) < math.inf:
@@ -51,14 +45,14 @@ def main(
     timeout: Annotated[float, typer.Option(parser=_seconds, metavar="SECONDS", help="Time limit of a query")] = 5.0,
     max_rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows read for a query")] = 1000,
     max_chars: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of an answer")] = 2000,
-    transport: Annotated[_Transport, typer.Option(help="How clients connect")] = _Transport.stdio,
+    transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect")] = "stdio",
     host: Annotated[str, typer.Option(help="For http; any but this machine needs a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 is any free port")] = 8000,
     token: Annotated[str | None, typer.Option(envvar=_TOKEN, help="Bearer token that http clients must send")] = None,
     version: Version = False,
 ) -> None:
     """Serve read-only SQL over MCP until the client disconnects (stdio) or Ctrl-C."""
-    http = transport is _Transport.http
+    http = transport == "http"
     with exit_on_user_error():
         if http and not token and not _is_loopback(host):
             raise CommandError(f"listening on {host} needs a token: pass --token or set {_TOKEN}")

@@ -45,7 +45,7 @@ def _parse_value(text: str) -> Any:
 def merge_overrides(options: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The given settings, checked, by their fields' names: ``options`` (None: not given) and ``overrides``.
 
-    ``judge.NAME`` is a setting of the judge. Keys that are no setting of the run are left to verl, under ``verl``.
+    ``judge.NAME`` is a setting of the judge. All other keys are verl's settings, returned under ``verl``.
     Raises :class:`ConfigError` for a wrong value, and if an option and an override differ.
     """
     given = {name: value for name, value in options.items() if value is not None and name != "judge"}

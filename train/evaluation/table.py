@@ -12,9 +12,7 @@ from typing import Any
 from groundwire.domains import Breakdowns
 from groundwire.train.evaluation.metrics import format_accuracy
 
-__all__ = ["FORMATS", "comparison", "details", "table"]
-
-FORMATS = ("text", "markdown", "json")
+__all__ = ["comparison", "details", "table"]
 
 _COLUMNS = (
     *("Model", "Context", "Max turns", "Agents", "Accuracy first", "Accuracy last"),

@@ -1,4 +1,4 @@
-"""From the settings of agents to their backend and their reward, for trainer and runners alike.
+"""From the settings of agents to their backend and their reward, for the trainer and the runners.
 
 A backend's constructor takes the settings that it has parameters for. A setting that the user changed and the backend
 does not take is an error.
