@@ -21,8 +21,8 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# pip before 26 cannot resolve the set ("Cannot install httpx and httpx2"). torch goes first and by itself, so that a
-# machine's own build of it (a CPU wheel, say) is taken where there is one.
+# pip before 26 cannot resolve the set ("Cannot install httpx and httpx2"). torch is installed first and by itself, so
+# that a build from the machine's own index (for example a CPU wheel) is used.
 $(VENV)/.pip:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=26"

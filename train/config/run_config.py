@@ -128,7 +128,7 @@ class RunConfig(AgentSettings):
     step_deadline_s: float = _rollouts(300.0, "Seconds that the rollouts of one step may take", gt=0)
     retries: int = _rollouts(1, "Further attempts after a rollout failed for no fault of the policy", ge=0)
     unresponsive_s: float = _rollouts(
-        30.0, "Seconds without a sign of life after which a remote runner loses its rollout to another", gt=0
+        30.0, "Seconds without a heartbeat after which a remote runner's rollout goes to another runner", gt=0
     )
 
     external_store_address: str | None = _store(
