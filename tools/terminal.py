@@ -21,15 +21,20 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Version", "console", "progress", "spinner", "version"]
+__all__ = ["Version", "console", "installed_version", "progress", "spinner", "version"]
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def version() -> str:
     """The version of this project, as installed."""
-    try:
-        return metadata.version("groundwire")
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed; pip install -e . gives it a version)"
+    return installed_version("groundwire") or "unknown (not installed; pip install -e . gives it a version)"
 
 
 def _show(wanted: bool) -> None:

@@ -15,13 +15,12 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from groundwire.tools.terminal import Version, console
+from groundwire.tools.terminal import Version, console, installed_version
 from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
 
@@ -129,13 +128,6 @@ def examine(
             yield Check("failure", f"a check raised {type(error).__name__}: {error}", "report this")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _check_python() -> Iterator[Check]:
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] < (3, 14):
@@ -145,13 +137,13 @@ def _check_python() -> Iterator[Check]:
 
 
 def _check_packages() -> Iterator[Check]:
-    found = _version("agentlightning")
+    found = installed_version("agentlightning")
     if found is None:
         yield Check("failure", "agentlightning is not installed", "pip install -e . in a clone")
     else:
         level = "ok" if found == _AGENTLIGHTNING else "warning"
         yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
-    found = _version("opentelemetry-sdk")
+    found = installed_version("opentelemetry-sdk")
     if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
         yield Check("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
 
@@ -159,9 +151,9 @@ def _check_packages() -> Iterator[Check]:
 def _check_trainer(wanted: bool) -> Iterator[Check]:
     """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
     bad = "failure" if wanted else "warning"
-    missing = [package for package in KNOWN_GOOD if _version(package) is None]
+    missing = [package for package in KNOWN_GOOD if installed_version(package) is None]
     for package, good in KNOWN_GOOD.items():
-        found = _version(package)
+        found = installed_version(package)
         if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
             same = found.split("+")[0] == good  # 2.11.0+cu130
             yield Check("ok" if same else "warning", f"{package} {found} (known good: {good})", "" if same else INSTALL)
@@ -235,7 +227,7 @@ def _check_logins() -> Iterator[Check]:
         yield Check("ok", "Hugging Face: logged in")
     else:
         yield Check("ok", "Hugging Face: not logged in (only gated models, such as Llama, need it: hf auth login)")
-    if _version("wandb") is not None:
+    if installed_version("wandb") is not None:
         netrc = Path.home() / ".netrc"
         in_netrc = netrc.exists() and "api.wandb.ai" in netrc.read_text(errors="replace")
         logged_in = os.environ.get("WANDB_API_KEY") or in_netrc

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from groundwire.domains import TaskData
+from groundwire.tools.terminal import installed_version
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.verl.hydra_config import compose_for_run, count_devices, uses_npu
@@ -83,9 +83,8 @@ def check_hub(model: str) -> None:
 def peft_problem() -> tuple[str, str] | None:
     """Why the installed peft cannot train LoRA adapters, and what to do; None if it can."""
     fix = "pip install 'peft<0.21'"
-    try:
-        installed = version("peft")
-    except PackageNotFoundError:
+    installed = installed_version("peft")
+    if installed is None:
         return "peft is not installed", fix
     if tuple(int(part) for part in installed.split(".")[:2]) < _PEFT_LIMIT:
         return None
