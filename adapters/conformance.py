@@ -10,7 +10,7 @@ for ``--backend custom``, or a registered backend. In your own test file, subcla
 One scripted conversation is served over HTTP and traced by the real proxy. The policy's token ids depend on the place
 of a reply and not on its text: the n-th reply always has the same ids. They stand for a tool call if the agent offers a
 tool for queries, and for a query in a fenced block otherwise. So all backends with equally many calls must end with the
-same response ids, loss masks and reward, whatever prompts their frameworks write.
+same response ids, loss masks and reward, for any prompts of their frameworks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Any compiled LangGraph graph as a backend.
 
 The graph is built once and serves all rollouts at the same time. A rollout's chat model is made from its endpoint and
-reaches the graph through the input or the runtime context, whichever the graph reads.
+reaches the graph through the input or the runtime context.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def _tool_failure(error: BaseException | None) -> Exception | None:
 
 
 def _run_config(model: OpenAIChatCompletionsModel, endpoint: Endpoint) -> RunConfig:
-    """The configuration that sends all calls to ``endpoint``, whichever models and settings the agents have."""
+    """The configuration that sends all calls to ``endpoint``, instead of the agents' own models and settings."""
 
     def name_agent(data: CallModelData[Any]) -> ModelInputData:
         # The SDK calls this before each model call, in the same task: after a handoff and in an agent that serves as a

@@ -193,7 +193,7 @@ def _read_sampled(sampled: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge_stream(body: bytes) -> dict[str, Any]:
-    """The whole reply that a stream stands for. Raises :class:`_StreamError` if it reports an error or is cut off."""
+    """The whole reply of a stream. Raises :class:`_StreamError` if it reports an error or is cut off."""
     message: dict[str, Any] = {"role": "assistant"}
     token_ids: list[int] = []
     logprobs: list[Any] = []

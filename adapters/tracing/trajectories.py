@@ -95,7 +95,7 @@ class Trajectory:
 def trajectories(triplets: Iterable[Triplet]) -> list[Trajectory]:
     """Merge the triplets of a rollout, in their order, into as few trajectories as possible.
 
-    A triplet extends the trajectory with the longest context that its prompt begins with, of whichever agent. If there
+    A triplet extends the trajectory with the longest context that its prompt begins with, of any agent. If there
     is none (the prompt was rendered differently, or sampled again) it starts a new trajectory.
     """
     open_: list[_OpenTrajectory] = []

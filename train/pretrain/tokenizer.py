@@ -5,7 +5,7 @@ A small model answers by copying, so a word needs one id in the question, the sc
 * Words include the space before them. After punctuation (``t.name``, ``home_city``, ``count(name)``, ``'Ann'``) the
   normalizer inserts a glue character and a space. The glue merges with the punctuation, and the decoder removes both,
   so encoding is lossless.
-* The plural's ``s`` is a token of its own (``singers`` is `` singer`` + ``s``), and so is every digit.
+* The plural's ``s`` is a separate token (``singers`` is `` singer`` + ``s``), and so is every digit.
 * Every word of the lexicon is one token (``ignore_merges``). All other text is encoded with bytes and frequent merges.
 """
 

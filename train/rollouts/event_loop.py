@@ -1,9 +1,9 @@
-"""The event loop of the rollouts, in a watched thread of its own.
+"""The event loop of the rollouts, in a separate, watched thread.
 
 Agents are code of users. An agent that blocks the loop stops all rollouts and the servers that they wait for; with a
 synchronous client it waits for a response that this very loop would have to send. So another thread counts the loop's
 heartbeats: a blocked loop is logged with the line that blocks it, and after a while callers that wait for the loop
-get an error. The thread is a daemon: a loop that is blocked for ever does not keep the process from ending.
+get an error. The thread is a daemon: a loop that stays blocked does not keep the process from ending.
 """
 
 from __future__ import annotations

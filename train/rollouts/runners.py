@@ -1,6 +1,6 @@
 """The runners: many rollouts on one event loop, in this process or in several others.
 
-Agents mostly wait for the model, so a rollout needs no process of its own (:class:`RunnerPool`). Hundreds of agents are
+Agents mostly wait for the model, so one process runs many rollouts (:class:`RunnerPool`). Hundreds of agents are
 more work than one Python interpreter can do: :class:`RunnerProcesses` starts ``python -m train.runner`` on the run's
 store, which is served to the processes on the loopback interface. They end when their standard input ends, so with this
 process, however it ends.

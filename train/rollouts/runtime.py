@@ -1,7 +1,7 @@
 """Everything that rollouts need, on one event loop: store, proxy with the policy server, runners, collector.
 
-The loop has a thread of its own (:mod:`groundwire.train.rollouts.event_loop`), so a trainer is plain sequential code:
-it submits a batch of requests, waits for the results, and updates the model while the loop is idle.
+The loop runs in a separate thread (:mod:`groundwire.train.rollouts.event_loop`), so a trainer is plain sequential
+code: it submits a batch of requests, waits for the results, and updates the model while the loop is idle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MIN_BLOCKED_S = 10.0  # imports on a busy machine block the loop for seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Upstream:
-    """A policy behind an OpenAI-compatible endpoint, in place of an engine in this process.
+    """A policy behind an OpenAI-compatible endpoint, instead of an engine in this process.
 
     ``ids``: whether to ask for token ids, which some endpoints refuse.
     """

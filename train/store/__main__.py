@@ -1,4 +1,4 @@
-"""``python -m train.store``: a Lightning store as a process of its own, durable in one file."""
+"""``python -m train.store``: a Lightning store in a separate process, durable in one file."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _import_lazily(name: str) -> None:
 
 # LiteLLM, which Agent Lightning's __init__ imports, would otherwise download a list of prices.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-# Agent Lightning's runner imports a module of its own that is deprecated.
+# Agent Lightning's runner imports agentlightning.reward, which it has deprecated itself.
 warnings.filterwarnings("ignore", message="agentlightning.reward is deprecated")
 for _name in _PACKAGES:
     _import_lazily(_name)

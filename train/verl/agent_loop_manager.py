@@ -139,7 +139,7 @@ class VerlStepTimer(StepTimer):
         return dict(seconds)
 
     def start_update(self) -> None:
-        """The trainer has the rollouts and goes on."""
+        """The trainer continues with the rollouts."""
         self.enter("update")
 
 
