@@ -19,6 +19,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.verl.credit_assignment import DISCOUNT, discounted_advantage
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import TransferQueueRows
@@ -85,10 +86,8 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        if config.algorithm.adv_estimator == "groundwire_discount":
+        if config.algorithm.adv_estimator == DISCOUNT:
             from verl.trainer.ppo.core_algos import register_adv_est
-
-            from groundwire.train.verl.credit_assignment import DISCOUNT, discounted_advantage
 
             register_adv_est(DISCOUNT)(discounted_advantage)
         RolloutManager.current = cls(config, llm_client)

@@ -26,6 +26,7 @@ from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat_response import FORMATS
+from groundwire.train.verl.credit_assignment import DISCOUNT
 
 __all__ = [
     "INSTALL",
@@ -116,7 +117,7 @@ def flat_config(
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
         flat["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
     if config.credit == "discount":
-        flat["algorithm.adv_estimator"] = "groundwire_discount"
+        flat["algorithm.adv_estimator"] = DISCOUNT
     flat |= overrides
     loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
     flat[LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
