@@ -93,7 +93,7 @@ def test_the_commands_are_the_modules_that_python_runs() -> None:
     assert here.returncode == there.returncode == 2
     said = _run("-m", "train.cli.app", "mcp-sql", "--port", "x")
     assert said.returncode == 2
-    assert "'x' is no port" in said.stderr
+    assert "Invalid value for '--port'" in said.stderr
 
 
 def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:
