@@ -53,6 +53,7 @@ _HEAP_LIMIT = 256 * 1024 * 1024
 _PAGE_CACHE_KB = 500  # of each connection
 _IDLE_CONNECTIONS = 64  # with full caches an eighth of the heap limit
 _LOCK_WAIT_S = 1.0
+_HEADER_SIZE = 100  # of a database file, in bytes
 # Low numbers slow down heavy queries (18 % at 100, 4 % at 1000); with high ones slow opcodes exceed the deadline.
 _OPCODES_PER_CHECK = 100
 _LIMITS = {
@@ -108,22 +109,47 @@ def read_error(path: str, error: Exception) -> str:
     return f"the database {path} cannot be read: {error}"
 
 
-def _wal_without_log(path: str) -> bool:
+def _header(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_HEADER_SIZE)
+
+
+def _check_complete(path: str, header: bytes) -> None:
+    """Raise an error if the file is cut. SQLite itself does not notice a cut in the last page: its values become NULL.
+
+    A file with a journal or a log may be changing now, so it is not checked.
+    """
+    if len(header) < _HEADER_SIZE or os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal"):
+        return
+    page_size, pages, changes, pages_valid_for = (
+        int.from_bytes(header[start:end], "big") for start, end in ((16, 18), (28, 32), (24, 28), (92, 96))
+    )
+    page_size = 65536 if page_size == 1 else page_size
+    if not page_size:
+        return
+    size = os.path.getsize(path)
+    # Versions of SQLite before 3.7.0 do not update the number of pages.
+    expected = page_size * pages if pages and changes == pages_valid_for else -(-size // page_size) * page_size
+    if size < expected:
+        raise sqlite3.DatabaseError(f"the file is cut: it has {size} of {expected} bytes")
+
+
+def _wal_without_log(path: str, header: bytes) -> bool:
     """Whether the database is in WAL mode but has no log file.
 
     A read-only connection to it would create -wal and -shm files. ``immutable`` prevents that, and is safe without log.
     """
-    with open(path, "rb") as file:
-        in_wal_mode = file.read(20)[18:20] == b"\x02\x02"
-    return in_wal_mode and not os.path.exists(f"{path}-wal")
+    return header[18:20] == b"\x02\x02" and not os.path.exists(f"{path}-wal")
 
 
 def open_readonly(path: str) -> sqlite3.Connection:
     """A read-only connection without limits, for trusted statements. Raises sqlite3.Error and OSError."""
-    if os.path.getsize(path) == 0:
+    header = _header(path)
+    if not header:
         raise sqlite3.DatabaseError("the file is empty")  # SQLite would open it as a database without tables
+    _check_complete(path, header)
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
-    if _wal_without_log(path):
+    if _wal_without_log(path, header):
         uri += "&immutable=1"
     # Several threads use it, one after another.
     raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
@@ -170,7 +196,7 @@ class Connection:
         self.refused = ""
         """The action of this query that the authorizer refused; empty if none."""
         self.refused_function = ""
-        self._log = f"{path}-wal" if _wal_without_log(path) else None
+        self._log = f"{path}-wal" if _wal_without_log(path, _header(path)) else None
         self.raw = open_readonly(path)
         # The heap limit holds for SQLite in the whole process and can only be lowered. It stops queries with many long
         # values. On Python 3.10, which has no setlimit, it is the only limit of a single value.
