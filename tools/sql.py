@@ -202,14 +202,35 @@ def render(result: QueryResult, *, max_chars: int = 2000, columns: bool = False)
     return f"{header}[{', '.join(parts)}]"
 
 
-_INFRASTRUCTURE = ("malformed", "not a database", "unable to open", "disk i/o", "is locked", "database is full")
+# SQLite's codes of failures that no query can cause, as numbers: Python 3.10 has no names for them. A read-only
+# connection reports READONLY only for a database that a crashed writer left to be repaired.
+_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _PROTOCOL = 3, 5, 6, 8, 10, 11, 13, 14, 15
+_SCHEMA, _NOLFS, _NOTADB = 17, 22, 26
+_INFRASTRUCTURE = frozenset(
+    {_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _CANTOPEN, _PROTOCOL, _SCHEMA, _NOLFS, _NOTADB}
+)
+_IOERR_WRITE, _IOERR_NOMEM = _IOERR | 3 << 8, _IOERR | 12 << 8
+# Python 3.10 has no codes. A message that quotes a name or a value of the query is never equal to one of these.
+_INFRASTRUCTURE_MESSAGES = {
+    "access permission denied",
+    "attempt to write a readonly database",
+    "database disk image is malformed",
+    "database is locked",
+    "database schema has changed",
+    "database table is locked",
+    "disk I/O error",
+    "file is not a database",
+    "large file support is disabled",
+    "locking protocol",
+    "unable to open database file",
+}
 
 
 def _query_error(
     conn: _readonly_sqlite.Connection, path: str, sql: str, error: Exception, timeout_s: float
 ) -> QueryError:
     message = str(error)
-    lowered = message.lower()
+    code: int = getattr(error, "sqlite_errorcode", 0)
     result: QueryError
     if conn.stopped:
         result = QueryTimeoutError(
@@ -217,13 +238,15 @@ def _query_error(
         )
     elif conn.refused_function:
         result = SqlError(f"the function {conn.refused_function} is not available")
-    elif conn.refused or "readonly database" in lowered:
-        result = NotAllowedError(f"{conn.refused or 'writing'} is not allowed: write one SELECT statement")
-    elif "one statement at a time" in lowered:
+    elif conn.refused:
+        result = NotAllowedError(f"{conn.refused} is not allowed: write one SELECT statement")
+    elif message == "You can only execute one statement at a time.":
         result = NotAllowedError("only one statement at a time: write a single SELECT")
-    elif isinstance(error, MemoryError):
+    elif isinstance(error, MemoryError) or code == _IOERR_NOMEM:
         result = SqlError("the query needs too much memory")
-    elif any(sign in lowered for sign in _INFRASTRUCTURE):
+    elif code == _IOERR_WRITE or code & 0xFF == _FULL:  # SQLite writes nothing but the query's own temporary files
+        result = SqlError("the query needs too much temporary storage")
+    elif code & 0xFF in _INFRASTRUCTURE or message in _INFRASTRUCTURE_MESSAGES:
         result = DatabaseError(f"the database {path} cannot be read: {message}")
     else:
         result = SqlError(message + _hint(path, conn.signature, sql, message))
