@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools import _readonly_sqlite
+from groundwire.tools import _query_process, _readonly_sqlite
 from groundwire.tools.daemon_threads import fulfil
 
 __all__ = [
@@ -97,7 +97,7 @@ def run_query(
     """Run one read-only statement on the SQLite file ``database`` and return its first rows.
 
     ``max_bytes`` counts the characters of text, the bytes of blobs and eight for any other value. Another thread may
-    set ``cancelled``: the query then stops within about a millisecond, with :class:`QueryTimeoutError`. Raises a
+    set ``cancelled``: the query then stops within about ten milliseconds, with :class:`QueryTimeoutError`. Raises a
     :class:`QueryError`. No statement can change or create a file.
     """
 
@@ -137,31 +137,89 @@ def _run_in_other_thread(query: Callable[[threading.Event], QueryResult]) -> Que
 def _run(
     path: str, sql: str, timeout_s: float, max_rows: int, max_bytes: int, stops: tuple[threading.Event, ...]
 ) -> QueryResult:
+    if len(sql) > _readonly_sqlite.MAX_SQL_LENGTH:
+        raise SqlError(f"the query is too long: {len(sql)} characters, at most {_readonly_sqlite.MAX_SQL_LENGTH}")
+    try:
+        sql.encode()  # sqlite3 of Python 3.10 has a misleading message for this
+    except UnicodeEncodeError as error:
+        raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
     started = time.perf_counter()
     try:
-        conn = _readonly_sqlite.acquire(path)
+        answer = run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
+    except _readonly_sqlite.NeedsProcessError:
+        left = max(timeout_s - (time.perf_counter() - started), 0.001)
+        answer = _run_in_process((path, sql, left, max_rows, max_bytes), timeout_s, stops)
+    return QueryResult(*answer, time.perf_counter() - started)
+
+
+def run_here(
+    path: str,
+    sql: str,
+    timeout_s: float,
+    max_rows: int,
+    max_bytes: int,
+    stops: tuple[threading.Event, ...] = (),
+    *,
+    inline: bool = True,
+) -> tuple[list[str], list[tuple[Any, ...]], bool]:
+    """The columns, the rows and ``truncated`` of a query that runs in this process.
+
+    With ``inline`` raises :class:`groundwire.tools._readonly_sqlite.NeedsProcessError` for a query that may exceed its
+    deadline by much or needs much memory. Raises a :class:`QueryError`.
+    """
+    if inline:
+        _readonly_sqlite.check_inline(sql)
+    deadline = time.perf_counter() + timeout_s
+    try:
+        conn = _readonly_sqlite.acquire(path, inline=inline)
     except (OSError, sqlite3.Error, MemoryError) as error:
         raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
     cursor = conn.raw.cursor()
     try:
-        if len(sql) > _readonly_sqlite.MAX_SQL_LENGTH:
-            raise SqlError(f"the query is too long: {len(sql)} characters, at most {_readonly_sqlite.MAX_SQL_LENGTH}")
-        try:
-            sql.encode()  # sqlite3 of Python 3.10 has a misleading message for this
-        except UnicodeEncodeError as error:
-            raise SqlError(f"the query is not Unicode at character {error.start}: {error.reason}") from error
-        conn.start(started + timeout_s, stops)
+        conn.start(deadline, stops)
         cursor.execute(sql)
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
         rows, truncated = _fetch(cursor, max_rows, max_bytes)
-        columns = [column[0] for column in cursor.description]
+        return [column[0] for column in cursor.description], rows, truncated
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
+        if inline and conn.needs_process(error):
+            raise _readonly_sqlite.NeedsProcessError from error
         raise _query_error(conn, path, sql, error, timeout_s) from error
     finally:
         cursor.close()
         _readonly_sqlite.release(conn)
-    return QueryResult(columns, rows, truncated, time.perf_counter() - started)
+
+
+def _run_in_process(
+    request: tuple[Any, ...], timeout_s: float, stops: tuple[threading.Event, ...]
+) -> tuple[list[str], list[tuple[Any, ...]], bool]:
+    try:
+        answer = _query_process.run(request, (lambda: any(stop.is_set() for stop in stops)) if stops else None)
+    except _query_process.KilledError as error:
+        if error.timed_out:
+            raise _timeout_error(timeout_s) from error
+        if error.crashed:
+            raise SqlError("the query crashes SQLite") from error
+        raise DatabaseError(str(error)) from error
+    except OSError as error:
+        raise DatabaseError(f"no process can be started for the query: {error}") from error
+    if answer is None:
+        raise _timeout_error(timeout_s, cancelled=True)
+    kind, *values = answer
+    if kind == QueryTimeoutError.__name__:
+        raise _timeout_error(timeout_s)
+    if kind is not None:
+        raise _ERRORS[kind](*values)
+    columns, rows, truncated = values
+    return columns, rows, truncated
+
+
+_ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
+
+
+def _timeout_error(timeout_s: float, *, cancelled: bool = False) -> QueryTimeoutError:
+    return QueryTimeoutError(f"the query {'was cancelled' if cancelled else f'ran longer than {timeout_s:g} s'}")
 
 
 def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[tuple[Any, ...]], bool]:
@@ -209,7 +267,7 @@ _SCHEMA, _NOLFS, _NOTADB = 17, 22, 26
 _INFRASTRUCTURE = frozenset(
     {_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _CANTOPEN, _PROTOCOL, _SCHEMA, _NOLFS, _NOTADB}
 )
-_IOERR_WRITE, _IOERR_NOMEM = _IOERR | 3 << 8, _IOERR | 12 << 8
+_IOERR_WRITE = _IOERR | 3 << 8
 # Python 3.10 has no codes. A message that quotes a name or a value of the query is never equal to one of these.
 _INFRASTRUCTURE_MESSAGES = {
     "access permission denied",
@@ -233,16 +291,14 @@ def _query_error(
     code: int = getattr(error, "sqlite_errorcode", 0)
     result: QueryError
     if conn.stopped:
-        result = QueryTimeoutError(
-            f"the query {'was cancelled' if conn.cancelled else f'ran longer than {timeout_s:g} s'}"
-        )
+        result = _timeout_error(timeout_s, cancelled=conn.cancelled)
     elif conn.refused_function:
         result = SqlError(f"the function {conn.refused_function} is not available")
     elif conn.refused:
         result = NotAllowedError(f"{conn.refused} is not allowed: write one SELECT statement")
     elif message == "You can only execute one statement at a time.":
         result = NotAllowedError("only one statement at a time: write a single SELECT")
-    elif isinstance(error, MemoryError) or code == _IOERR_NOMEM:
+    elif isinstance(error, MemoryError) or code == _readonly_sqlite.IOERR_NOMEM:
         result = SqlError("the query needs too much memory")
     elif code == _IOERR_WRITE or code & 0xFF == _FULL:  # SQLite writes nothing but the query's own temporary files
         result = SqlError("the query needs too much temporary storage")
