@@ -70,16 +70,20 @@ _INLINE_LIMITS = {"LENGTH": 5000, "VDBE_OP": 5000}
 _INLINE_SELECTS_WITH_CTE = 3
 _INLINE_WORK = 1000
 _SELECT_WORK, _FUNCTION_WORK, _SEARCH_WORK = 10, 20, 120
-_SEARCHES = ("glob", "instr", "like", "replace")  # their time is the product of two lengths
 _FUNCTIONS = (
-    "abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling char coalesce concat concat_ws cos cosh count "
-    "cume_dist current_date current_time current_timestamp date datetime degrees dense_rank exp first_value floor "
-    "group_concat hex if ifnull iif julianday lag last_value lead length likelihood likely ln log log10 log2 lower max "
-    "min mod nth_value ntile nullif octet_length percent_rank pi pow power quote radians random randomblob rank round "
-    "row_number sign sin sinh soundex sqlite_version sqrt strftime string_agg substr substring sum tan tanh time "
-    "timediff total trunc typeof unhex unicode unixepoch unlikely upper zeroblob"
+    "abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling coalesce cos cosh count cume_dist current_date "
+    "current_time current_timestamp date datetime degrees dense_rank exp first_value floor if ifnull iif julianday lag "
+    "last_value lead length likelihood likely ln log log10 log2 lower max min mod nth_value ntile nullif octet_length "
+    "percent_rank pi pow power radians random rank round row_number sign sin sinh soundex sqlite_version sqrt strftime "
+    "substr substring sum tan tanh time timediff total trunc typeof unhex unicode unixepoch unlikely upper"
 )
-_WORK = dict.fromkeys(_FUNCTIONS.split(), _FUNCTION_WORK) | dict.fromkeys(_SEARCHES, _SEARCH_WORK)
+# These are short only where the length of a value is limited.
+_GROWING_FUNCTIONS = "char concat concat_ws group_concat hex quote randomblob string_agg zeroblob"
+_SEARCHES = "glob instr like replace"  # their time is the product of two lengths
+_HAS_LIMITS = hasattr(sqlite3.Connection, "setlimit")  # from Python 3.11
+_WORK = dict.fromkeys(_FUNCTIONS.split(), _FUNCTION_WORK)
+if _HAS_LIMITS:
+    _WORK |= dict.fromkeys(_GROWING_FUNCTIONS.split(), _FUNCTION_WORK) | dict.fromkeys(_SEARCHES.split(), _SEARCH_WORK)
 
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 # Functions of some builds of SQLite or of its shell that load code, access files, or write to the error log.
@@ -191,15 +195,15 @@ class NeedsProcessError(Exception):
 
 
 def check_inline(sql: str) -> None:
-    """Raise :class:`NeedsProcessError` for a query that needs a process by its text; on Python 3.10 for every query.
+    """Raise :class:`NeedsProcessError` for a query that needs a process by its text.
 
     SQLite copies a common table expression for each use before it calls the authorizer, so several that use each other
-    can fill the memory. Python 3.10 cannot set SQLite's limits.
+    can fill the memory. Without limits the operator ``||`` can make a value of any length.
     """
     lowered = sql.lower()
     selects = lowered.count("select") + lowered.count("values") if "with" in lowered else 0
-    too_long = len(sql) > _INLINE_SQL_LENGTH
-    if too_long or selects > _INLINE_SELECTS_WITH_CTE or not hasattr(sqlite3.Connection, "setlimit"):
+    too_long = len(sql) > _INLINE_SQL_LENGTH or ("||" in sql and not _HAS_LIMITS)
+    if too_long or selects > _INLINE_SELECTS_WITH_CTE:
         raise NeedsProcessError
 
 
@@ -223,7 +227,7 @@ class Connection:
         self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
         self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
         self._open_virtual_tables()  # this also reads the schema, so a broken file fails here
-        if hasattr(self.raw, "setlimit"):  # from Python 3.11
+        if hasattr(self.raw, "setlimit"):
             for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
         self.raw.set_progress_handler(self._expired, _OPCODES_PER_CHECK)
