@@ -144,10 +144,39 @@ def test_a_process_that_cannot_start_is_a_database_error(database: Path, monkeyp
         run_query(database, _in_process("SELECT a FROM t"))
 
 
+def test_a_long_query_moves_to_a_process(database: Path) -> None:
+    count = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT {}) SELECT count(*) FROM c"
+    assert run_query(database, count.format(1000)).rows == [(1000,)]
+    assert _idle_process_ids() == []
+    with pytest.raises(QueryTimeoutError, match=r"longer than 0\.8 s"):
+        run_query(database, count.format(-1), timeout_s=0.8)
+    assert _idle_process_ids()
+
+
+def test_temporary_files_are_bounded(database: Path) -> None:
+    rows = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
+    with pytest.raises(SqlError, match="too much temporary storage"):
+        run_query(
+            database, f"{rows} SELECT x FROM (SELECT x, hex(zeroblob(40000)) AS s FROM c) ORDER BY s", timeout_s=60
+        )
+
+
+def test_a_query_waits_for_a_free_process_until_its_deadline(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_query_process._pool, "_free", threading.BoundedSemaphore(1))
+    with ThreadPoolExecutor(1) as thread:
+        hanging = thread.submit(run_query, database, HANGS, timeout_s=1.5)
+        while _query_process._pool._free.acquire(blocking=False):
+            _query_process._pool._free.release()
+        with pytest.raises(QueryTimeoutError, match=r"longer than 0\.1 s"):
+            run_query(database, _in_process("SELECT a FROM t"), timeout_s=0.1)
+        with pytest.raises(QueryTimeoutError):
+            hanging.result()
+
+
 def test_more_queries_than_processes_wait_for_a_free_one(database: Path) -> None:
     sql = _in_process("SELECT a FROM t")
     with ThreadPoolExecutor(20) as threads:
-        results = list(threads.map(lambda _: run_query(database, sql).rows, range(40)))
+        results = list(threads.map(lambda _: run_query(database, sql, timeout_s=60).rows, range(40)))
     assert results == [[(1,), (2,)]] * 40
     assert len(_idle_process_ids()) <= _query_process._MAX_IDLE
 

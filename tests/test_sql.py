@@ -131,12 +131,15 @@ def test_an_exception_of_a_signal_handler_is_no_query_error(database: Path) -> N
     def handler(*_: object) -> None:
         raise LookupError("from the handler")
 
+    def query_with_signal_after(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        run_query(database, COUNT_FOR_EVER, timeout_s=60)
+
     before, threads = signal.signal(signal.SIGALRM, handler), _thread._count()
     try:
         for moment in (*(0.0002 * number for number in range(1, 50)), 0.1):
-            signal.setitimer(signal.ITIMER_REAL, moment)
             with pytest.raises(LookupError, match="from the handler"):
-                run_query(database, COUNT_FOR_EVER, timeout_s=60)
+                query_with_signal_after(moment)
     finally:
         signal.signal(signal.SIGALRM, before)
     while _thread._count() > threads:  # the abandoned query stops

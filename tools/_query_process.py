@@ -15,15 +15,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
 __all__ = ["KilledError", "close", "run"]
 
-_MAX_PROCESSES = 8
+_MAX_PROCESSES = max(8, os.cpu_count() or 1)
 _MAX_IDLE = 2
 _CANCEL_CHECK_S = 0.01
+_MIN_TIME_S = 0.001
+
+Query = tuple[str, str, int, int]
+"""The database's path, the SQL, ``max_rows`` and ``max_bytes``."""
 
 
 class KilledError(Exception):
@@ -85,15 +90,17 @@ class _Pool:
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
 
-    def run(self, request: bytes, cancelled: Callable[[], bool] | None) -> Any:
-        while not self._free.acquire(timeout=_CANCEL_CHECK_S if cancelled else None):
+    def run(self, query: Query, deadline: float, cancelled: Callable[[], bool] | None) -> Any:
+        while not self._free.acquire(timeout=_CANCEL_CHECK_S):
+            if time.perf_counter() > deadline:
+                raise TimeoutError
             if cancelled and cancelled():
                 return None
         try:
-            process = self._pop()
-            answer = None
+            process, answer = self._pop(), None
             try:
-                answer = process.ask(request, cancelled)
+                left_s = max(deadline - time.perf_counter(), _MIN_TIME_S)
+                answer = process.ask(marshal.dumps((*query, left_s)), cancelled)
             finally:
                 if answer is None or not self._push(process):
                     process.close()
@@ -130,12 +137,12 @@ class _Pool:
 _pool = _Pool()
 
 
-def run(request: tuple[Any, ...], cancelled: Callable[[], bool] | None) -> Any:
-    """The worker's answer to ``request``; None if ``cancelled`` became true. Both consist of Python's basic types.
+def run(query: Query, deadline: float, cancelled: Callable[[], bool] | None) -> Any:
+    """The worker's answer to ``query``, or None if ``cancelled`` became true. ``deadline`` is a time of perf_counter.
 
-    Waits for a free process without limit. Raises :class:`KilledError`, and OSError if no process can be started.
+    Raises :class:`KilledError`, TimeoutError if no process is free before the deadline, and OSError if none can start.
     """
-    return _pool.run(marshal.dumps(request), cancelled)
+    return _pool.run(query, deadline, cancelled)
 
 
 def close() -> None:

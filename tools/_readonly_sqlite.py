@@ -69,6 +69,7 @@ _INLINE_SQL_LENGTH = 5000
 _INLINE_LIMITS = {"LENGTH": 5000, "VDBE_OP": 5000}
 _INLINE_SELECTS_WITH_CTE = 3
 _INLINE_WORK = 1000
+_INLINE_S = 0.5  # a longer query would also fill the disk with temporary files
 _SELECT_WORK, _FUNCTION_WORK, _SEARCH_WORK = 10, 20, 120
 _FUNCTIONS = (
     "abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling coalesce cos cosh count cume_dist current_date "
@@ -212,7 +213,7 @@ class Connection:
 
     def __init__(self, path: str, *, inline: bool = True) -> None:
         self.path, self.signature, self.inline = path, signature(path), inline
-        self.deadline = float("inf")
+        self.deadline = self._end = float("inf")
         self._stops: tuple[threading.Event, ...] = ()
         self.stopped = False
         self.refused = ""
@@ -251,12 +252,15 @@ class Connection:
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
         """Reset the state. The next query ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
         self.deadline, self._stops, self.stopped = deadline, stops, False
+        self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
         self._work = 0
 
     def needs_process(self, error: Exception) -> bool:
         """Whether the query failed at a limit that does not hold in a process of its own."""
-        if self.stopped or self.refused or self.refused_function:
+        if self.stopped:
+            return not self.cancelled and time.perf_counter() < self.deadline
+        if self.refused or self.refused_function:
             return False
         code = getattr(error, "sqlite_errorcode", 0)
         return self._work > _INLINE_WORK or isinstance(error, MemoryError) or code in (_TOOBIG, IOERR_NOMEM)
@@ -275,7 +279,7 @@ class Connection:
             self.raw.close()
 
     def _expired(self) -> bool:
-        if time.perf_counter() > self.deadline or (self._stops and self.cancelled):
+        if time.perf_counter() > self._end or (self._stops and self.cancelled):
             self.stopped = True
         return self.stopped
 

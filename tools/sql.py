@@ -147,8 +147,7 @@ def _run(
     try:
         answer = run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
     except _readonly_sqlite.NeedsProcessError:
-        left = max(timeout_s - (time.perf_counter() - started), 0.001)
-        answer = _run_in_process((path, sql, left, max_rows, max_bytes), timeout_s, stops)
+        answer = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
     return QueryResult(*answer, time.perf_counter() - started)
 
 
@@ -192,16 +191,19 @@ def run_here(
 
 
 def _run_in_process(
-    request: tuple[Any, ...], timeout_s: float, stops: tuple[threading.Event, ...]
+    query: _query_process.Query, started: float, timeout_s: float, stops: tuple[threading.Event, ...]
 ) -> tuple[list[str], list[tuple[Any, ...]], bool]:
     try:
-        answer = _query_process.run(request, (lambda: any(stop.is_set() for stop in stops)) if stops else None)
+        cancelled = (lambda: any(stop.is_set() for stop in stops)) if stops else None
+        answer = _query_process.run(query, started + timeout_s, cancelled)
     except _query_process.KilledError as error:
         if error.timed_out:
             raise _timeout_error(timeout_s) from error
         if error.crashed:
             raise SqlError("the query crashes SQLite") from error
         raise DatabaseError(str(error)) from error
+    except TimeoutError as error:
+        raise _timeout_error(timeout_s) from error
     except OSError as error:
         raise DatabaseError(f"no process can be started for the query: {error}") from error
     if answer is None:
