@@ -124,6 +124,16 @@ def test_an_idle_process_that_ended_is_replaced(database: Path) -> None:
     assert run_query(database, _in_process("SELECT a FROM t")).rows == [(1,), (2,)]
 
 
+def test_a_deadline_is_seen_if_other_code_waits_for_the_process(database: Path) -> None:
+    run_query(database, _in_process("SELECT a FROM t"))
+    (pid,) = _idle_process_ids()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(os.waitpid, pid, 0)
+        with pytest.raises(QueryTimeoutError):
+            run_query(database, HANGS, timeout_s=0.3)
+        waiting.exception()
+
+
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGKILL, DatabaseError), (signal.SIGSEGV, SqlError)])
 def test_a_process_that_ends_during_a_query_fails_this_query_only(
     database: Path, number: signal.Signals, error: type[Exception]

@@ -1,7 +1,8 @@
 """Run one SQL statement, read-only and within limits.
 
 An agent's SQL is untrusted and often wrong, and a policy in training exploits every gap. So SQLite itself refuses
-everything but reads (see :mod:`groundwire.tools._readonly_sqlite`), and an error message tells the agent how to
+everything but reads (see :mod:`groundwire.tools._readonly_sqlite`), a query that could take very long or much memory
+runs in a process of its own (see :mod:`groundwire.tools._query_process`), and an error message tells the agent how to
 continue::
 
     QueryError
@@ -197,7 +198,8 @@ def _run_in_process(
         cancelled = (lambda: any(stop.is_set() for stop in stops)) if stops else None
         answer = _query_process.run(query, started + timeout_s, cancelled)
     except _query_process.KilledError as error:
-        if error.timed_out:
+        # The status is lost if other code waits for every child process.
+        if error.timed_out or time.perf_counter() > started + timeout_s:
             raise _timeout_error(timeout_s) from error
         if error.crashed:
             raise SqlError("the query crashes SQLite") from error
