@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+from typing import Any
 
+import fork_server
 import pytest
 
 import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
@@ -19,6 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
+
+
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Workers are forked from a process that has imported what the tests import."""
+    fork_server.ensure_running()
+    for spec in specs:
+        spec.python = f"{sys.executable} {fork_server.__file__}"
 
 
 def pytest_collection_finish() -> None:

@@ -1,48 +1,41 @@
-"""Python programs as processes of their own, forked from one that has already imported what they need.
-
-To import torch, transformers and the agent frameworks takes ten seconds of CPU, and most of these tests are about what
-comes afterwards. The processes are real: they have their own memory, and are killed and interrupted as any other. That
-it all imports from nothing, and how much of it, is what tests/test_lightning.py is about.
-"""
+"""Python programs as processes of their own (see fork_server.py for how they start)."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
+from fork_server import Forked, run_code
 
 ROOT = Path(__file__).parent.parent
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["preloaded"])
-
-
-def fork(target: Callable[..., object], *arguments: Any) -> Any:
-    """A process that runs ``target``."""
-    process = _CONTEXT.Process(target=target, args=arguments, daemon=True)
-    with pytest.MonkeyPatch.context() as patch:  # for the server, which starts with the first process
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-        process.start()
-    return process
 
 
 class Program:
-    """``python COMMAND``, where ``command`` begins with ``-m`` and a module, or with a script in ``folder``."""
+    """``python COMMAND``: ``command`` begins with ``-m`` and a module, with ``-c`` and code, or with a script.
 
-    def __init__(self, *command: str, folder: Path = ROOT, environment: Mapping[str, str] | None = None) -> None:
+    Its input is empty and its output goes to files.
+    """
+
+    def __init__(
+        self,
+        *command: str,
+        folder: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._said = tempfile.TemporaryDirectory()
         self._command = command
-        environment = dict(os.environ if environment is None else environment)
-        arguments = (command, str(folder), environment, self._said.name)
-        self._process = fork(_run, *arguments)
+        names = os.devnull, *(str(Path(self._said.name) / number) for number in "12")
+        files = [os.open(name, os.O_RDWR | os.O_CREAT) for name in names]
+        self._process = Forked(_run, command, folder=str(folder), environment=environment, files=files)
+        for file in files:
+            os.close(file)
 
     @property
     def pid(self) -> int:
@@ -67,7 +60,7 @@ class Program:
         if status is None:
             self._process.kill()
             self._process.join()
-        printed, complained = ((Path(self._said.name) / name).read_text() for name in ("1", "2"))
+        printed, complained = ((Path(self._said.name) / name).read_text() for name in "12")
         self._said.cleanup()
         assert status is not None, f"{self._command} took more than {timeout} s\n{printed}\n{complained}"
         return subprocess.CompletedProcess(self._command, status, printed, complained)
@@ -89,19 +82,16 @@ def until(condition: Any, program: Program, timeout: float = 200) -> None:
         time.sleep(0.02)
 
 
-def _run(command: tuple[str, ...], folder: str, environment: Mapping[str, str], said: str) -> None:
-    for number in (1, 2):
-        file = os.open(Path(said) / str(number), os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, number)
-        os.close(file)
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
-    module = command[0] == "-m"
-    sys.argv = list(command[module:])
-    here = folder if module else str(Path(command[0]).parent.absolute())
-    sys.path[:0] = [here, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    if module:
+def _run(command: tuple[str, ...]) -> None:
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if command[0] == "-c":
+        return run_code(command[1], command[2:])
+    sys.argv = list(command[command[0] == "-m" :])
+    sys.modules.pop(sys.argv[0], None)  # imported by the server; runpy would warn
+    if command[0] == "-m":
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
+        sys.path.insert(0, str(Path(command[0]).parent.absolute()))
         runpy.run_path(sys.argv[0], run_name="__main__")
+    return None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from benchmarks.__main__ import BENCHMARKS
-
-ROOT = Path(__file__).parents[1]
+from programs import ROOT, run
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -26,17 +23,16 @@ def test_every_benchmark_is_a_module_with_a_main_function_and_recorded_figures(n
 
 
 def test_an_unknown_benchmark_is_refused_and_the_known_ones_are_listed() -> None:
-    command = [sys.executable, "-m", "benchmarks", "nope"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    result = run("-m", "benchmarks", "nope")
     assert result.returncode == 2
     assert f"no benchmark 'nope'; known: {', '.join(BENCHMARKS)}" in result.stderr
 
 
 def test_figures_of_all_benchmarks_go_to_one_file(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "benchmarks", "execution_match", "--json", str(file)]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT / 'src'}", "SPIDER_DATA_DIR": str(tmp_path)}
-    subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, env=environment)
+    done = run("-m", "benchmarks", "execution_match", "--json", str(file), environment=environment)
+    assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())
     assert (results["failed"], results["figures"]) == (0, [])  # without Spider there is nothing to measure
     assert results["machine"]["python"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT
+from programs import ROOT, run
 
 from groundwire.tools.terminal import version
 from groundwire.train.cli.app import COMMANDS
@@ -25,13 +25,11 @@ def _environment(**more: str) -> dict[str, str]:
 
 
 def _run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=_environment(**more), text=True, capture_output=True, check=False
-    )
+    return run(*command, environment=_environment(**more))
 
 
 def _on_a_terminal(*command: str, **more: str) -> str:
-    """All that a command writes to a terminal of its own."""
+    """All that a command writes to its terminal. typer looks for colours while it is imported: nothing is forked."""
     terminal, end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env=_environment(**more), stdin=end, stdout=end, stderr=end
@@ -102,14 +100,7 @@ def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:
     program = "import sys; sys.path.remove(''); from groundwire.train.cli.app import app; app()"
     arguments = ("run", "--backend", "custom", "--agent", "mine:answer", "--print-config", "--trainer", "local")
     environment = _environment(PYTHONPATH=str(ROOT))
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=tmp_path,
-        env=environment,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    done = run("-c", program, *arguments, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
     assert '"agent": "mine:answer"' in done.stdout
 
@@ -120,7 +111,9 @@ def test_listing_the_commands_imports_none_of_them() -> None:
     program = (
         f"import sys; from groundwire.train.cli.app import app; app(['--help'], standalone_mode=False); print({heavy})"
     )
-    assert _run("-c", program).stdout.splitlines()[-1] == "[]"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 AUDIT = ("-m", "train.audit", "--limit", "4")

@@ -15,7 +15,8 @@ from typing import Any
 
 import external_processes as processes
 import pytest
-from programs import Program, fork, run, until
+from fork_server import Forked
+from programs import Program, run, until
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -53,7 +54,7 @@ class _Pieces:
         self.all: list[Any] = []
 
     def start(self, target: Any, *arguments: Any) -> Any:
-        self.all.append(fork(target, *arguments))
+        self.all.append(Forked(target, *arguments))
         return self.all[-1]
 
     def store(self) -> Any:

@@ -23,6 +23,7 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import COMMAND, SLOW, http_server, make_database
+from programs import run
 
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError, database_names
 from groundwire.tools.mcp_sql.server import Limits, sql_server
@@ -360,7 +361,7 @@ def test_a_start_that_fails_has_a_one_line_error(database, options, message):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = [option.format(database=database, taken=port) for option in options]
-        ended = subprocess.run([*COMMAND, *options], check=False, capture_output=True, text=True, timeout=60)
+        ended = run(*COMMAND[1:], *options, timeout=60)
     assert ended.returncode == 2
     assert message in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr

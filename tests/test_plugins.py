@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT
+from programs import ROOT, run
 
 from groundwire.tools.plugins import PluginError, Registry
 
@@ -36,9 +34,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 def test_a_plugin_that_cannot_be_imported_is_named(
     command: tuple[str, ...], status: int, environment: dict[str, str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
-    )
+    done = run("-m", *command, environment=environment)
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr == (
         "error: plugin 'fancy' (fancy_rewards) of the package fancy cannot be loaded: RuntimeError: no licence; repair "

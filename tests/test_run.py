@@ -23,7 +23,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.run import app
 
-SMALL = ("--val-tasks", "8", "--n-runners", "16", "--tasks-per-step", "4")
+SMALL = ("--val-tasks", "8", "--n-runners", "16", "--tasks-per-step", "4", "group_size=4")
 
 
 def _environment() -> dict[str, str]:
@@ -50,7 +50,7 @@ def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["backend"] == "langgraph"
     assert summary["steps"] == 1
-    assert summary["rollouts"] == 32
+    assert summary["rollouts"] == 16
     assert 0 <= summary["validation"]["before"] <= 1
     assert 0 <= summary["validation"]["after"] <= 1
     assert summary["validation"]["n"] == 8
@@ -77,7 +77,7 @@ def test_every_phase_of_a_step_is_measured(finished: tuple[Path, str]) -> None:
 def test_every_rollout_is_stored_with_its_sampled_tokens(finished: tuple[Path, str]) -> None:
     rows = pq.read_table(finished[0] / "rollouts.parquet").to_pylist()
     train = [row for row in rows if row["mode"] == "train"]
-    assert len(train) == 32
+    assert len(train) == 16
     for row in train:
         assert row["status"] == "succeeded"
         assert row["reward"] in (0.0, 1.0)

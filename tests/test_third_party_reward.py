@@ -62,8 +62,7 @@ from groundwire import rewards
 for name in ("concise", "0.5*executes+0.5*concise"):
     print([rewards.total(asyncio.run(rewards.get(name)({}, answer, []))) for answer in ("short", "long " * 20)])
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = run("-c", code, environment=environment)
     assert done.stdout.splitlines() == ["[1.0, 0.0]", "[0.5, 0.0]"], done.stderr
 
 

@@ -17,8 +17,8 @@ import external_processes as processes
 import openai
 import pyarrow.parquet as pq
 import pytest
+from fork_server import Forked
 from no_data import NoData
-from programs import fork
 
 from groundwire.adapters import AgentError, Answer, Endpoint, Question
 from groundwire.tools.step_timer import StepTimer
@@ -351,7 +351,7 @@ def test_a_rollout_without_trained_calls_is_counted_and_reported(tmp_path: Path)
 
 def test_rollouts_run_through_an_external_store(tmp_path: Path) -> None:
     address = f"http://127.0.0.1:{(port := processes.free_port())}"
-    store = fork(processes.store, str(tmp_path / "store.db"), port)
+    store = Forked(processes.store, str(tmp_path / "store.db"), port)
     try:
         check_store(address, timeout_s=30)
         with _service(tmp_path, _Backend(), external_store_address=address, llm_proxy=True) as made:
