@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fork_server
 import pytest
+from filelock import FileLock
 
 import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
 
@@ -34,6 +38,26 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 def pytest_collection_finish() -> None:
     """At its end the interpreter looks for garbage several times, for three seconds: not among what was imported."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """``shared_folder(name, fill)``: a folder of that name, filled once for all workers. Tests only read it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def folder(name: str, fill: Callable[[Path], object]) -> Path:
+        path, filled = root / name, root / f"{name}.filled"
+        with FileLock(root / f"{name}.lock"):
+            if not filled.exists():
+                shutil.rmtree(path, ignore_errors=True)
+                path.mkdir()
+                fill(path)
+                filled.touch()
+        return path
+
+    return folder
 
 
 @pytest.fixture(scope="session")

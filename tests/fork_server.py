@@ -43,7 +43,11 @@ MODULES = (
     "fastmcp.client",
     "hypothesis",
     "openai.resources.chat.completions",  # the client imports it at its first use
+    "groundwire.domains.spider",
+    "groundwire.rewards.spider.execution_match",
     "pyarrow.dataset",  # with pandas
+    "pyarrow.parquet",
+    "matplotlib.figure",  # imported to draw
     "matplotlib.backends.backend_agg",
     "programs",
 )

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -199,12 +199,16 @@ def _evaluate(*arguments: str, **environment: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def evaluated(shared_folder: Callable[..., Path]) -> tuple[Path, str]:
     """The starter on five questions, twice each, and what was printed."""
-    folder = tmp_path_factory.mktemp("evaluations")
-    done = _evaluate("--tasks", "5", "-n", "2", "--temperature", "0.7", "--output-dir", str(folder))
-    assert done.returncode == 0, done.stderr
-    return folder / "latest", done.stdout
+
+    def fill(folder: Path) -> None:
+        done = _evaluate("--tasks", "5", "-n", "2", "--temperature", "0.7", "--output-dir", str(folder))
+        assert done.returncode == 0, done.stderr
+        (folder / "printed.txt").write_text(done.stdout)
+
+    folder = shared_folder("evaluations", fill)
+    return folder / "latest", (folder / "printed.txt").read_text()
 
 
 def test_an_evaluation_writes_a_run_folder(evaluated: tuple[Path, str]) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,18 +26,21 @@ def _build(target: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=BUILDS)
-def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(request: pytest.FixtureRequest, shared_folder: Callable[..., Path]) -> Path:
     """The Python of an environment in which groundwire is installed; its dependencies are those of this one."""
-    folder = tmp_path_factory.mktemp(request.param)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
-    python = folder / "venv" / "bin" / "python"
-    wheel = _build(BUILDS[request.param], folder)
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*install, str(wheel)], check=True, capture_output=True)
-    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
-    # A path in a .pth file is not searched for .pth files: the editable install in this environment stays out.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return python
+
+    def fill(folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
+        python = folder / "venv" / "bin" / "python"
+        wheel = _build(BUILDS[request.param], folder)
+        pip = [sys.executable, "-m", "pip", "--python", str(python)]
+        install = [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+        subprocess.run(install, check=True, capture_output=True)
+        (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+        # A path in a .pth file is not searched for .pth files: the editable install in this environment stays out.
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+
+    return shared_folder(f"installed_{request.param}", fill) / "venv" / "bin" / "python"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,12 +36,16 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished(shared_folder: Callable[..., Path]) -> tuple[Path, str]:
     """A run of one step on the bundled data, and what it printed."""
-    runs = tmp_path_factory.mktemp("runs")
-    done = _run("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
-    assert done.returncode == 0, done.stderr
-    return runs / "latest", done.stdout
+
+    def fill(runs: Path) -> None:
+        done = _run("--backend", "langgraph", "--domain", "spider", "--ci-fast", *SMALL, "--output-dir", str(runs))
+        assert done.returncode == 0, done.stderr
+        (runs / "printed.txt").write_text(done.stdout)
+
+    runs = shared_folder("finished_run", fill)
+    return runs / "latest", (runs / "printed.txt").read_text()
 
 
 def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
