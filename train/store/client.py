@@ -24,7 +24,7 @@ from typing import Any
 import aiohttp
 import pydantic_core
 from agentlightning.store.client_server import LightningStoreClient
-from agentlightning.types import AttemptedRollout, Span
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Rollout, Span
 
 from groundwire.train.store.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
@@ -39,6 +39,7 @@ _MAX_FAILURES = 4
 _REQUEST_TIMEOUT_S = 60.0
 _MAX_IN_FLIGHT = 2
 _MAX_BATCH, _MAX_BATCH_BYTES = 32, 4 << 20
+_MAX_ENQUEUED = 1000
 _PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
 _SLOW_PATH = re.compile(r"/waits/.*|.*/search")
 
@@ -122,6 +123,19 @@ class StoreClient(NotifyAttemptEnd, LightningStoreClient):
         request = {"limit": limit, "worker_id": worker_id}
         rollouts = await self._request_json("post", "/queues/rollouts/dequeue", json=request)
         return [AttemptedRollout.model_validate(rollout) for rollout in rollouts]
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        """Enqueue rollouts, in requests of a few megabytes."""
+        enqueued: list[Rollout] = []
+        part: list[EnqueueRolloutRequest] = []
+        size = 0
+        for rollout in rollouts:
+            size += len(rollout.model_dump_json())
+            if part and (size > _MAX_BATCH_BYTES or len(part) == _MAX_ENQUEUED):
+                enqueued += await super().enqueue_many_rollouts(part)
+                part, size = [], 0
+            part.append(rollout)
+        return [*enqueued, *await super().enqueue_many_rollouts(part)]
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One sequence id for each (rollout, attempt), rising within a rollout."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gzip
 import logging
 import re
 import socket
 import sqlite3
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,7 +24,6 @@ import pydantic_core
 from agentlightning.store import client_server as wire
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, NamedResources, ResourcesUpdate, Rollout, Span, Worker
-from agentlightning.utils.otlp import spans_from_proto
 from aiohttp import web
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -34,15 +33,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import API, HEALTH
+from groundwire.train.store.limits import MAX_REQUEST_BYTES, RefusedValueError, check_request, first_problem
+from groundwire.train.store.span_intake import SpanIntake
 
 __all__ = ["application", "bind", "serve"]
 
 _log = logging.getLogger(__name__)
-_MAX_REQUEST_BYTES = 256 << 20
 _KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 2.0
 _BACKLOG = 1024  # a hundred runners connect at the same moment
-_PROTOBUF = "application/x-protobuf"
+_PROTOBUF, _GZIP = "application/x-protobuf", b"\x1f\x8b"
 _NOT_NULL = ("status", "config", "worker_id", "last_heartbeat_time", "heartbeat_stats")
 _QUERIED_MODELS: dict[str, type[pydantic.BaseModel]] = {
     "query_rollouts": Rollout,
@@ -96,7 +96,7 @@ async def serve(store: LightningStore, listener: socket.socket) -> AsyncIterator
 
 def application(store: LightningStore) -> web.Application:
     """The API over ``store``, for one event loop."""
-    app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES)
     app.router.add_post("/v1/traces", _otlp_handler(store))
     endpoints = {route: _endpoint(store, route) for route in _ROUTES}
     for route, endpoint in endpoints.items():
@@ -155,8 +155,11 @@ async def _dequeue(store: LightningStore, path: _PathParameters, body: Any) -> A
 
 
 async def _add_spans(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    # Only the ids of the new spans: the client has the rest.
-    return [span.span_id for span in await store.add_many_spans(body)]
+    intake = SpanIntake(store)
+    await intake.add_json(body)
+    if intake.refused:
+        raise _BadRequestError(intake.message())
+    return intake.new_ids  # the client has the rest
 
 
 async def _next_sequence_id(store: LightningStore, path: _PathParameters, body: Any) -> Any:
@@ -190,7 +193,7 @@ _ROUTES: dict[str, tuple[int, Any, _Call]] = {
     "POST /resources/{resources_id}": (200, NamedResources, _with_body("update_resources")),
     "GET /spans": (200, wire.QuerySpansRequest, _with_fields("query_spans")),
     "POST /spans": (201, Span, _with_body("add_span")),
-    "POST /spans/batch": (201, list[Span], _add_spans),
+    "POST /spans/batch": (201, list[Any], _add_spans),
     "POST /spans/search": (200, wire.QuerySpansRequest, _with_fields("query_spans")),
     "POST /spans/next": (200, wire.NextSequenceIdRequest, _next_sequence_id),
     "POST /spans/next/batch": (200, list[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
@@ -206,10 +209,12 @@ def _endpoint(store: LightningStore, route: str) -> _Endpoint:
     async def respond(path: _PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
         try:
             request = None if adapter is None else _parse_request(adapter, query, body)
+            if call is not _add_spans:  # which checks each span
+                check_request(path, request)
             return success, pydantic_core.to_json(await call(store, path, request))
         except pydantic.ValidationError as error:
-            status, detail = 422, _first_problem(error)
-        except _BadRequestError as error:
+            status, detail = 422, first_problem(error)
+        except (_BadRequestError, RefusedValueError) as error:
             status, detail = 400, str(error)
         except ValueError as error:  # raised by the stores for an unknown rollout or attempt
             status, detail = 404, str(error)
@@ -253,7 +258,7 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
         try:
             requests = adapter.validate_json(await request.read())
         except pydantic.ValidationError as error:
-            return _error_response(422, _first_problem(error))
+            return _error_response(422, first_problem(error))
         responses = await asyncio.gather(*(respond(*each) for each in requests))
         return _json_response(200, pydantic_core.to_json(responses))
 
@@ -266,12 +271,6 @@ def _parse_request(adapter: pydantic.TypeAdapter[Any], query: Any, body: bytes) 
             {name: query.getall(name) if name in _LIST_PARAMETERS else query[name] for name in query}
         )
     return adapter.validate_json(body) if body and body != b"null" else None
-
-
-def _first_problem(error: pydantic.ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    field = ".".join(map(str, first["loc"])) or "the body"
-    return f"the request does not fit agentlightning 0.3: {field}: {first['msg']}"
 
 
 def _json_response(status: int, body: bytes) -> web.Response:
@@ -300,12 +299,26 @@ def _otlp_handler(store: LightningStore) -> Any:
     async def handle(request: web.Request) -> web.Response:
         if request.content_type != _PROTOBUF:
             return _error_response(400, f"the body is {request.content_type}; it must be {_PROTOBUF}")
-        body, message = await request.read(), ExportTraceServiceRequest()
+        body, message, intake = await request.read(), ExportTraceServiceRequest(), SpanIntake(store)
         try:
-            message.ParseFromString(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
-            await store.add_many_spans(await spans_from_proto(message, store.get_many_span_sequence_ids))
-        except (ValueError, OSError, EOFError, DecodeError) as error:
+            message.ParseFromString(_decompress(body) if body[:2] == _GZIP else body)
+            await intake.add_otlp(message)
+        except (ValueError, zlib.error, DecodeError) as error:
             return _error_response(400, f"the spans were refused: {error}")
-        return web.Response(body=ExportTraceServiceResponse().SerializeToString(), content_type=_PROTOBUF)
+        if intake.refused and not intake.stored:
+            return _error_response(400, intake.message())
+        response = ExportTraceServiceResponse()
+        if intake.refused:  # the exporter must not repeat the request
+            response.partial_success.rejected_spans = intake.refused
+            response.partial_success.error_message = intake.message()
+        return web.Response(body=response.SerializeToString(), content_type=_PROTOBUF)
 
     return handle
+
+
+def _decompress(body: bytes) -> bytes:
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    data = decompressor.decompress(body, MAX_REQUEST_BYTES)
+    if not decompressor.eof:
+        raise RefusedValueError(f"the body is cut, or has more than {MAX_REQUEST_BYTES >> 20} MiB when decompressed")
+    return data

@@ -1,0 +1,200 @@
+"""The store refuses values that it cannot hold, and a refused value harms nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from agentlightning.store.base import LightningStore
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span, SpanCoreFields, TraceStatus
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+
+from groundwire.train.store.client import StoreClient
+from groundwire.train.store.server import bind, serve
+from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
+
+_DEEP = json.loads("[" * 100 + "]" * 100)
+
+
+def _span(attempted: AttemptedRollout, sequence: int = 1, **changes: Any) -> dict[str, Any]:
+    status = TraceStatus(status_code="OK")
+    fields = SpanCoreFields(name="call", attributes={}, status=status, start_time=1.0, end_time=2.0)
+    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+    span: dict[str, Any] = Span.from_core_fields(fields, sequence_id=sequence, **ids).model_dump()
+    return {**span, **changes}
+
+
+def _otlp(*ids: dict[str, Any]) -> ExportTraceServiceRequest:
+    """One span for each dict of span attributes; ``rollout_id`` etc. without their prefix."""
+    tracer = TracerProvider(resource=Resource.create({})).get_tracer("test")
+    spans = []
+    for attributes in ids:
+        span = tracer.start_span(
+            "work", attributes={f"agentlightning.{key}": value for key, value in attributes.items()}
+        )
+        span.end()
+        spans.append(span)
+    return encode_spans(spans)  # type: ignore[arg-type]
+
+
+class _Server:
+    def __init__(self, store: LightningStore, url: str, session: aiohttp.ClientSession) -> None:
+        self.store, self.url, self._session = store, url, session
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **headers}
+        async with self._session.post(self.url + "/v1/agl" + path, data=body, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def export(self, body: bytes, **headers: str) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/x-protobuf", **headers}
+        async with self._session.post(self.url + "/v1/traces", data=body, headers=headers) as reply:
+            return reply.status, await reply.read()
+
+
+@asynccontextmanager
+async def _serving() -> AsyncIterator[_Server]:
+    store = SqliteLightningStore(MEMORY)
+    async with serve(store, bind("127.0.0.1", 0)) as url, aiohttp.ClientSession() as session:
+        yield _Server(store, url, session)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sequence_id": 2**63 - 1}, f"sequence_id is {2**63 - 1}; it must be from 0 to {2**53}"),
+        ({"sequence_id": -1}, "sequence_id is -1; it must be from 0"),
+        ({"span_id": "s" * 257}, "span_id has 257 characters; at most 256 are allowed"),
+        ({"attempt_id": "a\nforged log line"}, r"attempt_id is 'a\nforged log line'; only printable characters"),
+        ({"trace_id": "\x00"}, r"trace_id is '\x00'; only printable characters"),
+        ({"start_time": float("inf")}, "start_time is inf; it must be in seconds since 1970"),
+        ({"end_time": -1.0}, "end_time is -1.0; it must be in seconds since 1970"),
+        ({"events": [{"name": "e", "attributes": {}, "timestamp": 1e300}]}, "timestamp is 1e+300"),
+        ({"more": _DEEP}, "the JSON of the request is nested more than 64 levels deep"),
+        ({"links": [{"context": None}]}, "does not fit agentlightning 0.3: links.0.context: "),
+    ],
+)
+async def test_a_span_that_cannot_be_stored_is_refused_and_the_others_are_stored(
+    changes: dict[str, Any], reason: str
+) -> None:
+    async with _serving() as server:
+        bad, good = [await server.store.start_rollout({}) for _ in range(2)]
+        status, reply = await server.post("/spans/batch", [_span(bad, **changes), _span(bad, 7), _span(good, 3)])
+        assert status == 400
+        assert reason in reply["detail"]
+        assert "1 of 3 spans were refused, the others are stored" in reply["detail"]
+        for attempted, number in ((bad, 7), (good, 3)):
+            assert [span.sequence_id for span in await server.store.query_spans(attempted.rollout_id)] == [number]
+            assert await server.store.get_next_span_sequence_id(attempted.rollout_id, "") == number + 1
+        status, reply = await server.post("/spans", _span(bad, **changes))
+        assert status in (400, 422)
+        assert reason in reply["detail"]
+
+
+async def test_spans_of_an_unknown_rollout_do_not_affect_those_of_others() -> None:
+    async with _serving() as server:
+        attempted = await server.store.start_rollout({})
+        body = [_span(attempted, 1, rollout_id="ro-gone"), _span(attempted, 2)]
+        status, reply = await server.post("/spans/batch", body)
+        assert status == 400
+        assert "Rollout ro-gone not found" in reply["detail"]
+        assert [span.sequence_id for span in await server.store.query_spans(attempted.rollout_id)] == [2]
+
+
+async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_stored() -> None:
+    async with _serving() as server:
+        bad, good = [await server.store.start_rollout({}) for _ in range(2)]
+
+        def ids(attempted: AttemptedRollout) -> dict[str, Any]:
+            return {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+
+        export = _otlp(
+            {**ids(bad), "span_sequence_id": 2**63 - 1},
+            {**ids(bad), "rollout_id": "ro-gone"},
+            {**ids(bad), "attempt_id": "at\nforged log line"},
+            ids(good),
+        )
+        status, reply = await server.export(export.SerializeToString())
+        assert status == 200
+        partial = ExportTraceServiceResponse.FromString(reply).partial_success
+        assert partial.rejected_spans == 3
+        assert "3 of 4 spans were refused, the others are stored: " in partial.error_message
+        assert await server.store.get_next_span_sequence_id(bad.rollout_id, "") == 1
+        assert [span.sequence_id for span in await server.store.query_spans(good.rollout_id)] == [1]
+        status, reply = await server.export(_otlp({**ids(bad), "span_sequence_id": 2**63 - 1}).SerializeToString())
+        assert status == 400
+        assert b"sequence_id is 9223372036854775807" in reply
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("/queues/rollouts/dequeue", {"limit": 10**30}, "limit is 1000000000000000000000000000000; it must be from"),
+        ("/queues/rollouts/dequeue", {"worker_id": "w\n"}, r"worker_id is 'w\n'; only printable characters"),
+        ("/rollouts/search", {"offset": 10**30}, "offset is 10000"),
+        ("/rollouts/search", {"rollout_id_in": ["r"] * 10_001}, "rollout_id_in has 10001 items; at most 10000"),
+        ("/waits/rollouts", {"rollout_ids": ["r" * 300], "timeout": 0}, "rollout_ids has 300 characters"),
+        ("/spans/next/batch", [["r", "a"]] * 10_001, "ids has 10001 items; at most 10000"),
+        ("/spans/next", {"rollout_id": "r\r", "attempt_id": "a"}, r"rollout_id is 'r\r'"),
+        ("/rollouts", {"input": {}, "config": {"max_attempts": 10**30}}, "max_attempts is 10000"),
+        ("/rollouts", {"input": {}, "config": {"timeout_seconds": float("nan")}}, "timeout_seconds is not a number"),
+        ("/rollouts", {"input": {}, "metadata": {"a": _DEEP}}, "nested more than 64 levels deep"),
+        ("/queues/rollouts/enqueue", {"rollouts": [{"input": _DEEP}]}, "nested more than 64 levels deep"),
+        ("/workers/w", {"heartbeat_stats": {"a": _DEEP}}, "nested more than 64 levels deep"),
+        ("/workers/w%0A", {}, r"worker_id is 'w\n'"),
+        ("/rollouts/r/attempts/a", {"last_heartbeat_time": 1e300}, "last_heartbeat_time is 1e+300"),
+    ],
+)
+async def test_values_out_of_range_are_refused_with_a_reason(path: str, body: Any, reason: str) -> None:
+    async with _serving() as server:
+        status, reply = await server.post(path, body)
+        assert status == 400
+        assert reason in reply["detail"]
+
+
+async def test_json_of_any_shape_is_stored_and_read_again() -> None:
+    task = {"limit": -5, "user_id": "two\nlines", "start_time": -1e300, "list": list(range(20_000)), "n": 10**30}
+    async with _serving() as server:
+        client = StoreClient(server.url)
+        await client.start()
+        enqueued = await client.enqueue_rollout(task, metadata={"deep": json.loads("[" * 40 + "]" * 40)})
+        found = await client.get_rollout_by_id(enqueued.rollout_id)
+        assert found is not None
+        assert found.input == task
+        await client.stop()
+
+
+async def test_many_rollouts_are_enqueued_in_requests_that_the_store_accepts() -> None:
+    async with _serving() as server:
+        client = StoreClient(server.url)
+        await client.start()
+        large = [EnqueueRolloutRequest(input={"n": n, "text": "x" * (1 << 20)}) for n in range(40)]
+        small = [EnqueueRolloutRequest(input={"n": n}) for n in range(40, 2500)]
+        enqueued = await client.enqueue_many_rollouts([*large, *small])
+        assert [rollout.input["n"] for rollout in enqueued] == list(range(2500))
+        assert await client.enqueue_many_rollouts([]) == []
+        await client.stop()
+
+
+@pytest.mark.parametrize("kind", ["bomb", "cut", "not gzip"])
+async def test_compressed_spans_are_decompressed_within_a_limit(kind: str) -> None:
+    body = gzip.compress(bytes(1 << 30 if kind == "bomb" else 1000))
+    body = {"bomb": body, "cut": body[:-9], "not gzip": b"\x1f\x8bno"}[kind]
+    async with _serving() as server:
+        status, reply = await server.export(body)
+        assert status == 400
+        assert b"the spans were refused: " in reply
