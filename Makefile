@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint bench clean
+.PHONY: train test lint bench chaos clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -20,6 +20,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/.dev
+	cd tests && ../$(BIN)/python -m chaos $(ARGS)
 
 # pip before 26 cannot resolve the set ("Cannot install httpx and httpx2"). torch is installed first and by itself, so
 # that a build from the machine's own index (for example a CPU wheel) is used.

@@ -22,7 +22,8 @@ _RETRY_S = 0.1
 def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) -> dict[str, Any]:
     """Return the health report of the store at ``address``.
 
-    While ``starting``, a refused connection is retried for ``timeout_s`` seconds. Raises :class:`StoreAddressError`.
+    While ``starting``, a refused or interrupted connection is retried for ``timeout_s`` seconds: the store may be
+    restarting. Raises :class:`StoreAddressError`.
     """
     import httpx
 
@@ -41,7 +42,8 @@ def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) 
                 return _read_health(client, address)
             except httpx.TransportError as error:
                 refused = isinstance(error, httpx.ConnectError) and "refused" in str(error)
-                if starting and refused and time.monotonic() < deadline:
+                interrupted = isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError))
+                if starting and (refused or interrupted) and time.monotonic() < deadline:
                     time.sleep(_RETRY_S)
                     continue
                 reason = str(error).rpartition("] ")[2].lower() or type(error).__name__  # without [Errno N]

@@ -1,0 +1,47 @@
+"""``python -m chaos`` in the folder ``tests``: exit status 1 if anything went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from chaos import kills, requests
+from chaos.tally import Tally
+
+SCENARIOS = {"kills": (kills.run, 0.5), "requests": (requests.run, 0.3)}
+"""Each with its share of the time."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the scenarios one after the other, print the counts."""
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(SCENARIOS)}; default: all")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all scenarios together (default 10)")
+    parser.add_argument("--seed", type=int, default=None, help="repeat the choices of a run")
+    parser.add_argument("--folder", type=Path, default=None, help="keep all files here; default: a temporary folder")
+    options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.scenarios) - SCENARIOS.keys()):
+        parser.error(f"no scenario {unknown[0]!r}; known: {', '.join(SCENARIOS)}")
+    seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
+    names = options.scenarios or list(SCENARIOS)
+    shares = sum(SCENARIOS[name][1] for name in names)
+    tally = Tally()
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
+        for name in names:
+            scenario, share = SCENARIOS[name]
+            started, known = time.monotonic(), tally.faults.total()
+            seconds = 60 * options.minutes * share / shares
+            scenario((options.folder or Path(temporary)) / name, seconds, random.Random(f"{seed} {name}"), tally)
+            print(f"{name}: {time.monotonic() - started:.0f} s, {tally.faults.total() - known} faults", flush=True)
+    print(f"\n{tally.table()}")
+    print(tally.fault_list())
+    return int(bool(tally.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Kills and stops of store, runners and trainer at random moments; what was acknowledged must still be there."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import external_processes
+
+from chaos import workers
+from chaos.processes import Process, Processes
+from chaos.tally import Tally
+from groundwire.adapters.tracing.scripted_server import END, encode
+from groundwire.tools.errors import UserError
+from groundwire.train.store.health import check_store
+
+__all__ = ["check_journal", "check_trained", "run"]
+
+_RUNNERS = 2
+_PAUSE_S = 0.4
+_CALM_S = 2 * workers.DEADLINE_S
+
+
+def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
+    """Kill and restart for ``seconds``, then let one step finish in peace, stop all, and compare."""
+    with Processes(folder, tally) as processes:
+        pieces = _Pieces(folder, processes)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(rng.uniform(0, _PAUSE_S))
+            pieces.disturb(rng)
+        steps = len(pieces.steps())
+        calm = time.monotonic() + _CALM_S
+        while len(pieces.steps()) == steps and time.monotonic() < calm:
+            time.sleep(0.1)
+            pieces.check_running()
+        if len(pieces.steps()) == steps:
+            tally.fault("hangs", f"no step ended within {_CALM_S:g} s after the last kill")
+        pieces.stop()
+        tally.add("steps", len(pieces.steps()))
+    check_trained(pieces.steps(), tally)
+    with closing(sqlite3.connect(pieces.database)) as conn:
+        check_journal(_lines(pieces.journal), conn, tally)
+
+
+class _Pieces:
+    """Store, runners and trainer, started again after each end."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self._processes, self._port = processes, external_processes.free_port()
+        self._address = f"http://127.0.0.1:{self._port}"
+        self.database, self.journal = str(folder / "store.db"), str(folder / "journal.jsonl")
+        self._trained, self._tasks = str(folder / "trained.jsonl"), str(folder / "singers.sqlite")
+        with closing(sqlite3.connect(self._tasks)) as conn, conn:
+            conn.execute("CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT)")
+            conn.executemany("INSERT INTO singer VALUES (?, ?)", ((n, f"Singer {n}") for n in range(100_000)))
+        self._running: dict[str, Process] = {}
+        for name in ("store", *(f"runner {n}" for n in range(_RUNNERS)), "trainer"):
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        fork, address = self._processes.fork, self._address
+        if name == "store":
+            self._running[name] = fork(name, external_processes.store, self.database, self._port)
+            try:
+                check_store(address, timeout_s=30)
+            except UserError as error:
+                self._processes.tally.fault("hangs", f"the store does not start: {error}")
+        elif name == "trainer":
+            arguments = (address, self.journal, self._trained, self._tasks)
+            self._running[name] = fork(name, workers.run_trainer, *arguments)
+        else:
+            self._running[name] = fork(name, workers.run_runner, address, self.journal, 3)
+
+    def disturb(self, rng: random.Random) -> None:
+        """One process is killed, stopped, or frozen for a moment; then it is started again."""
+        self.check_running()
+        name = rng.choice(sorted(self._running))
+        process = self._running[name]
+        how = rng.choice(["kill"] * 6 + ["stop"] * 2 + ["freeze"])
+        if how == "freeze":
+            process.signal(signal.SIGSTOP)
+            time.sleep(rng.uniform(0, 1.5 * workers.UNRESPONSIVE_S))
+            process.signal(signal.SIGCONT)
+            self._processes.tally.add("freezes")
+            return
+        if how == "kill":
+            self._processes.kill(process)
+        else:
+            self._processes.stop(process)
+        time.sleep(rng.choice([0.0, 0.0, rng.uniform(0, 2.0)]))
+        self._start(name)
+
+    def check_running(self) -> None:
+        """Start again what has ended by itself, which is a fault."""
+        for name, process in list(self._running.items()):
+            if process.status is not None and "no store answers" in process.output:
+                self._processes.tally.add("starts without a store")
+                self._processes.kill(process)
+            elif self._processes.check_running(process):
+                continue
+            self._start(name)
+
+    def stop(self) -> None:
+        """Stop all; the store last, as it would block the others."""
+        for name in sorted(self._running, reverse=True):
+            self._processes.stop(self._running[name], count=False)
+
+    def steps(self) -> list[Any]:
+        """The steps that the trainers have written."""
+        return list(_lines(self._trained))
+
+
+def _lines(path: str) -> Iterator[Any]:
+    if Path(path).exists():
+        yield from map(json.loads, Path(path).read_text().splitlines())
+
+
+def check_trained(steps: list[Any], tally: Tally) -> None:
+    """No step, task and rollout is trained twice; each has its own answer, and its one call once."""
+    rollouts = [rollout for step in steps for rollout in step["rollouts"]]
+    succeeded = [rollout for rollout in rollouts if rollout["status"] == "succeeded"]
+    for name, keys in (
+        ("step", [step["step"] for step in steps]),
+        ("task", [rollout["task"] for rollout in succeeded]),
+        ("rollout", [rollout["rollout_id"] for rollout in rollouts]),
+    ):
+        for key, times in Counter(keys).items():
+            if times > 1:
+                tally.fault("trained twice", name, f"{key}, {times} times")
+    for rollout in succeeded:
+        expected = workers.expected_answer(int(rollout["task"][1:]))
+        ids = [*encode(expected), END]
+        if len(rollout["calls"]) > 1:
+            tally.fault("trained twice", "a rollout has more than its one call", str(rollout))
+        if rollout["calls"][:1] != [ids] or (rollout["answer"], rollout["reward"]) != (expected, 1.0):
+            tally.fault("lost", "a rollout has not its own call, answer and reward", str(rollout))
+    tally.add("rollouts trained", len(succeeded))
+    for rollout in rollouts:
+        if rollout["status"] != "succeeded":
+            tally.add(f"rollouts failed: {rollout['status']}")
+
+
+def check_journal(journal: Iterator[Any], conn: sqlite3.Connection, tally: Tally) -> None:
+    """Everything that the store has acknowledged is in its file."""
+    rollouts = {row[0] for row in conn.execute("SELECT rollout_id FROM rollouts")}
+    spans = set(conn.execute("SELECT rollout_id, attempt_id, span_id FROM spans"))
+    statuses = {
+        row[:2]: row[2] for row in conn.execute("SELECT rollout_id, attempt_id, body ->> 'status' FROM attempts")
+    }
+    for kind, *key in journal:
+        tally.add(f"acknowledged: {kind}")
+        if kind == "rollout" and key[0] not in rollouts:
+            tally.fault("lost", "rollout", key[0])
+        elif kind == "span" and tuple(key) not in spans:
+            tally.fault("lost", "span", str(key))
+        elif kind == "ended" and statuses.get((key[0], key[1])) != key[2]:
+            tally.fault("lost", "status of an attempt", f"{key}: {statuses.get((key[0], key[1]))}")

@@ -1,0 +1,195 @@
+"""``make chaos`` notices each kind of fault: a check that cannot fail would prove nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from chaos import kills, processes, requests, tally
+from chaos.mutations import Request, gzip_bomb, mutate
+from chaos.processes import Processes
+from chaos.tally import Tally
+
+from groundwire.adapters.tracing.scripted_server import END, encode
+from groundwire.train.store.health import HEALTH, check_store
+
+
+def _faults(found: Tally) -> dict[str, int]:
+    return {name: found.counts[name] for name in tally.FAULTS if found.counts[name]}
+
+
+@pytest.fixture
+def store_file() -> Iterator[sqlite3.Connection]:
+    conn = sqlite3.connect(":memory:")
+    conn.executescript(
+        "CREATE TABLE rollouts (rollout_id); INSERT INTO rollouts VALUES ('r');"
+        "CREATE TABLE spans (rollout_id, attempt_id, span_id); INSERT INTO spans VALUES ('r', 'a', 's');"
+        "CREATE TABLE attempts (rollout_id, attempt_id, body);"
+        """INSERT INTO attempts VALUES ('r', 'a', '{"status": "succeeded"}');"""
+    )
+    yield conn
+    conn.close()
+
+
+@pytest.mark.parametrize(
+    ("entry", "lost"),
+    [
+        (["rollout", "r"], 0),
+        (["rollout", "another"], 1),
+        (["span", "r", "a", "s"], 0),
+        (["span", "r", "a", "another"], 1),
+        (["ended", "r", "a", "succeeded"], 0),
+        (["ended", "r", "a", "failed"], 1),
+        (["ended", "r", "another", "succeeded"], 1),
+    ],
+)
+def test_what_was_acknowledged_and_is_not_in_the_file_is_lost(
+    store_file: sqlite3.Connection, entry: list[str], lost: int
+) -> None:
+    found = Tally()
+    kills.check_journal(iter([entry]), store_file, found)
+    assert found.counts["lost"] == lost
+    assert found.counts[f"acknowledged: {entry[0]}"] == 1
+
+
+def _step(number: int, **changes: Any) -> dict[str, Any]:
+    expected = f"SELECT name FROM singer WHERE id = {number}"
+    rollout: dict[str, Any] = {"task": f"t{number}", "rollout_id": f"ro-{number}", "status": "succeeded", "reward": 1.0}
+    return {
+        "step": number,
+        "rollouts": [{**rollout, "answer": expected, "calls": [[*encode(expected), END]], **changes}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("steps", "faults"),
+    [
+        ([_step(1), _step(2)], {}),
+        ([_step(1), _step(2, status="timeout", reward=None, answer="", calls=[])], {}),
+        ([_step(1), {**_step(2), "step": 1}], {"trained twice": 1}),
+        ([_step(1), _step(2, rollout_id="ro-1")], {"trained twice": 1}),
+        ([_step(1), _step(2, task="t1")], {"trained twice": 1, "lost": 1}),
+        ([_step(1, calls=_step(1)["rollouts"][0]["calls"] * 2)], {"trained twice": 1}),
+        ([_step(1, calls=[])], {"lost": 1}),
+        ([_step(1, reward=0.0)], {"lost": 1}),
+        ([_step(1, answer="another")], {"lost": 1}),
+    ],
+)
+def test_what_is_trained_twice_or_wrongly_is_noticed(steps: list[Any], faults: dict[str, int]) -> None:
+    found = Tally()
+    kills.check_trained(steps, found)
+    assert _faults(found) == faults
+
+
+_CODE = {
+    "tracebacks": "import time, traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\n",
+    "hangs": "import signal, time; signal.signal(15, signal.SIG_IGN)\n",
+    "too much memory": "import time; x = b'x' * 80_000_000\n",
+    "crashes": "import time, sys; time.sleep(1); print('no more', file=sys.stderr); sys.exit(1)\n",
+    "": "import time\n",
+}
+
+
+@pytest.mark.parametrize("fault", _CODE)
+def test_the_fault_of_a_process_is_noticed(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "END_S", 0.5)
+    monkeypatch.setattr(tally, "MAX_MEMORY_MB", 60)
+    found = Tally()
+    ready = tmp_path / "ready"
+    with Processes(tmp_path / "files", found) as all_processes:
+        code = f"{_CODE[fault]}open({str(ready)!r}, 'w'); time.sleep(60)"
+        process = all_processes.python("a server", "-c", code)
+        deadline = time.monotonic() + 30
+        while not ready.exists() and process.status is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert _faults(found) == ({fault: 1} if fault else {})
+    assert found.memory_mb["a server"] > 1
+
+
+def test_a_kill_and_a_stop_are_counted_and_are_no_faults(tmp_path: Path) -> None:
+    found = Tally()
+    with Processes(tmp_path, found) as all_processes:
+        all_processes.kill(all_processes.python("one", "-c", "import time; time.sleep(60)"))
+        all_processes.stop(all_processes.python("another", "-c", "import time; time.sleep(60)"))
+    assert (found.counts["kills"], found.counts["stops"], _faults(found)) == (1, 1, {})
+
+
+class _Running:
+    status = None
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"), [("well", None), ("error", "status 500"), ("never", "hangs"), ("refuses", "hangs")]
+)
+async def test_the_fault_of_a_server_is_noticed(
+    answer: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(requests, "_SLOW_CLIENTS", 2)
+
+    async def handle(request: web.Request) -> web.Response:
+        if answer == "never":
+            await asyncio.sleep(3)
+        return web.Response(status={"error": 500, "refuses": 401}.get(answer, 200))
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        probe = Request("GET", b"/", {"Host": "localhost"})
+        process: Any = _Running()
+        server = requests.Server("a server", process, runner.addresses[0][1], probe, [probe])
+        found = Tally()
+        await requests.fuzz(server, 1.5, random.Random(1), found)
+    finally:
+        await runner.cleanup()
+    assert found.counts["requests: a server"] > 10
+    assert (fault in _faults(found)) if fault else not _faults(found)
+
+
+def test_a_seed_repeats_the_requests() -> None:
+    request = Request("POST", b"/a/b", {"Host": "localhost"}, {"a": [1, {"b": "text"}], "c": None})
+    first, second, other = (
+        [mutate(request, rng).encode() for _ in range(200)] for rng in map(random.Random, (1, 1, 2))
+    )
+    assert first == second != other
+    assert len(set(first)) > 150
+
+
+def test_the_bomb_is_valid_gzip() -> None:
+    import zlib
+
+    text = zlib.decompressobj(wbits=31).decompress(gzip_bomb(megabytes=2, start=b"["), 3_000_000)
+    assert text == b"[" + b" " * 2_000_000
+
+
+def test_a_store_that_restarts_while_it_is_checked_is_waited_for() -> None:
+    def serve(listener: socket.socket) -> None:
+        import struct
+
+        for number in range(3):
+            connection, _ = listener.accept()
+            connection.recv(10_000)
+            if number == 0:  # killed after it had taken the request
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                body = [b"[]", str(HEALTH).replace("'", '"').replace("True", "true").encode()][number == 1]
+                connection.sendall(
+                    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+                )
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        assert check_store(f"http://127.0.0.1:{listener.getsockname()[1]}")["status"] == "ok"
