@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from groundwire.tools.secrets import mask_secrets
+
 __all__ = ["CommandError", "UserError", "exit_now", "exit_on_user_error", "raise_keyboard_interrupt"]
 
 _INTERRUPTED = 130
@@ -60,7 +62,7 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
             raise
         error = CommandError(_os_error_message(caught), 1)
     interrupted = error.exit_code == _INTERRUPTED
-    print(error if interrupted else f"error: {error}", file=sys.stderr)
+    print(mask_secrets(f"{error}" if interrupted else f"error: {error}"), file=sys.stderr)
     code = error.exit_code if interrupted or exit_code is None else exit_code
     if interrupted or error.exits_at_once:
         exit_now(code)

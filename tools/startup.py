@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import groundwire
+from groundwire.tools.secrets import mask_secrets
 
 __all__ = ["PACKAGE", "child_python_path", "fast_import", "setup_logging", "silence_libraries"]
 
@@ -25,15 +29,29 @@ def child_python_path(*folders: Path) -> str:
 
 
 def setup_logging(debug: bool = False) -> None:
-    """Show errors and our own warnings; silence libraries that log non-errors as errors. ``debug`` shows everything."""
+    """Show errors and our own warnings; silence libraries that log non-errors as errors. ``debug`` shows everything.
+
+    Log lines and tracebacks are without secrets.
+    """
+    sys.excepthook = _print_traceback
+    handler = logging.StreamHandler()
+    handler.setFormatter(_MaskingFormatter(logging.BASIC_FORMAT if debug else "%(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, handlers=[handler], force=True)
     if debug:
-        logging.basicConfig(level=logging.DEBUG, force=True)
         return
-    logging.basicConfig(level=logging.ERROR, format="%(message)s", force=True)
     logging.getLogger("groundwire").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore")
     os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")
     silence_libraries()
+
+
+class _MaskingFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return mask_secrets(super().format(record))
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    sys.stderr.write(mask_secrets("".join(traceback.format_exception(kind, error, trace))))
 
 
 def silence_libraries() -> None:

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import Version, console, installed_version
 from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
@@ -88,7 +89,7 @@ def main(
         output_dir=output_dir,
     ):
         out.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
-        out.print(finding.text, markup=False)
+        out.print(mask_secrets(finding.text), markup=False)
         if finding.remedy:
             out.print(f"         → {finding.remedy}", markup=False)
         failed |= finding.level == "failure"

@@ -22,6 +22,7 @@ import typer
 from groundwire import adapters, domains
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import Version
 from groundwire.train.store.health import check_store
@@ -87,7 +88,7 @@ def _run(
     loop.start()
     try:
         loop.call(start())
-        typer.echo(f"runner: {n_runners} {backend} agents for {address}")
+        typer.echo(mask_secrets(f"runner: {n_runners} {backend} agents for {address}"))
         loop.wait(in_thread(_eof, name="eof") if until_eof else Future[None]())
     finally:
         loop.stop(stop())

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from groundwire.adapters._types import AGENT_HEADER
 from groundwire.adapters.tracing.calls import LLMCall, check_ids, to_json
+from groundwire.tools.secrets import mask_secrets
 
 __all__ = [
     "CLIENT_GONE",
@@ -263,4 +264,4 @@ def _error_message(body: bytes) -> str:
         message = error["message"] if isinstance(error, dict) else error
         return str(message)
     except (ValueError, LookupError, TypeError, AttributeError):
-        return body[:2000].decode("utf-8", "replace") or "the server sent no message"
+        return mask_secrets(body.decode("utf-8", "replace"))[:2000] or "the server sent no message"

@@ -49,6 +49,7 @@ from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredE
 from groundwire.adapters.tracing.spans import SpanSink
 from groundwire.tools.errors import UserError
 from groundwire.tools.http_server import HttpServer
+from groundwire.tools.secrets import MIN_LENGTH, masked_values, register_secret
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
@@ -108,7 +109,7 @@ class LLMProxy(HttpServer):
         upstreams: OpenAI base URLs that end in ``/v1``. The list may be replaced while calls are running. All calls of
             a rollout go to one of them, whose prefix cache then holds the growing prompt.
         model: replaces the model's name in requests.
-        api_key: replaces the agent's API key, so that agents need not know it.
+        api_key: replaces the agent's API key, so that agents need not know it. It is removed from replies.
         ids: whether to ask for token ids, which some servers refuse.
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
@@ -138,7 +139,8 @@ class LLMProxy(HttpServer):
         self.upstreams: Sequence[str] = list(upstreams)
         self.model = model
         self._policy, self._sink, self._ids, self._timeout_s = policy, sink, ids, timeout_s
-        self._authorization = None if api_key is None else f"Bearer {api_key}"
+        self._api_key = api_key
+        register_secret(api_key)
         self._session: aiohttp.ClientSession
         self._writer: SpanWriter
 
@@ -254,8 +256,8 @@ class LLMProxy(HttpServer):
         url = self._upstream(exchange.rollout_id)
         sent = json.dumps(traced_request(exchange.request, model=self.model, ids=self._ids)).encode()
         headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
-        if self._authorization is not None:
-            headers["Authorization"] = self._authorization
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
         headers[SESSION_HEADER] = _session_id(exchange)
         try:
             async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
@@ -263,7 +265,7 @@ class LLMProxy(HttpServer):
                 if reply.content_type == "text/event-stream":
                     exchange.streamed = True
                     return await self._relay(request, reply, exchange, pending)
-                exchange.body = await reply.read()
+                exchange.body = self._without_key(await reply.read())
                 return web.Response(status=reply.status, body=exchange.body, headers=_returned_headers(reply))
         except asyncio.TimeoutError as error:
             raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
@@ -288,7 +290,8 @@ class LLMProxy(HttpServer):
         await response.prepare(request)
         received = bytearray()
         try:
-            async for chunk in reply.content.iter_any():
+            async for data in reply.content.iter_any():
+                chunk = self._without_key(data)
                 received += chunk
                 if has_ended(received, chunk):
                     # Recorded before the client can know that the reply is complete, so that a flush never misses it.
@@ -311,9 +314,16 @@ class LLMProxy(HttpServer):
         url = self._upstream(request.match_info.get("rollout_id", ""))
         try:
             async with self._session.get(f"{url}/models") as reply:
-                return web.Response(status=reply.status, body=await reply.read(), headers=_returned_headers(reply))
+                return web.Response(
+                    status=reply.status, body=self._without_key(await reply.read()), headers=_returned_headers(reply)
+                )
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
             return _refusal(RefusedError(502, f"the policy server at {url} did not answer: {error!r}"))
+
+    def _without_key(self, data: bytes) -> bytes:
+        """``data`` without the API key: a server may repeat the key that it refuses."""
+        key = self._api_key or ""
+        return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
 
     def _upstream(self, rollout_id: str) -> str:
         if not self.upstreams:
@@ -331,7 +341,7 @@ def _session_id(exchange: HttpExchange) -> str:
 
 
 def _refusal(refused: RefusedError) -> web.Response:
-    return web.json_response(refused.body(), status=refused.status)
+    return web.json_response(masked_values(refused.body()), status=refused.status)
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT
 from groundwire.rewards.judge.settings import API_KEY, JudgeSettings
+from groundwire.tools.secrets import mask_secrets
 
 if TYPE_CHECKING:
     import httpx
@@ -40,7 +41,7 @@ class JudgeRequestError(Exception):
     """
 
     def __init__(self, message: str, *, transient: bool, retry_after_s: float = 0.0, billed: bool = False) -> None:
-        super().__init__(_without_keys(message))
+        super().__init__(mask_secrets(message))
         self.transient, self.retry_after_s, self.billed = transient, retry_after_s, billed
 
 
@@ -80,7 +81,8 @@ class JudgeClient:
             text = body["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError) as error:
             raise JudgeRequestError(f"{self._name} sent no chat completion", transient=True, billed=True) from error
-        return JudgeReply(text=text if isinstance(text, str) else "", usd=await self._cost(body.get("usage")))
+        text = mask_secrets(text) if isinstance(text, str) else ""
+        return JudgeReply(text=text, usd=await self._cost(body.get("usage")))
 
     async def max_cost(self, messages: list[dict[str, str]]) -> float:
         """The most that a request can cost, in USD: a text has at most as many tokens as bytes."""
@@ -128,6 +130,7 @@ class JudgeClient:
         return answer.model_dump()
 
     def _refusal(self, status: int | None, message: str, headers: Mapping[str, str]) -> JudgeRequestError:
+        message = mask_secrets(message)  # before it is cut
         if status is None:
             return JudgeRequestError(f"{self._name} cannot be asked: {message[:500]}", transient=False)
         hint = f" (set {API_KEY} in the environment of every process that runs agents)" if status in (401, 403) else ""
@@ -171,11 +174,3 @@ def _import_litellm() -> Any:
 
     litellm.suppress_debug_info = True
     return litellm
-
-
-def _without_keys(message: str) -> str:
-    """``message`` without API keys: a provider may repeat the key that it refuses."""
-    for name, value in os.environ.items():
-        if name.endswith(("_API_KEY", "_TOKEN", "_SECRET")) and len(value) > 5:
-            message = message.replace(value, f"${name}")
-    return message

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import model_validator
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.secrets import has_credentials
 from groundwire.tools.settings import Settings, setting
 
 __all__ = ["API_KEY", "CRITERIA", "JudgeSettings", "JudgeSettingsError"]
@@ -105,6 +106,6 @@ def _url_problem(url: str) -> str:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"judge base_url is {url!r}; it must be like http://127.0.0.1:8000/v1"
-    if parts.username or parts.password or parts.query:  # the run directory would contain it
+    if has_credentials(url):  # the run directory would contain it
         return f"judge base_url of {parts.hostname} has a key in it: put the key into {API_KEY}"
     return ""

@@ -9,7 +9,8 @@
         .lock                           locked by the process that writes to the folder
 
 A step writes its rollouts, then its metrics, then its checkpoint, each atomically. Only a checkpoint completes a step:
-a resumed run deletes everything after the newest checkpoint and repeats it.
+a resumed run deletes everything after the newest checkpoint and repeats it. Nothing is written with a secret that
+:mod:`groundwire.tools.secrets` knows.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints, step_number
 
@@ -151,7 +153,7 @@ class RunDir:
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""
         with atomic_write(self.path / name) as part:
-            part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+            part.write_text(json.dumps(masked_values(value), indent=2, ensure_ascii=False) + "\n")
 
     def write_json_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
         """Write a file of JSON lines atomically."""
@@ -218,7 +220,7 @@ class RunDir:
         path = self.path / "rollouts" / f"step-{step:05d}-{kind}.parquet"
         path.parent.mkdir(exist_ok=True)
         first = not self._rollout_files()
-        table = pa.Table.from_pylist([dict(row) for row in rows])
+        table = pa.Table.from_pylist(masked_values(rows))
         if append and path.exists():
             table = pa.concat_tables([pq.read_table(path), table], promote_options="permissive")
         with atomic_write(path) as part:
@@ -302,7 +304,7 @@ class RunDir:
 
 
 def _json_line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False) + "\n"
+    return json.dumps(masked_values(value), ensure_ascii=False) + "\n"
 
 
 def _unreadable_message(path: Path, error: Exception) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 
@@ -94,7 +95,7 @@ def _wandb(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
             id=variables["WANDB_RUN_ID"],
             resume="allow",
             dir=variables["WANDB_DIR"],
-            config=config.to_dict(),
+            config=masked_values(config.to_dict()),
             settings=wandb.Settings(silent=True, console="off"),
         )
     except wandb.Error as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from groundwire import adapters, domains
 from groundwire.tools.errors import CommandError
+from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
@@ -98,10 +99,10 @@ def _check_device(device: str) -> None:
 def format_config(job: Job, run_dir: str) -> str:
     """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`."""
     if job.config.trainer != "verl":
-        return json.dumps(job.config.to_dict(), indent=2)
+        return json.dumps(masked_values(job.config.to_dict()), indent=2)
     from groundwire.train.verl.hydra_config import compose_for_run
 
     composed = compose_for_run(job.config, job.data, run_dir)
     from omegaconf import OmegaConf
 
-    return str(OmegaConf.to_yaml(composed, resolve=True))
+    return mask_secrets(OmegaConf.to_yaml(composed, resolve=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from groundwire.tools.secrets import has_credentials, mask_secrets, register_secret
 from groundwire.train.config.errors import ConfigError
 
 __all__ = ["EndpointProbe", "EndpointUnusableError", "probe_endpoint"]
@@ -43,6 +44,12 @@ def probe_endpoint(
 
     Raises :class:`EndpointUnusableError`.
     """
+    if has_credentials(base_url):
+        raise EndpointUnusableError(
+            "the endpoint's base URL has a user, a password or a query: leave it out, and put the key into the "
+            "variable of --api-key-env"
+        )
+    register_secret(api_key)
     base = base_url.rstrip("/")
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
@@ -73,9 +80,9 @@ def _checked(response: httpx.Response, base: str) -> Any:
         return response.json()
     try:
         error = response.json()["error"]
-        message = str(error["message"] if isinstance(error, dict) else error)
+        message = mask_secrets(str(error["message"] if isinstance(error, dict) else error))
     except (ValueError, LookupError, TypeError):
-        message = " ".join(response.text.split())[:200] or response.reason_phrase
+        message = " ".join(mask_secrets(response.text).split())[:200] or response.reason_phrase
         if "html" in response.headers.get("Content-Type", ""):  # the text of a web page does not help
             message = f"{response.reason_phrase}; its base URL usually ends in /v1"
     raise EndpointUnusableError(f"{base} answered {response.status_code}: {message}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import CommandError
+from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
 
@@ -80,7 +81,7 @@ def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
                 try:
                     self._send(200, page.html(), "text/html; charset=utf-8")
                 except RunDirError as error:
-                    self._send(500, str(error).encode(), "text/plain; charset=utf-8")
+                    self._send(500, mask_secrets(str(error)).encode(), "text/plain; charset=utf-8")
             else:
                 self._send(404, b"there is only one page", "text/plain")
 

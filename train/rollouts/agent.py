@@ -22,6 +22,7 @@ from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Spa
 from groundwire import adapters, domains, rewards
 from groundwire.domains import Domain, answer_form
 from groundwire.tools.errors import UserError
+from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.factory import make_backend, make_reward
@@ -117,12 +118,16 @@ async def store_failure(
 
 
 def _failure(kind: str, message: str, started: float) -> SpanCoreFields:
-    return _span(FAILURE_SPAN, {"groundwire.kind": kind, "groundwire.message": message[:2000]}, started)
+    return _span(FAILURE_SPAN, {"groundwire.kind": kind, "groundwire.message": mask_secrets(message)[:2000]}, started)
 
 
 def _span(name: str, attributes: dict[str, Any], started: float) -> SpanCoreFields:
     return SpanCoreFields(
-        name=name, attributes=attributes, status=TraceStatus(status_code="OK"), start_time=started, end_time=time.time()
+        name=name,
+        attributes=masked_values(attributes),
+        status=TraceStatus(status_code="OK"),
+        start_time=started,
+        end_time=time.time(),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from agentlightning.types import Span, TraceStatus
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
 from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
 from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
+from groundwire.tools.secrets import masked_values, secret_masker
 
 __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
@@ -38,22 +39,24 @@ class LightningSpanSink:
 
     async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         """Store ``spans``; those that are stored already are skipped."""
+        mask = secret_masker()
         with _refusals():
-            await self._store.add_many_spans([lightning_span(span) for span in spans])
+            await self._store.add_many_spans([lightning_span(span, mask) for span in spans])
 
 
-def lightning_span(span: SpanRecord) -> Span:
-    """``span`` as Agent Lightning stores it."""
+def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -> Span:
+    """``span`` as Agent Lightning stores it, without secrets; ``mask`` is a :func:`secret_masker` for many spans."""
+    mask = mask or secret_masker()
     return Span.from_attributes(
         name=span.name,
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         sequence_id=span.sequence_id,
         span_id=span.span_id,
-        attributes=dict(span.attributes),
+        attributes=masked_values(span.attributes, mask),
         start_time=span.start_time,
         end_time=span.end_time,
-        status=None if span.error is None else TraceStatus(status_code="ERROR", description=span.error),
+        status=None if span.error is None else TraceStatus(status_code="ERROR", description=mask(span.error)),
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
@@ -72,7 +73,9 @@ class VerlEngine:
                     sampling.session or str(id(params)), prompt_ids=list(prompt_ids), sampling_params=params
                 )
         except Exception as error:  # Ray wraps the server's error
-            raise EngineError(f"verl's server failed: {type(error).__name__}: {str(error)[:500]}") from error
+            raise EngineError(
+                f"verl's server failed: {type(error).__name__}: {mask_secrets(str(error))[:500]}"
+            ) from error
         tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")

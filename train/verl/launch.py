@@ -17,6 +17,7 @@ from typing import Any
 
 from groundwire.domains import Task, TaskData
 from groundwire.tools.errors import UserError
+from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.validation import choose_tasks
@@ -52,7 +53,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
         with follow_verl_log(run), _unique_ray_job():
             run_ppo(composed, task_runner_class=TaskRunnerV1)
     except ray.exceptions.RayError as error:
-        (run.path / "error.txt").write_text(str(error))  # with the tracebacks of Ray's processes
+        (run.path / "error.txt").write_text(mask_secrets(str(error)))  # with the tracebacks of Ray's processes
         raise TrainingError(_error_message(error)) from error
     except SystemExit as error:  # Ray handles SIGTERM itself, with sys.exit
         raise KeyboardInterrupt from error

@@ -1,0 +1,69 @@
+"""Removes secrets from text that leaves a process: error messages, log lines, spans, files.
+
+A provider may repeat the key that it refuses, and an error may quote a URL with a password. Known secrets are the
+values of environment variables with names like ``OPENAI_API_KEY``, and those that :func:`register_secret` was given. A
+part of a secret is not recognised, so text must be masked before it is cut.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+__all__ = ["MIN_LENGTH", "has_credentials", "mask_secrets", "masked_values", "register_secret", "secret_masker"]
+
+_NAMES = ("API_KEY", "ACCESS_KEY", "SECRET_KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD")
+MIN_LENGTH = 6
+"""Shorter values are words of ordinary text, such as the key ``none`` of a server that needs none."""
+_MASK = "***"
+_CREDENTIALS = re.compile(r"(://)[^\s/?#'\"<>\\]+@")
+_NUMBERS = {int, float}
+_registered: set[str] = set()
+
+
+def register_secret(value: str | None) -> None:
+    """Mask ``value`` from now on: a secret that comes from another variable, an option or a file."""
+    if value:
+        _registered.add(value)
+
+
+def mask_secrets(text: str) -> str:
+    """``text`` with each known secret replaced by ``$NAME`` or ``***``, and URLs without user and password."""
+    return secret_masker()(text)
+
+
+def secret_masker() -> Callable[[str], str]:
+    """:func:`mask_secrets` for many texts: it reads the environment once."""
+    secrets = dict.fromkeys(_registered, _MASK)
+    secrets |= {value: f"${name}" for name, value in os.environ.items() if name.upper().endswith(_NAMES)}
+    forms = {form: shown for value, shown in secrets.items() for form in (value, quote(value, safe=""))}
+    # The longest first: a secret may be a part of another.
+    ordered = sorted((form for form in forms if len(form) >= MIN_LENGTH), key=len, reverse=True)
+
+    def mask(text: str) -> str:
+        for form in ordered:
+            if form in text:
+                text = text.replace(form, forms[form])
+        return _CREDENTIALS.sub(r"\1", text) if "@" in text else text
+
+    return mask
+
+
+def masked_values(value: Any, mask: Callable[[str], str] | None = None) -> Any:
+    """``value`` with all its texts masked, also inside of lists, tuples and mappings."""
+    mask = mask or secret_masker()
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, Mapping):
+        return {key: masked_values(each, mask) for key, each in value.items()}
+    if isinstance(value, list | tuple) and not set(map(type, value)) <= _NUMBERS:  # token ids are long lists
+        return [masked_values(each, mask) for each in value]
+    return value
+
+
+def has_credentials(url: str) -> bool:
+    """Whether ``url`` has a user, a password or a query, which may be a key."""
+    return "@" in url or "?" in url
