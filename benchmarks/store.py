@@ -93,9 +93,11 @@ def _client(url: str, runners: int, batches: bool, queue: Any) -> None:
 async def _run_rollouts(url: str, runners: int, batches: bool) -> tuple[int, float]:
     from agentlightning import LightningStoreClient
 
+    from groundwire.tools.access_token import access_token
     from groundwire.train.store.client import StoreClient
 
-    client = StoreClient(url) if batches else LightningStoreClient(url)
+    with_token = url.replace("://", f"://x:{access_token()}@")
+    client = StoreClient(url) if batches else LightningStoreClient(with_token)
     if isinstance(client, StoreClient):
         await client.start()
     started = time.perf_counter()

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anythi
 gc.set_threshold(100_000, 50, 50)
 # Two workers and what they start share two cores: threads that wait for each other only burn them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The user's token: a new one, for the tests and the programs that they start.
+os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp())
 # Tests send Ctrl-C to what they start; a shell that starts pytest in the background has it ignored by all of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

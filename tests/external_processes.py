@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import time
 from collections.abc import Mapping
@@ -93,6 +94,11 @@ async def ask(question: Any, endpoint: Any) -> str:
     reply = await client.chat.completions.create(model=endpoint.model, messages=messages)
     await client.close()
     return reply.choices[0].message.content or ""
+
+
+async def show_token(question: Any, endpoint: Any) -> str:
+    """An agent that looks for the store's token."""
+    raise RuntimeError(f"{os.popen('echo token=$GROUNDWIRE_TOKEN.').read()}")  # noqa: ASYNC220
 
 
 async def block(question: Any, endpoint: Any) -> str:

@@ -150,6 +150,17 @@ async def test_a_runner_with_a_blocking_agent_ends_on_sigterm(pieces: _Pieces, t
         batch.cancel()
 
 
+async def test_agents_and_their_processes_do_not_get_the_token(
+    pieces: _Pieces, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUNDWIRE_TOKEN", "a-token-that-only-the-runner-has")
+    pieces.store()
+    pieces.start(processes.runner, pieces.address, 1, "custom", "external_processes:show_token")
+    async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
+        [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
+    assert "token=." in outcome.message
+
+
 async def test_a_slow_runner_keeps_its_rollout(pieces: _Pieces, task: Task) -> None:
     pieces.store()
     pieces.runner()

@@ -32,6 +32,7 @@ from agentlightning.types import (
 )
 from aiohttp import web
 
+from groundwire.tools.access_token import access_token
 from groundwire.tools.errors import CommandError
 from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.client import StoreClient
@@ -58,7 +59,7 @@ async def _taken(store: LightningStore, worker: str = "w") -> AttemptedRollout:
 
 @asynccontextmanager
 async def _served(store: LightningStore, *middlewares: Any) -> AsyncIterator[str]:
-    app = application(store)
+    app = application(store, access_token())
     app.middlewares.extend(middlewares)
     runner = web.AppRunner(app)
     await runner.setup()
@@ -67,6 +68,11 @@ async def _served(store: LightningStore, *middlewares: Any) -> AsyncIterator[str
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+def _with_token(url: str) -> str:
+    """For clients that know nothing of the token."""
+    return url.replace("://", f"://x:{access_token()}@")
 
 
 @asynccontextmanager
@@ -100,7 +106,7 @@ async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
         yield store
     else:
         async with _served(store) as url:
-            client = StoreClient(url) if kind == "our client, our server" else LightningStoreClient(url)
+            client = StoreClient(url) if kind == "our client, our server" else LightningStoreClient(_with_token(url))
             if isinstance(client, StoreClient):
                 await client.start()
             yield client
@@ -263,7 +269,7 @@ async def test_the_response_to_a_bad_request_gives_the_reason(path: str, body: A
     async with (
         _served(SqliteLightningStore(MEMORY)) as url,
         aiohttp.ClientSession() as session,
-        session.post(url + path, json=body) as reply,
+        session.post(_with_token(url) + path, json=body) as reply,
     ):
         assert reply.status == status
         assert said in (await reply.json())["detail"]
@@ -325,7 +331,7 @@ async def test_a_failing_request_does_not_affect_the_others_of_its_batch() -> No
     async with (
         _served(store) as url,
         aiohttp.ClientSession() as session,
-        session.post(f"{url}/v1/agl/batch", json=asked) as reply,
+        session.post(f"{_with_token(url)}/v1/agl/batch", json=asked) as reply,
     ):
         answers = await reply.json()
     assert [status for status, _ in answers] == [404, 200, 400, 201]
@@ -361,7 +367,7 @@ async def test_opentelemetry_spans_are_accepted() -> None:
     async with (
         _served(store) as url,
         aiohttp.ClientSession() as session,
-        session.post(f"{url}/v1/traces", data=body, headers=headers) as reply,
+        session.post(f"{_with_token(url)}/v1/traces", data=body, headers=headers) as reply,
     ):
         assert reply.status == 200
     [stored] = await store.query_spans(attempted.rollout_id)

@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
+from groundwire.tools.access_token import access_token
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.server import bind, serve
 from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
@@ -68,7 +69,9 @@ class _Server:
 @asynccontextmanager
 async def _serving() -> AsyncIterator[_Server]:
     store = SqliteLightningStore(MEMORY)
-    async with serve(store, bind("127.0.0.1", 0)) as url, aiohttp.ClientSession() as session:
+    token = access_token()
+    session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"})
+    async with serve(store, bind("127.0.0.1", 0), token=token) as url, session:
         yield _Server(store, url, session)
     store.close()
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,7 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Version", "console", "installed_version", "progress", "spinner", "version"]
+__all__ = ["TokenFile", "Version", "console", "installed_version", "progress", "spinner", "version"]
 
 
 def installed_version(package: str) -> str | None:
@@ -48,6 +49,14 @@ Version = Annotated[
     typer.Option("--version", help="Show the version, and stop", callback=_show, is_eager=True, show_default=False),
 ]
 """The option ``--version`` of a command."""
+
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the store's token. Without it: GROUNDWIRE_TOKEN, else the user's own token", metavar="FILE"
+    ),
+]
+"""The option ``--token-file`` of a command that serves the store or connects to it."""
 
 
 def console(*, stderr: bool = False) -> Console:

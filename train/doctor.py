@@ -20,8 +20,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from groundwire.tools.access_token import TokenError, token_for
 from groundwire.tools.secrets import mask_secrets
-from groundwire.tools.terminal import Version, console, installed_version
+from groundwire.tools.terminal import TokenFile, Version, console, installed_version
 from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
 
@@ -68,6 +69,7 @@ def main(
     external_store_address: Annotated[
         str | None, typer.Option(help="Address of a store: check that it answers", metavar="URL")
     ] = None,
+    token_file: TokenFile = None,
     endpoint: Annotated[
         str | None, typer.Option(help="An OpenAI base URL that ends in /v1: check that it sends token ids")
     ] = None,
@@ -84,6 +86,7 @@ def main(
         model=model,
         tool_format=tool_format,
         store=external_store_address,
+        token_file=token_file,
         endpoint=endpoint,
         port=proxy_port,
         output_dir=output_dir,
@@ -102,6 +105,7 @@ def examine(
     model: str | None = None,
     tool_format: str = "hermes",
     store: str | None = None,
+    token_file: Path | None = None,
     endpoint: str | None = None,
     port: int = 0,
     output_dir: str = "runs",
@@ -119,7 +123,7 @@ def examine(
     if model is not None:
         checks.append(lambda: _check_chat_template(model, tool_format))
     if store is not None:
-        checks.append(lambda: _check_store(store))
+        checks.append(lambda: _check_store(store, token_file))
     if endpoint is not None:
         checks.append(lambda: _check_endpoint(endpoint))
     for check in checks:
@@ -271,15 +275,17 @@ def _tool_format(template: str) -> str | None:
     return "llama3_json" if '"parameters"' in template else None
 
 
-def _check_store(address: str) -> Iterator[Check]:
+def _check_store(address: str, token_file: Path | None) -> Iterator[Check]:
     from groundwire.train.store.errors import StoreAddressError
     from groundwire.train.store.health import check_store
 
     try:
-        check_store(address, starting=False)
+        check_store(address, token=token_for(address, token_file), starting=False)
         yield Check("ok", f"store at {address}")
+    except TokenError as error:
+        yield Check("failure", str(error), "correct the token")
     except StoreAddressError as error:
-        yield Check("failure", str(error), "start the store, or correct the address")
+        yield Check("failure", str(error), "start the store, or correct the address or the token")
 
 
 def _check_endpoint(url: str) -> Iterator[Check]:

@@ -72,12 +72,12 @@ def main(
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
         given = with_file({**short_form, **given_settings(settings, overrides or [])})
-        given |= {name: resolve_path(given[name]) for name in ("model", "data_dir") if name in given}
+        given |= {name: resolve_path(given[name]) for name in ("model", "data_dir", "token_file") if name in given}
         run = RunDir.open(resume) if resume else None
         if run is None:
             given.setdefault("trainer", default_trainer(given.get("config"), device=given.get("device"), dev=dev))
         config = config_for_resume(run, given) if run else resolve(given.pop("config", None) or "fast", **given)
-        check_store_settings(config.external_store_address)
+        check_store_settings(config.external_store_address, config.token_file)
         job = prepare(config, run=run)
         backend = _make_backend(job)
         shown = console()

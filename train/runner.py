@@ -20,11 +20,12 @@ from typing import Annotated
 import typer
 
 from groundwire import adapters, domains
+from groundwire.tools.access_token import VARIABLE, token_for
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, setup_logging
-from groundwire.tools.terminal import Version
+from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.store.health import check_store
 
 __all__ = ["app"]
@@ -42,6 +43,7 @@ def main(
     ] = None,
     domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
+    token_file: TokenFile = None,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Stop when standard input ends, as it does when the parent process ends")
     ] = False,
@@ -52,14 +54,23 @@ def main(
     with exit_on_user_error(debug):
         adapters.check(backend)
         domains.get(domain)
-        check_store(external_store_address)
+        token = token_for(external_store_address, token_file)
+        os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
+        check_store(external_store_address, token=token)
         with suppress(KeyboardInterrupt):  # the usual end
-            _run(external_store_address, backend, agent, domain, n_runners, until_eof, debug)
+            _run(external_store_address, token, backend, agent, domain, n_runners, until_eof, debug)
     exit_now(0)
 
 
 def _run(
-    address: str, backend: str, agent: str | None, domain: str, n_runners: int, until_eof: bool, debug: bool
+    address: str,
+    token: str | None,
+    backend: str,
+    agent: str | None,
+    domain: str,
+    n_runners: int,
+    until_eof: bool,
+    debug: bool,
 ) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, raise_keyboard_interrupt)
@@ -71,7 +82,7 @@ def _run(
 
         setup_logging(debug)
         rollout_agent = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
-    store = StoreClient(address)
+    store = StoreClient(address, token=token)
     runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=POLL_S)
 
     async def start() -> None:

@@ -12,6 +12,7 @@ import external_processes
 
 from chaos.mutations import Request
 from chaos.processes import Processes
+from groundwire.tools.access_token import access_token
 from groundwire.train.store.health import API, check_store
 
 if TYPE_CHECKING:
@@ -42,8 +43,11 @@ def store(folder: Path, processes: Processes) -> Callable[[], Server]:
 def _store_requests(port: int) -> list[Request]:
     import httpx
 
+    authorization = {"Authorization": f"Bearer {access_token()}"}
+    headers = {**JSON, **authorization}
+
     def post(path: str, body: Any, waits: bool = False) -> Request:
-        return Request("POST", (API + path).encode(), JSON, body, waits)
+        return Request("POST", (API + path).encode(), headers, body, waits)
 
     config = {"timeout_seconds": 60.0, "unresponsive_seconds": 5.0, "max_attempts": 2, "retry_condition": ["failed"]}
     policy = {
@@ -54,7 +58,8 @@ def _store_requests(port: int) -> list[Request]:
     }
     rollout = {"input": {"id": "t", "question": "q"}, "mode": "train", "resources_id": "rs", "config": config}
     rollout["metadata"] = {"group": "g", "sampling": {"temperature": 1.0}, "settings": {"backend": "langgraph"}}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}{API}", timeout=60, trust_env=False) as client:
+    address = f"http://127.0.0.1:{port}{API}"
+    with httpx.Client(base_url=address, headers=authorization, timeout=60, trust_env=False) as client:
         client.post("/resources/rs", json={"policy": policy}).raise_for_status()
         client.post("/queues/rollouts/enqueue", json={"rollouts": [rollout] * 20}).raise_for_status()
         taken = client.post("/queues/rollouts/dequeue", json={"limit": 3, "worker_id": "w"}).raise_for_status().json()
@@ -72,7 +77,7 @@ def _store_requests(port: int) -> list[Request]:
     search = {"status_in": ["running"], "limit": 10, "offset": 0, "sort_by": "start_time", "sort_order": "desc"}
     batch = [["POST", "/spans/next", json.dumps({"rollout_id": rollout_id, "attempt_id": attempt_id})]] * 3
     return [
-        *(Request("GET", (API + path).encode(), JSON) for path in gets),
+        *(Request("GET", (API + path).encode(), headers) for path in gets),
         post("/queues/rollouts/enqueue", {"rollouts": [rollout]}),
         post("/queues/rollouts/dequeue", {"limit": 1, "worker_id": "w"}),
         post("/rollouts", rollout),
@@ -93,7 +98,7 @@ def _store_requests(port: int) -> list[Request]:
         post("/waits/rollouts", {"rollout_ids": [rollout_id], "timeout": 0}, waits=True),
         post("/batch", batch),
         Request(
-            "POST", b"/v1/traces", {**JSON, "Content-Type": "application/x-protobuf"}, _otlp(rollout_id, attempt_id)
+            "POST", b"/v1/traces", {**headers, "Content-Type": "application/x-protobuf"}, _otlp(rollout_id, attempt_id)
         ),
     ]
 

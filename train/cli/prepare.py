@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groundwire import adapters, domains
+from groundwire.tools.access_token import token_for
 from groundwire.tools.errors import CommandError
 from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
@@ -65,7 +66,7 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
     return Job(config, data, domain, [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)])
 
 
-def check_store_settings(address: str | None) -> None:
+def check_store_settings(address: str | None, token_file: str | None = None) -> None:
     """Check the store's address, also against ``AGL_MANAGED_STORE``: Agent Lightning's switch for a trainer's store."""
     name = "AGL_MANAGED_STORE"
     value = os.environ.get(name, "").strip().lower()
@@ -78,7 +79,7 @@ def check_store_settings(address: str | None) -> None:
             f"{name}={value} asks for a store in the trainer, --external-store-address for {address}: give one of them"
         )
     if address is not None:
-        check_store(address)
+        check_store(address, token=token_for(address, token_file))
 
 
 def _check_model(model: str, trainer: str) -> None:

@@ -134,6 +134,9 @@ class RunConfig(AgentSettings):
     external_store_address: str | None = _store(
         None, "Train through the Lightning store at this address, http://HOST:PORT", metavar="URL"
     )
+    token_file: str | None = _store(
+        None, "File with the store's token. Without it: GROUNDWIRE_TOKEN, else the user's own token", metavar="FILE"
+    )
     llm_proxy: bool = _store(False, "Accepted and without effect: LLM calls always go through the proxy", hidden=True)
     proxy_host: str = _store("127.0.0.1", "Address of this machine at which remote runners reach the LLM proxy")
     proxy_port: int = _store(0, "Port of the LLM proxy; 0 takes a free one", ge=0, le=65535)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
 
+from groundwire.tools.access_token import VARIABLE
 from groundwire.tools.startup import child_python_path
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.tracer import RolloutTracer
@@ -137,7 +139,8 @@ class RunnerProcesses:
 
     def __init__(self, store: LightningStore, config: RunConfig) -> None:
         self._config = config
-        self._server = serve(store, bind("127.0.0.1", 0))
+        self._token = secrets.token_urlsafe(32)
+        self._server = serve(store, bind("127.0.0.1", 0), token=self._token)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     async def start(self) -> None:
@@ -150,6 +153,7 @@ class RunnerProcesses:
             command += ["--agent", config.agent]
         # The GPUs are for the trainer, and each runner gets one CPU thread.
         settings = {"PYTHONPATH": child_python_path(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        settings[VARIABLE] = self._token
         for _ in range(config.runner_processes):
             # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
             process = subprocess.Popen(  # noqa: ASYNC220, S603

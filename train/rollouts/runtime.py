@@ -19,6 +19,7 @@ from agentlightning.store.base import LightningStore
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
+from groundwire.tools.access_token import token_for
 from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -141,7 +142,8 @@ class RolloutRuntime:
         if external is None:
             store = MemoryStore(span_bytes=self._span_bytes)
         else:
-            store = StoreClient(external, timeout_s=config.step_deadline_s)
+            token = token_for(external, config.token_file)
+            store = StoreClient(external, token=token, timeout_s=config.step_deadline_s)
             await self._start_part(store)
         proxy = self._proxy(store)
         await self._start_part(proxy)

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from groundwire.tools.access_token import access_token, check_listen, given_token
 from groundwire.tools.errors import CommandError, exit_on_user_error
-from groundwire.tools.terminal import Version
+from groundwire.tools.terminal import TokenFile, Version
 
 __all__ = ["app"]
 
@@ -27,17 +28,22 @@ def main(
         str | None, typer.Option(help="Use Agent Lightning's MongoDB store at this URI, of a replica set")
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the server; 0 takes any free port")] = 4747,
-    host: Annotated[str, typer.Option(help="Address of the server, which trusts all its clients")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address of the server; any but this machine's own needs a token")] = (
+        "127.0.0.1"
+    ),
+    token_file: TokenFile = None,
     version: Version = False,
 ) -> None:
     """Serve rollouts, spans and resources to trainers and runners."""
     with exit_on_user_error():
         if sum((path is not None, memory, mongo is not None)) != 1:
             raise CommandError("give one of --path FILE, --memory and --mongo URI")
+        check_listen(host, given_token(token_file))
+        token = access_token(token_file)
         from groundwire.train.store.server import bind
 
         listener = bind(host, port)
-        asyncio.run(_serve(_open_store(path, mongo), listener))
+        asyncio.run(_serve(_open_store(path, mongo), listener, token))
 
 
 def _open_store(path: Path | None, mongo: str | None) -> Any:
@@ -54,12 +60,12 @@ def _open_store(path: Path | None, mongo: str | None) -> Any:
     return SqliteLightningStore(path or MEMORY)
 
 
-async def _serve(store: Any, listener: socket.socket) -> None:
+async def _serve(store: Any, listener: socket.socket, token: str) -> None:
     from groundwire.train.store.server import serve
 
     stopped = asyncio.Event()
     try:
-        async with serve(store, listener) as url:
+        async with serve(store, listener, token=token) as url:
             typer.echo(f"store: {url}")
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -20,12 +20,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pydantic_core
 from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Rollout, Span
 
+from groundwire.tools.access_token import token_for
 from groundwire.train.store.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
@@ -50,20 +52,32 @@ Response = tuple[int, bytes]
 class StoreClient(NotifyAttemptEnd, LightningStoreClient):
     """A client of the store at ``address``, ours or Agent Lightning's. Call :meth:`start` before use.
 
+    Without a ``token``, that of the environment or the user is sent.
+
     A request whose response was lost is sent again. So a rollout may be enqueued twice, and one taken from the queue
     may have to wait until its runner counts as unresponsive; none is lost.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = float("inf")) -> None:
+    def __init__(self, address: str, *, token: str | None = None, timeout_s: float = float("inf")) -> None:
         super().__init__(address, request_timeout=_REQUEST_TIMEOUT_S, retry_delays=(), health_retry_delays=())
-        self._timeout_s = timeout_s
+        self._timeout_s, self._token = timeout_s, token or token_for(address)
+        self._headers = {"Content-Type": "application/json"}
+        if self._token is not None:
+            self._headers["Authorization"] = f"Bearer {self._token}"
         self._batcher: RequestBatcher | None = None
         self._away_since: float | None = None
         self._closed = False
 
+    def otlp_traces_endpoint(self) -> str:
+        """The address to which OpenTelemetry's exporter sends spans, with the token as its password."""
+        address = super().otlp_traces_endpoint()
+        if self._token is None:
+            return address
+        return address.replace("://", f"://x:{quote(self._token, safe='')}@", 1)
+
     async def start(self) -> None:
         """Check the store. Raises :class:`groundwire.train.store.health.StoreAddressError`."""
-        health = await asyncio.to_thread(check_store, self.server_address_root)
+        health = await asyncio.to_thread(check_store, self.server_address_root, token=self._token)
         if health.get("batches"):
             self._batcher = RequestBatcher(self._send)
 
@@ -102,8 +116,7 @@ class StoreClient(NotifyAttemptEnd, LightningStoreClient):
         if self._closed:
             raise RuntimeError(f"the client of the store at {self.server_address_root} is closed")
         session, url = await self._get_session(), f"{self.server_address}{path}"
-        headers = {"Content-Type": "application/json"}
-        async with session.request(method, url, data=body or None, params=params, headers=headers) as response:
+        async with session.request(method, url, data=body or None, params=params, headers=self._headers) as response:
             return response.status, await response.read()
 
     def _note_back(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from groundwire.tools.access_token import VARIABLE, token_for
 from groundwire.train.store.errors import StoreAddressError
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ HEALTH = {"status": "ok", "api": "agentlightning 0.3", "batches": True}
 _RETRY_S = 0.1
 
 
-def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) -> dict[str, Any]:
+def check_store(
+    address: str, *, token: str | None = None, timeout_s: float = 3.0, starting: bool = True
+) -> dict[str, Any]:
     """Return the health report of the store at ``address``.
 
     While ``starting``, a refused or interrupted connection is retried for ``timeout_s`` seconds: the store may be
-    restarting. Raises :class:`StoreAddressError`.
+    restarting. Without a ``token``, that of the environment or the user is sent. Raises :class:`StoreAddressError`.
     """
     import httpx
 
@@ -34,9 +37,17 @@ def check_store(address: str, *, timeout_s: float = 3.0, starting: bool = True) 
         valid = False
     if not valid:
         raise StoreAddressError(f"the store's address {address!r} is not like http://HOST:PORT")
+    if url.userinfo:
+        raise StoreAddressError(
+            f"the store's address contains a password: give http://{url.netloc.decode()}, and the token in {VARIABLE} "
+            "or with --token-file"
+        )
+    token = token or token_for(address)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     deadline = time.monotonic() + timeout_s
     # Proxies named in the environment are not meant for machines of the local network.
-    with httpx.Client(base_url=address.rstrip("/") + API, timeout=timeout_s, trust_env=False) as client:
+    base_url = address.rstrip("/") + API
+    with httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s, trust_env=False) as client:
         while True:
             try:
                 return _read_health(client, address)
@@ -67,6 +78,10 @@ def _read_health(client: httpx.Client, address: str) -> dict[str, Any]:
         raise StoreAddressError(f"{no_store}: its health is {health!r:.60}")
     # To take zero rollouts from the queue changes nothing, and only version 0.3 knows this request.
     reply = client.post("/queues/rollouts/dequeue", json={"limit": 0})
+    if reply.status_code in (401, 403):
+        raise StoreAddressError(
+            f"the store at {address} refuses the token: set {VARIABLE}, or give --token-file, as for the store"
+        )
     if not reply.is_success or reply.text != "[]":
         raise StoreAddressError(f"{other_version}: status {reply.status_code} for {reply.url}")
     return health

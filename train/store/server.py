@@ -31,6 +31,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from groundwire.tools.http_guard import Guard, middleware
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import API, HEALTH
 from groundwire.train.store.limits import MAX_REQUEST_BYTES, RefusedValueError, check_request, first_problem
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 _KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 2.0
 _BACKLOG = 1024  # a hundred runners connect at the same moment
+_TRACES = "/v1/traces"
 _PROTOBUF, _GZIP = "application/x-protobuf", b"\x1f\x8b"
 _NOT_NULL = ("status", "config", "worker_id", "last_heartbeat_time", "heartbeat_stats")
 _QUERIED_MODELS: dict[str, type[pydantic.BaseModel]] = {
@@ -79,10 +81,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serve(store: LightningStore, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve ``store`` on the running event loop and the socket of :func:`bind`; yields the server's URL."""
+async def serve(store: LightningStore, listener: socket.socket, *, token: str) -> AsyncIterator[str]:
+    """Serve ``store`` to clients with ``token``, on the running event loop and the socket of :func:`bind`.
+
+    Yields the server's URL.
+    """
     runner = web.AppRunner(
-        application(store), access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S
+        application(store, token), access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S
     )
     with listener:
         await runner.setup()
@@ -94,10 +99,11 @@ async def serve(store: LightningStore, listener: socket.socket) -> AsyncIterator
             await runner.cleanup()
 
 
-def application(store: LightningStore) -> web.Application:
-    """The API over ``store``, for one event loop."""
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES)
-    app.router.add_post("/v1/traces", _otlp_handler(store))
+def application(store: LightningStore, token: str) -> web.Application:
+    """The API over ``store``, for one event loop. All requests but the health check need ``token``."""
+    guard = Guard(token=token, public=[f"{API}/health"], protobuf=[_TRACES])
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard)])
+    app.router.add_post(_TRACES, _otlp_handler(store))
     endpoints = {route: _endpoint(store, route) for route in _ROUTES}
     for route, endpoint in endpoints.items():
         method, path = route.split()

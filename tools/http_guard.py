@@ -1,0 +1,131 @@
+"""Decides which HTTP requests a server answers, from the headers alone, so that no web page can drive it.
+
+A page that a user visits can send requests to servers of the user's machine. Browsers name the page's site (``Origin``,
+``Sec-Fetch-Site``), send JSON to another site only after asking it, and send the host name of a page that points its
+own name to this machine (DNS rebinding). Other users and machines are kept out by a token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from groundwire.tools.access_token import VARIABLE
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+__all__ = ["Guard", "Headers", "middleware"]
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_JSON, _PROTOBUF = "application/json", "application/x-protobuf"
+
+
+class Headers(Protocol):
+    """Headers by their names in any case."""
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """The first value, or ``default``."""
+        ...
+
+
+class Guard:
+    """The rule for the requests of one server.
+
+    Args:
+        token: what clients send as ``Authorization: Bearer TOKEN``, or as password of ``http://x:TOKEN@HOST:PORT``.
+            None: no route needs one.
+        public: paths, or with a slash at the end beginnings of paths, that need no token.
+        hosts: further names of this machine. IP addresses, ``localhost`` and the host name are always accepted, and a
+            request with the token may use any name.
+        protobuf: paths that also accept protobuf.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        public: Collection[str] = (),
+        hosts: Collection[str] = (),
+        protobuf: Collection[str] = (),
+    ) -> None:
+        self._token = None if token is None else token.encode()
+        self._bearer = None if token is None else f"Bearer {token}".encode()
+        self._public = frozenset(public)
+        self._public_prefixes = tuple(path for path in public if path.endswith("/"))
+        self._hosts = frozenset(name.lower() for name in (*hosts, "localhost", socket.gethostname()))
+        self._protobuf = frozenset(protobuf)
+        self._is_own_host = lru_cache(maxsize=64)(self._find_host)
+
+    def refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
+        """The status and the reason, if the request must be refused."""
+        has_token, host = self._has_token(headers), headers.get("Host", "")
+        origin = headers.get("Origin")
+        if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+            return 403, f"refused: the page at {origin!r:.100} does not belong to this server"
+        site = headers.get("Sec-Fetch-Site", "none")
+        if site not in ("none", "same-origin") and headers.get("Sec-Fetch-Mode") != "navigate":
+            return 403, "refused: the request comes from a page of another site"
+        if not has_token and not self._is_own_host(host):
+            return 403, (
+                f"refused: {host!r:.100} is no name of this machine; use its IP address, or send the token ({VARIABLE})"
+            )
+        if method not in _READING and (headers.get("Content-Length", "0") != "0" or headers.get("Transfer-Encoding")):
+            kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if kind != _JSON and not (kind == _PROTOBUF and path in self._protobuf):
+                return 415, f"the request's content type is {kind!r:.100}; it must be {_JSON}"
+        if self._token is None or has_token or path in self._public or path.startswith(self._public_prefixes):
+            return None
+        return 401, f"the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's {VARIABLE}"
+
+    def _has_token(self, headers: Headers) -> bool:
+        value = headers.get("Authorization", "")
+        if not value or self._token is None or self._bearer is None:
+            return False
+        given = value.encode(errors="surrogateescape")
+        if hmac.compare_digest(given, self._bearer):
+            return True
+        scheme, _, encoded = given.partition(b" ")
+        if scheme.lower() != b"basic":
+            return False
+        try:
+            password = base64.b64decode(encoded, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return False
+        return hmac.compare_digest(password, self._token)
+
+    def _find_host(self, host: str) -> bool:
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name.lower().rstrip(".") in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def middleware(guard: Guard) -> Any:
+    """A middleware of aiohttp that refuses what ``guard`` refuses."""
+    from aiohttp import web
+
+    @web.middleware
+    async def check(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        refused = guard.refusal(request.method, request.path, request.headers)
+        if refused is None:
+            return await handler(request)
+        status, reason = refused
+        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+        # Clients of the store read "detail", those of OpenAI's API "error".
+        body = {"detail": reason, "error": {"message": reason, "type": "invalid_request_error", "code": None}}
+        return web.json_response(body, status=status, headers=headers)
+
+    return check
