@@ -12,27 +12,19 @@ import binascii
 import hmac
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.access_token import VARIABLE
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["Guard", "Headers", "middleware"]
+__all__ = ["Guard", "middleware"]
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
-
-
-class Headers(Protocol):
-    """Headers by their names in any case."""
-
-    def get(self, name: str, default: Any = None, /) -> Any:
-        """The first value, or ``default``."""
-        ...
 
 
 class Guard:
@@ -63,8 +55,8 @@ class Guard:
         self._protobuf = frozenset(protobuf)
         self._is_own_host = lru_cache(maxsize=64)(self._find_host)
 
-    def refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        """The status and the reason, if the request must be refused."""
+    def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:
+        """The status and the reason, if the request must be refused. ``headers`` are found by names in any case."""
         has_token, host = self._has_token(headers), headers.get("Host", "")
         origin = headers.get("Origin")
         if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
@@ -84,7 +76,7 @@ class Guard:
             return None
         return 401, f"the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's {VARIABLE}"
 
-    def _has_token(self, headers: Headers) -> bool:
+    def _has_token(self, headers: Mapping[str, str]) -> bool:
         value = headers.get("Authorization", "")
         if not value or self._token is None or self._bearer is None:
             return False
