@@ -49,6 +49,8 @@ MODULES = (
     "pyarrow.parquet",
     "matplotlib.figure",  # imported to draw
     "matplotlib.backends.backend_agg",
+    "IPython.core.interactiveshell",
+    "pytest",
     "programs",
 )
 _ADDRESS = "GROUNDWIRE_TEST_FORK_SERVER"
