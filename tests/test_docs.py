@@ -51,6 +51,7 @@ async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tm
         conn.executescript("CREATE TABLE film (title TEXT, year INTEGER); INSERT INTO film VALUES ('Dusk', 1994);")
     conn.close()
     [recording] = await play(backend, str(tmp_path / "films.sqlite"))
+    await backend.stop()
     assert recording.reward == 1.0
     assert recording.response_ids == [sampled_ids(n) for n in range(calls)]
     assert {call.agent for call in recording.calls} == set(backend.agents)

@@ -175,9 +175,10 @@ async def test_sampling_parameters_reach_the_model_also_those_unknown_to_the_sdk
 
 async def test_a_refused_call_is_an_endpoint_error_and_is_not_retried(database: str) -> None:
     async with ScriptedPolicyServer(replies=lambda _: Reply(status=503, text="out of cards")) as server:
-        endpoint = Endpoint(base_url=server.base_url, model="m")
+        endpoint, backend = Endpoint(base_url=server.base_url, model="m"), OpenAIAgentsSQLBackend()
         with pytest.raises(EndpointError, match="out of cards") as caught:
-            await OpenAIAgentsSQLBackend().run(Question(id="1", text="?", database=database), endpoint)
+            await backend.run(Question(id="1", text="?", database=database), endpoint)
+        await backend.stop()
         assert caught.value.status == 503
         assert len(server.requests) == 1
 

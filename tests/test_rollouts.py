@@ -254,11 +254,10 @@ async def test_the_gold_reaches_no_agent_and_no_model(task: Task) -> None:
     def reply(body: dict[str, Any]) -> str:
         return "CORRECT" if "Result:" in body["messages"][-1]["content"] else "```sql\nSELECT name FROM singer\n```"
 
-    async with (
-        ScriptedPolicyServer(replies=reply) as server,
-        _collector(server, LangGraphSQLBackend()) as collector,
-    ):
+    backend = LangGraphSQLBackend()
+    async with ScriptedPolicyServer(replies=reply) as server, _collector(server, backend) as collector:
         [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
+        await backend.stop()
     assert outcome.succeeded
     assert server.requests
     for request in server.requests:
