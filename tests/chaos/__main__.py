@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from chaos import kills, requests
+from chaos import kills, requests, servers
 from chaos.tally import Tally
 
 SCENARIOS = {"kills": (kills.run, 0.5), "requests": (requests.run, 0.3)}
@@ -30,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = options.scenarios or list(SCENARIOS)
     shares = sum(SCENARIOS[name][1] for name in names)
     tally = Tally()
+    os.environ["GROUNDWIRE_TOKEN"] = servers.TOKEN
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-") as temporary:
         for name in names:

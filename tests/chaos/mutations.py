@@ -215,8 +215,11 @@ def _framing(request: Request, rng: random.Random) -> Request:
 @cache
 def gzip_bomb(megabytes: int = _BOMB_MB, start: bytes = b"[") -> bytes:
     """``start`` and spaces, compressed a thousand times. Each block is the same, so that it takes no time to make."""
-    compressor = zlib.compressobj(9, wbits=-15)
+    compressor, spaces = zlib.compressobj(9, wbits=-15), b" " * 1_000_000
     first = compressor.compress(start) + compressor.flush(zlib.Z_FULL_FLUSH)
-    block = compressor.compress(b" " * 1_000_000) + compressor.flush(zlib.Z_FULL_FLUSH)
-    end = compressor.flush()
-    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + first + block * megabytes + end + struct.pack("<II", 0, megabytes * 10**6)
+    block = compressor.compress(spaces) + compressor.flush(zlib.Z_FULL_FLUSH)
+    end, crc = compressor.flush(), zlib.crc32(start)
+    for _ in range(megabytes):
+        crc = zlib.crc32(spaces, crc)
+    length = (megabytes * len(spaces) + len(start)) & 0xFFFFFFFF
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + first + block * megabytes + end + struct.pack("<II", crc, length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,11 +41,11 @@ class Server:
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
     """Send requests to the servers, each for the same time."""
     with Processes(folder, tally) as processes:
-        started: list[Callable[[], Server]] = [start(folder, processes) for start in servers.ALL]
-        all_servers = [wait() for wait in started]
+        started = [start(folder, processes) for start in servers.ALL]
+        all_servers = [server for wait in started for server in wait()]
         for server in all_servers:
             asyncio.run(fuzz(server, seconds / len(all_servers), rng, tally))
-            processes.check_running(server.process)
+            print(f"  {server.name}: {tally.counts[f'requests: {server.name}']} requests", flush=True)
 
 
 async def fuzz(server: Server, seconds: float, rng: random.Random, tally: Tally) -> None:
