@@ -15,16 +15,18 @@ from contextlib import suppress
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ProxyLLM, RolloutConfig, Span
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PaginatedResult, ProxyLLM, RolloutConfig, Span
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.agent import POLICY_RESOURCE
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.store.base import NotifyAttemptEnd
+from groundwire.train.store.errors import StoreLostDataError
 
 __all__ = ["RolloutCollector"]
 
 _log = logging.getLogger(__name__)
+_CHECKED = 1000
 _UNFINISHED = ["queuing", "requeuing", "preparing", "running"]
 
 
@@ -66,7 +68,7 @@ class RolloutCollector:
         )
         if isinstance(store, NotifyAttemptEnd):
             store.on_attempt_end = self.notify
-        self._published, self._publishing = False, asyncio.Lock()
+        self._published, self._publishing, self._newest = False, asyncio.Lock(), ""
         self._poll_s, self._notified, self._notification = poll_s, set[str](), asyncio.Event()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -93,6 +95,7 @@ class RolloutCollector:
         deadline = time.monotonic() + deadline_s
         rollouts = await self._store.enqueue_many_rollouts([self._enqueue_request(request) for request in requests])
         ids = [rollout.rollout_id for rollout in rollouts]
+        self._newest = ids[-1] if ids else self._newest
         ends = [self._watch(rollout_id) for rollout_id in ids]
         self._notify_runners()
 
@@ -131,14 +134,21 @@ class RolloutCollector:
     async def _publish_proxy(self) -> None:
         """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left."""
         async with self._publishing:  # or a batch would cancel the rollouts of one that began at the same moment
-            if self._published:
+            if self._published and not await self._lost_between_batches():
                 return
             policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
             await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
             for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
-                if rollout.resources_id == self._resources_id:
+                if rollout.resources_id == self._resources_id and rollout.rollout_id not in self._waiting:
                     await self._store.update_rollout(rollout.rollout_id, status="cancelled")
             self._published = True
+
+    async def _lost_between_batches(self) -> bool:
+        """Whether a store in another process has come back without the run's newest rollout, which has ended."""
+        if self._no_runner_warning is None or not self._newest or await self._store.get_rollout_by_id(self._newest):
+            return False
+        _log.warning("the store was started again without the run's last rollouts; the run goes on: no result is lost")
+        return True
 
     def _watch(self, rollout_id: str) -> asyncio.Future[None]:
         """A future that is done when the rollout has ended."""
@@ -164,6 +174,8 @@ class RolloutCollector:
             try:
                 ended = await self._store.wait_for_rollouts(rollout_ids=list(candidates), timeout=0)
                 if self._no_runner_warning is not None:
+                    if not ended:
+                        await self._check_known()
                     await self._no_runner_warning.check(self._waiting, any_ended=bool(ended))
             except Exception as error:
                 for end in self._waiting.values():
@@ -174,6 +186,17 @@ class RolloutCollector:
                 end_of_rollout = self._waiting.pop(rollout.rollout_id, None)
                 if end_of_rollout is not None and not end_of_rollout.done():
                     end_of_rollout.set_result(None)
+
+    async def _check_known(self) -> None:
+        """Raises :class:`StoreLostDataError` if the store does not know the newest of the rollouts that run."""
+        newest = list(self._waiting)[-_CHECKED:]
+        known = await self._store.query_rollouts(rollout_id_in=newest, limit=1)
+        if isinstance(known, PaginatedResult) and (lost := len(newest) - known.total):
+            raise StoreLostDataError(
+                f"the store does not know {lost} of the {len(newest)} newest rollouts any more: it was started again "
+                "empty, from an older copy, or with --memory; start it with its own --path FILE, then continue the run "
+                "with --resume RUN_DIR"
+            )
 
     async def _collect(self, request: RolloutRequest, rollout_id: str) -> RolloutResult:
         await self._proxy.flush(rollout_id)

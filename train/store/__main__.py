@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import signal
 import socket
+import sqlite3
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +18,11 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import TokenFile, Version
 
 __all__ = ["app"]
+
+_log = logging.getLogger(__name__)
+_MIN_KEEP_H = 0.1
+"""A trainer reads a rollout within seconds of its end."""
+_PRUNE_INTERVAL_S, _PRUNE_PAUSE_S = 60.0, 0.05
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -32,18 +39,25 @@ def main(
         "127.0.0.1"
     ),
     token_file: TokenFile = None,
+    keep: Annotated[
+        float | None, typer.Option(metavar="HOURS", help="Delete rollouts that ended this many hours ago, or earlier")
+    ] = None,
     version: Version = False,
 ) -> None:
     """Serve rollouts, spans and resources to trainers and runners."""
     with exit_on_user_error():
         if sum((path is not None, memory, mongo is not None)) != 1:
             raise CommandError("give one of --path FILE, --memory and --mongo URI")
+        if keep is not None and not keep >= _MIN_KEEP_H:
+            raise CommandError(f"--keep is {keep:g}; it must be at least {_MIN_KEEP_H} hours")
+        if keep is not None and mongo is not None:
+            raise CommandError("--keep works with --path and --memory only; let MongoDB's own tools delete old data")
         check_listen(host, given_token(token_file))
         token = access_token(token_file)
         from groundwire.train.store.server import bind
 
         listener = bind(host, port)
-        asyncio.run(_serve(_open_store(path, mongo), listener, token))
+        asyncio.run(_serve(_open_store(path, mongo), listener, token, keep))
 
 
 def _open_store(path: Path | None, mongo: str | None) -> Any:
@@ -60,19 +74,32 @@ def _open_store(path: Path | None, mongo: str | None) -> Any:
     return SqliteLightningStore(path or MEMORY)
 
 
-async def _serve(store: Any, listener: socket.socket, token: str) -> None:
+async def _serve(store: Any, listener: socket.socket, token: str, keep: float | None = None) -> None:
     from groundwire.train.store.server import serve
 
     stopped = asyncio.Event()
     try:
         async with serve(store, listener, token=token) as url:
             typer.echo(f"store: {url}")
+            pruning = None if keep is None else asyncio.create_task(_prune(store, keep * 3600))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stopped.set)
             await stopped.wait()
+            if pruning is not None:
+                pruning.cancel()
     finally:
         if inspect.isawaitable(closing := store.close()):
             await closing
+
+
+async def _prune(store: Any, keep_s: float) -> None:
+    while True:
+        try:
+            more = store.prune(keep_s=keep_s)
+        except sqlite3.Error as error:  # for example a full disk
+            _log.warning("old rollouts cannot be deleted: %s", error)
+            more = False
+        await asyncio.sleep(_PRUNE_PAUSE_S if more else _PRUNE_INTERVAL_S)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import UNSET, LightningStore
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 
-__all__ = ["SPAN_BYTES", "IgnoreLateSpans", "MemoryStore", "NotifyAttemptEnd"]
+__all__ = ["SPAN_BYTES", "IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
 
 SPAN_BYTES = 64 << 20
 """Enough for a trainer, which reads the spans once, soon after their rollout has ended."""
@@ -28,13 +28,24 @@ class NotifyAttemptEnd(LightningStore):
         return attempt
 
 
-class IgnoreLateSpans(CollectionBasedLightningStore[Any]):
-    """Base class of stores in which a span does not revive an ended attempt.
+class IgnoreLateChanges(CollectionBasedLightningStore[Any]):
+    """Base class of stores in which an ended attempt or rollout stays as it ended.
 
     Agent Lightning treats a late span as a heartbeat: the attempt runs again, and a rollout that waits for its next
     attempt is marked as running, so no runner takes it until it times out. Late spans are common: the proxy writes the
-    call that an interrupted agent had begun.
+    call that an interrupted agent had begun. And the last status wins: a rollout that succeeds at the deadline becomes
+    cancelled, and a cancelled one returns to the queue when its attempt fails. Here only a new start changes it.
     """
+
+    async def _unlocked_update_rollout_only(
+        self, collections: Any, rollout_id: str, *, status: Any = UNSET, **changes: Any
+    ) -> Any:
+        rollout = await collections.rollouts.get({"rollout_id": {"exact": rollout_id}})
+        current = None if rollout is None else rollout.status
+        final = current in ("succeeded", "cancelled") and status not in ("queuing", "preparing")
+        if final or (current == "failed" and status == "cancelled"):
+            status = UNSET
+        return await super()._unlocked_update_rollout_only(collections, rollout_id, status=status, **changes)
 
     async def _on_attempt_heartbeat(self, rollout_id: str, attempt_id: str) -> Any:
         key: Any = {"rollout_id": {"exact": rollout_id}, "attempt_id": {"exact": attempt_id}}
@@ -44,7 +55,7 @@ class IgnoreLateSpans(CollectionBasedLightningStore[Any]):
         return await super()._on_attempt_heartbeat(rollout_id, attempt_id)
 
 
-class MemoryStore(NotifyAttemptEnd, IgnoreLateSpans, InMemoryLightningStore):
+class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, InMemoryLightningStore):
     """Agent Lightning's in-memory store; beyond ``span_bytes`` it drops the oldest spans."""
 
     def __init__(self, *, span_bytes: int = SPAN_BYTES) -> None:

@@ -5,6 +5,7 @@ UserError
 ├── StoreFileError      the SQLite file cannot hold a store
 ├── MongoStoreError     MongoDB cannot hold a store
 ├── StoreGoneError      the store stopped answering during a run
+├── StoreLostDataError  the store does not know rollouts that it had acknowledged
 └── StoreFailedError    the store keeps answering with server errors
 """
 
@@ -12,7 +13,14 @@ from __future__ import annotations
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["MongoStoreError", "StoreAddressError", "StoreFailedError", "StoreFileError", "StoreGoneError"]
+__all__ = [
+    "MongoStoreError",
+    "StoreAddressError",
+    "StoreFailedError",
+    "StoreFileError",
+    "StoreGoneError",
+    "StoreLostDataError",
+]
 
 
 class StoreAddressError(UserError):
@@ -29,6 +37,12 @@ class MongoStoreError(UserError):
 
 class StoreGoneError(UserError):
     """The store stopped answering and did not come back in time."""
+
+    exit_code = 1
+
+
+class StoreLostDataError(UserError):
+    """The store came back without rollouts that it had acknowledged: emptied, older, or in memory."""
 
     exit_code = 1
 

@@ -12,7 +12,7 @@ from agentlightning.store.mongo import MongoLightningStore
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from groundwire.train.store.base import IgnoreLateSpans
+from groundwire.train.store.base import IgnoreLateChanges
 from groundwire.train.store.errors import MongoStoreError
 
 __all__ = ["MongoStore"]
@@ -21,7 +21,7 @@ _TIMEOUT_MS = 2000
 _DATABASE, _PARTITION = "agentlightning", "groundwire"
 
 
-class MongoStore(IgnoreLateSpans, MongoLightningStore):
+class MongoStore(IgnoreLateChanges, MongoLightningStore):
     """A store in the database that ``uri`` names (default: ``agentlightning``).
 
     Raises :class:`MongoStoreError`, within about two seconds.

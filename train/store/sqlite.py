@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from operator import attrgetter
@@ -21,7 +22,7 @@ from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
 
-from groundwire.train.store.base import IgnoreLateSpans
+from groundwire.train.store.base import IgnoreLateChanges
 from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.sqlite_collections import KeyValueTable, QueueTable, Table
 
@@ -34,9 +35,10 @@ _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 1
 _PAGE_CACHE_KIB = 32 << 10
 _CACHED_ITEMS = 1024
 _SCAN_S = 2.0
+_PRUNED = 20
 
 
-class SqliteLightningStore(IgnoreLateSpans):
+class SqliteLightningStore(IgnoreLateChanges):
     """Agent Lightning's store in the file ``path``, which is created if needed. For one event loop.
 
     ``scan_s`` is the shortest time, in seconds, between two scans for unresponsive attempts. Raises
@@ -45,6 +47,29 @@ class SqliteLightningStore(IgnoreLateSpans):
 
     def __init__(self, path: str | Path, *, scan_s: float = _SCAN_S) -> None:
         super().__init__(collections=SqliteCollections(path), scan_debounce_seconds=scan_s)
+
+    def prune(self, *, keep_s: float) -> int:
+        """Delete some rollouts that ended more than ``keep_s`` seconds ago, with all their data; returns how many.
+
+        Few are deleted at a time, the oldest first, so that no request waits for long: call it again until it is 0.
+        The file does not shrink; the space is used again.
+        """
+        return self.collections.run(self._prune(time.time() - keep_s))
+
+    async def _prune(self, ended_before: float) -> int:
+        collections = self.collections
+        rollouts = [
+            rollout
+            for status in ("succeeded", "failed", "cancelled")
+            for rollout in await collections.rollouts.query({"status": {"exact": status}}, limit=_PRUNED)
+            if rollout.end_time is not None and rollout.end_time < ended_before
+        ]
+        for rollout in rollouts:
+            for table in (collections.spans, collections.attempts, collections.rollouts):
+                table.delete_rollout(rollout.rollout_id)
+            await collections.rollout_queue.remove(rollout.rollout_id)
+            await collections.span_sequence_ids.pop(rollout.rollout_id)
+        return len(rollouts)
 
     def close(self) -> None:
         """Close the file."""

@@ -150,6 +150,12 @@ class Table(_NamedTable, Collection[M], Generic[M]):
             if not self._conn.execute(self._delete, key).rowcount:
                 raise self._not_found(key)
 
+    def delete_rollout(self, rollout_id: str) -> None:
+        """Delete all items of a rollout; for tables whose key begins with ``rollout_id``."""
+        self._conn.execute(f"DELETE FROM {self._name} WHERE rollout_id = ?", (rollout_id,))
+        for key in [key for key in self._cache if key[0] == rollout_id]:
+            del self._cache[key]
+
     def _exact_key(self, options: FilterOptions | None) -> tuple[Any, ...] | None:
         """The primary key, if the filter selects exactly one."""
         if not options or set(options) != set(self._key):
@@ -259,6 +265,10 @@ class QueueTable(_NamedTable, Queue[str]):
 
     async def peek(self, limit: int = 1) -> Sequence[str]:
         return [item for _, item in self._front(limit)]
+
+    async def remove(self, item: str) -> None:
+        """Take an item out of the queue, if it is there."""
+        self._conn.execute(f"DELETE FROM {self._name} WHERE item = ?", (item,))
 
     def _front(self, limit: int) -> list[tuple[int, str]]:
         query = f"SELECT id, item FROM {self._name} ORDER BY id LIMIT ?"
