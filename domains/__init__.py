@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from groundwire.domains._registry import check, get, names
-from groundwire.domains._types import Breakdowns, DataError, Domain, Task, TaskData, answer_form, breakdowns_of
+from groundwire.domains._types import (
+    Breakdowns,
+    DataError,
+    Domain,
+    Task,
+    TaskData,
+    answer_form,
+    breakdowns_of,
+    database_folders,
+)
 
 __all__ = [
     "Breakdowns",
@@ -14,6 +23,7 @@ __all__ = [
     "answer_form",
     "breakdowns_of",
     "check",
+    "database_folders",
     "get",
     "names",
 ]

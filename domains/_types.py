@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from groundwire.tools.errors import UserError
 from groundwire.tools.types import AnswerForm
 
-__all__ = ["Breakdowns", "DataError", "Domain", "Task", "TaskData", "answer_form", "breakdowns_of"]
+__all__ = ["Breakdowns", "DataError", "Domain", "Task", "TaskData", "answer_form", "breakdowns_of", "database_folders"]
 
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
@@ -66,3 +67,18 @@ def breakdowns_of(domain: Domain) -> Breakdowns:
     """The domain's attribute ``breakdowns``; empty without one."""
     found: Breakdowns = getattr(domain, "breakdowns", {})
     return found
+
+
+def database_folders(domain: Domain, data_dir: str | None = None) -> list[Path]:
+    """The folders that a runner's agents may read databases in, or the databases, without symbolic links.
+
+    A domain's optional method ``database_folders(data_dir)`` returns them. Without it the data is loaded, and they are
+    its databases. Raises :class:`DataError` if the data cannot be found.
+    """
+    own = getattr(domain, "database_folders", None)
+    if own is not None:
+        found = own(data_dir)
+    else:
+        data = domain.load(data_dir)
+        found = {path for task in (*data.train, *data.validation) if (path := domain.database(task))}
+    return sorted({Path(path).resolve() for path in found})

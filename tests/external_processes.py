@@ -43,7 +43,7 @@ def their_store(port: int) -> None:
     main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"])
 
 
-def runner(address: str, n_runners: int, backend: str, agent: str = AGENT) -> None:
+def runner(address: str, n_runners: int, backend: str, agent: str = AGENT, data_dir: str | None = None) -> None:
     from groundwire.train.runner import main
 
     main(
@@ -51,6 +51,7 @@ def runner(address: str, n_runners: int, backend: str, agent: str = AGENT) -> No
         backend=backend,
         agent=agent if backend == "custom" else None,
         domain="spider",
+        data_dir=data_dir,
         n_runners=n_runners,
         debug=False,
     )

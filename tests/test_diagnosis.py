@@ -123,7 +123,9 @@ def test_a_prompt_over_the_limit_reports_the_number_of_tokens(message: str, over
     assert f"over the limit by {over} tokens" in found.text
 
 
-@pytest.mark.parametrize("status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "no_result"])
+@pytest.mark.parametrize(
+    "status", ["agent", "tool", "endpoint", "timeout", "reward", "judge_abstained", "refused", "no_result"]
+)
 def test_each_failure_has_its_kind_and_quotes_its_message(status: str) -> None:
     found = reason(rollout(None, status=status, message="the disk is gone"))
     assert found.kind == status

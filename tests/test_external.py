@@ -50,7 +50,7 @@ class _Pieces:
     def __init__(self, folder: Path) -> None:
         self.port = processes.free_port()
         self.address = f"http://127.0.0.1:{self.port}"
-        self.path = str(folder / "store.db")
+        self.folder, self.path = str(folder), str(folder / "store.db")
         self.all: list[Any] = []
 
     def start(self, target: Any, *arguments: Any) -> Any:
@@ -62,8 +62,9 @@ class _Pieces:
         check_store(self.address, timeout_s=30)
         return process
 
-    def runner(self, n_runners: int = 4, backend: str = "custom") -> Any:
-        return self.start(processes.runner, self.address, n_runners, backend)
+    def runner(self, n_runners: int = 4, backend: str = "custom", agent: str = processes.AGENT) -> Any:
+        data_dir = self.folder if backend == "custom" else None  # those of custom have the task's database in it
+        return self.start(processes.runner, self.address, n_runners, backend, agent, data_dir)
 
 
 @pytest.fixture
@@ -140,7 +141,7 @@ async def test_the_rollout_of_a_dead_runner_is_given_to_another(pieces: _Pieces,
 
 async def test_a_runner_with_a_blocking_agent_ends_on_sigterm(pieces: _Pieces, task: Task) -> None:
     pieces.store()
-    runner = pieces.start(processes.runner, pieces.address, 4, "custom", "external_processes:block")
+    runner = pieces.runner(agent="external_processes:block")
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
         batch = asyncio.create_task(collector.run(processes.jobs(task, 1), deadline_s=40))
         await _until(lambda: policy.requests)
@@ -233,8 +234,11 @@ async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _P
     ):
         collector._settings = settings
         [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
-    assert (outcome.status, outcome.reward) == ("agent", None)
-    assert outcome.message == "this runner's backend is 'custom', and the rollout's is 'langgraph'"
+    assert (outcome.status, outcome.reward) == ("refused", None)
+    assert outcome.message == (
+        "this runner's backend is 'custom', and the rollout's is 'langgraph': start train.run and train.runner with "
+        "the same --backend"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.agent import RemoteRolloutAgent
+from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_reward
+from groundwire.train.rollouts.request_check import RequestCheck
 from groundwire.train.run import app
 
 HYBRID = ("--reward", "rule_judge_hybrid", "--print-config")
@@ -27,11 +30,18 @@ def _run(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-async def test_a_remote_runner_uses_the_trainers_judge(tmp_path: Path) -> None:
+def _remote(settings: AgentSettings) -> RemoteRolloutAgent:
+    domain = domains.get(settings.domain)
+    return RemoteRolloutAgent(
+        RequestCheck.of(settings, domain, data_dir=None, policy_hosts=[], store="http://127.0.0.1:1")
+    )
+
+
+async def test_a_remote_runner_with_the_trainers_options_uses_its_judge(tmp_path: Path) -> None:
     async with ScriptedPolicyServer(replies=[verdict(0.0, clarity=1.0)]) as server:
         judge = {"model": "m", "base_url": server.base_url, "clarity": 1.0, "cache": str(tmp_path / "judge.sqlite")}
         config = resolve("fast", reward="0.5*rule_judge_hybrid+executes", judge=judge)
-        remote = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
+        remote = _remote(AgentSettings(reward=config.reward, judge=config.judge))
         agent = remote._agent_for(json.loads(json.dumps(config.for_agents())))  # as a store passes it on
         task = {"question": CASE["question"], "answer": CASE["reference"]}
         components: Any = await agent.reward(task, "It is for fever.", [])
@@ -48,9 +58,8 @@ async def test_a_remote_runner_uses_the_trainers_judge(tmp_path: Path) -> None:
     ],
 )
 def test_a_runner_refuses_wrong_settings_of_a_rollout(settings: dict[str, Any], message: str) -> None:
-    remote = RemoteRolloutAgent(backend="langgraph", agent=None, domain="spider")
-    with pytest.raises(ConfigError, match=message):
-        remote._agent_for(settings)
+    with pytest.raises(RequestRefusedError, match=message):
+        _remote(AgentSettings())._agent_for(settings)
 
 
 async def test_without_a_judge_model_the_local_grader_judges() -> None:

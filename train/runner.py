@@ -1,9 +1,10 @@
 """``python -m train.runner``: runs agents for the trainers of a Lightning store.
 
-A runner is started with a backend, an agent, a domain and the store's address. The proxy's address comes with the
-resources of each rollout, the agent's settings with its metadata, so one runner serves any number of trainers. A runner
-that is stopped by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to
-another runner.
+A runner is started with a backend, an agent, a domain, a reward with its judge, and the store's address. Each rollout
+brings the proxy's address, the task and the agent's settings, so one runner serves any number of trainers. It takes
+from the store only what may differ between rollouts (:mod:`groundwire.train.rollouts.request_check`). A runner that is
+stopped by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to another
+runner.
 """
 
 from __future__ import annotations
@@ -20,15 +21,20 @@ from typing import Annotated
 import typer
 
 from groundwire import adapters, domains
+from groundwire.rewards import JudgeSettings
 from groundwire.tools.access_token import VARIABLE, token_for
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import TokenFile, Version
+from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, check_judge, parse_judge
+from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.store.health import check_store
 
 __all__ = ["app"]
+
+_TIMEOUT_S = 60.0  # of a rollout that brings no limit of its own
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,6 +48,20 @@ def main(
         typer.Option(help="With --backend custom: your function, written MODULE:FUNCTION", metavar="FUNCTION"),
     ] = None,
     domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
+    reward: Annotated[
+        str | None, typer.Option(help="The trainer's --reward. Without it, the domain's own reward")
+    ] = None,
+    judge_model: JudgeModel = None,
+    judge_base_url: JudgeBaseUrl = None,
+    judge: JudgePairs = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(help="Folder with the domain's data: agents read no other databases", metavar="DIR"),
+    ] = None,
+    policy_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host that LLM calls may go to, besides this machine and the store's", metavar="HOST"),
+    ] = None,
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
     token_file: TokenFile = None,
     until_eof: Annotated[
@@ -53,21 +73,33 @@ def main(
     """Run agents for the trainers of a store, until stopped."""
     with exit_on_user_error(debug):
         adapters.check(backend)
-        domains.get(domain)
+        reward = reward or domains.get(domain).default_reward
+        given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
+        judge_settings = JudgeSettings(**given)
+        for note in check_judge(reward, judge_settings):
+            typer.echo(f"reward: {note}")
+        settings = AgentSettings(
+            backend=backend,
+            agent=agent,
+            domain=domain,
+            reward=reward,
+            judge=judge_settings,
+            rollout_timeout_s=max(judge_settings.deadline_s, _TIMEOUT_S),
+        )
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
         check_store(external_store_address, token=token)
         with suppress(KeyboardInterrupt):  # the usual end
-            _run(external_store_address, token, backend, agent, domain, n_runners, until_eof, debug)
+            _run(external_store_address, token, settings, data_dir, policy_host or [], n_runners, until_eof, debug)
     exit_now(0)
 
 
 def _run(
     address: str,
     token: str | None,
-    backend: str,
-    agent: str | None,
-    domain: str,
+    settings: AgentSettings,
+    data_dir: str | None,
+    policy_hosts: list[str],
     n_runners: int,
     until_eof: bool,
     debug: bool,
@@ -77,11 +109,15 @@ def _run(
     with fast_import():
         from groundwire.train.rollouts.agent import RemoteRolloutAgent
         from groundwire.train.rollouts.event_loop import EventLoopThread
+        from groundwire.train.rollouts.request_check import RequestCheck
         from groundwire.train.rollouts.runners import POLL_S, RunnerPool
         from groundwire.train.store.client import StoreClient
 
         setup_logging(debug)
-        rollout_agent = RemoteRolloutAgent(backend=backend, agent=agent, domain=domain)
+        domain = domains.get(settings.domain)
+        rollout_agent = RemoteRolloutAgent(
+            RequestCheck.of(settings, domain, data_dir=data_dir, policy_hosts=policy_hosts, store=address)
+        )
     store = StoreClient(address, token=token)
     runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=POLL_S)
 
@@ -99,7 +135,7 @@ def _run(
     loop.start()
     try:
         loop.call(start())
-        typer.echo(mask_secrets(f"runner: {n_runners} {backend} agents for {address}"))
+        typer.echo(mask_secrets(f"runner: {n_runners} {settings.backend} agents for {address}"))
         loop.wait(in_thread(_eof, name="eof") if until_eof else Future[None]())
     finally:
         loop.stop(stop())

@@ -48,7 +48,7 @@ class SpiderDomain:
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else ``SPIDER_DATA_DIR``, else the bundled data. Raises :class:`DataError`."""
-        folder, origin = choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env="SPIDER_DATA_DIR")
+        folder, origin = _choose_folder(data_dir)
         train_files, validation_files = find_files(folder)
         train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder)
         left_out = _reported_left_out(folder, train_files)
@@ -69,8 +69,17 @@ class SpiderDomain:
         """The absolute path of the task's SQLite file."""
         return str(task["db_path"])
 
+    def database_folders(self, data_dir: str | None = None) -> list[Path]:
+        """The folder of the data, and those of its databases, which may be links."""
+        folder, _ = _choose_folder(data_dir)
+        return [folder, *(folder / name for name in _DATABASE_FOLDERS)]
+
 
 domain = SpiderDomain()
+
+
+def _choose_folder(data_dir: str | None) -> tuple[Path, str]:
+    return choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env="SPIDER_DATA_DIR")
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:

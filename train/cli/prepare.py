@@ -63,7 +63,10 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
         if config.trainer == "local" and config.device != "cpu":
             _check_device(config.device)
     left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
-    return Job(config, data, domain, [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)])
+    notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)]
+    if config.external_store_address is not None and not config.n_runners:
+        notes.append(f"runners: start them with {config.runner_command()}")
+    return Job(config, data, domain, notes)
 
 
 def check_store_settings(address: str | None, token_file: str | None = None) -> None:

@@ -6,13 +6,17 @@ The resolved record is written into the run directory, so a run can be resumed, 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from groundwire.rewards import JudgeSettings
+from groundwire.tools.access_token import is_loopback
+from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
 
@@ -164,5 +168,25 @@ class RunConfig(AgentSettings):
         return self.model_dump(mode="json")
 
     def for_agents(self) -> dict[str, Any]:
-        """The values of :class:`AgentSettings` for runners, without ``agent``: each runner has its own."""
-        return self.model_dump(mode="json", include=AgentSettings.model_fields.keys() - {"agent"})
+        """The values of :class:`AgentSettings` for runners, without those that each runner has for itself: ``agent``
+        and the judge's ``cache``.
+        """
+        own: Any = {"agent": True, "judge": {"cache"}}
+        return self.model_dump(mode="json", include=set(AgentSettings.model_fields), exclude=own)
+
+    def runner_options(self) -> list[str]:
+        """The options with which ``python -m train.runner`` runs the agents of this run."""
+        options = {"backend": self.backend, "agent": self.agent, "domain": self.domain, "reward": self.reward}
+        options |= {"data-dir": self.data_dir, "judge-model": self.judge.model, "judge-base-url": self.judge.base_url}
+        store = urlsplit(self.external_store_address or "").hostname
+        if self.proxy_host != store and not is_loopback(self.proxy_host):
+            options["policy-host"] = self.proxy_host
+        changed = self.judge.model_dump(mode="json", exclude_defaults=True, exclude={"model", "base_url"})
+        pairs = [("judge", f"{name}={value}") for name, value in changed.items()]
+        given = [(f"--{name}", value) for name, value in [*options.items(), *pairs] if value is not None]
+        return [part for option in given for part in option]
+
+    def runner_command(self) -> str:
+        """The command that starts a runner for this run, at its external store, for the user to read."""
+        command = ["python", "-m", "train.runner", "--external-store-address", str(self.external_store_address)]
+        return mask_secrets(shlex.join([*command, *self.runner_options()]))

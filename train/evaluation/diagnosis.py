@@ -33,6 +33,7 @@ KINDS = {
     "timeout": "not finished in time",
     "reward": "the reward could not be computed",
     "judge_abstained": "the judge gave no verdict",
+    "refused": "its runner does not allow the request",
     "endpoint": "the endpoint failed",
     "agent": "the agent's own code failed",
     "tool": "a tool failed",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.emitter import emit_reward
@@ -19,29 +19,39 @@ from agentlightning.litagent import LitAgent
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
 
-from groundwire import adapters, domains, rewards
+from groundwire import adapters, rewards
 from groundwire.domains import Domain, answer_form
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets, masked_values
-from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import ANSWER_SPAN, FAILURE_SPAN
+from groundwire.train.rollouts.request_check import POLICY_RESOURCE, RequestCheck
 
-__all__ = ["POLICY_RESOURCE", "RemoteRolloutAgent", "RolloutAgent", "store_failure"]
+__all__ = ["RemoteRolloutAgent", "RolloutAgent", "store_failure"]
 
-POLICY_RESOURCE = "policy"
-"""The name of the store's resource with the address of the proxy in front of the model (a ``ProxyLLM``)."""
+_log = logging.getLogger(__name__)
 
 
 class RolloutAgent(LitAgent[dict[str, Any]]):
-    """Runs one backend on the tasks of one domain, scored by one reward."""
+    """Runs one backend on the tasks of one domain, scored by one reward.
+
+    ``check`` is for the requests of a store that other processes can write to.
+    """
 
     def __init__(
-        self, *, backend: adapters.Backend, domain: Domain, reward: rewards.Reward, timeout_s: float = 120.0
+        self,
+        *,
+        backend: adapters.Backend,
+        domain: Domain,
+        reward: rewards.Reward,
+        timeout_s: float = 120.0,
+        check: RequestCheck | None = None,
     ) -> None:
         super().__init__()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
+        self._check = check
 
     async def rollout_async(
         self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
@@ -49,6 +59,8 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         """Answer and score one task; returns the spans for the runner to store."""
         started, spans = time.time(), list[SpanCoreFields]()
         try:
+            if self._check is not None:
+                self._check.check(task, resources, rollout)
             answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
             steps = json.dumps(answer.steps, ensure_ascii=False)
             spans.append(_span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started))
@@ -60,7 +72,9 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             message = f"no answer within {self.timeout_s:g} s"
             await store_failure(self.get_runner().get_store(), rollout, "timeout", message, started)
             raise
-        except (adapters.BackendError, rewards.RewardError) as error:
+        except (RequestRefusedError, adapters.BackendError, rewards.RewardError) as error:
+            if isinstance(error, RequestRefusedError):
+                _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
             await store_failure(self.get_runner().get_store(), rollout, error.kind, str(error), started)
             raise
 
@@ -132,17 +146,16 @@ def _span(name: str, attributes: dict[str, Any], started: float) -> SpanCoreFiel
 
 
 class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
-    """Runs rollouts of any training run that has this backend and this domain.
+    """Runs rollouts of any training run with the backend, domain, reward and judge of ``check``.
 
-    ``agent`` (of the backend ``custom``) is the runner's own, so a store cannot name code to be run. Raises
+    The settings that may differ between rollouts come with each. Raises
     :class:`groundwire.train.config.errors.ConfigError` if the backend cannot be built.
     """
 
-    def __init__(self, *, backend: str, agent: str | None, domain: str) -> None:
+    def __init__(self, check: RequestCheck) -> None:
         super().__init__()
-        self._fixed = {"backend": backend, "domain": domain}
-        self._agent, self._domain = agent, domains.get(domain)
-        self._agents: dict[str, RolloutAgent] = {}
+        self._check, self._reward = check, make_reward(check.settings, check.domain)
+        self._agents: dict[AgentSettings, RolloutAgent] = {}
         self._agent_for({})
 
     async def rollout_async(
@@ -151,8 +164,10 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
         """As :meth:`groundwire.train.rollouts.agent.RolloutAgent.rollout_async`, with the rollout's settings."""
         try:
             agent = self._agent_for((rollout.metadata or {}).get("settings", {}))
-        except UserError as error:
-            await store_failure(self.get_runner().get_store(), rollout, "agent", str(error), time.time())
+        except (RequestRefusedError, UserError) as error:
+            _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
+            kind = RequestRefusedError.kind
+            await store_failure(self.get_runner().get_store(), rollout, kind, str(error), time.time())
             raise
         agent.set_runner(self.get_runner())
         return await agent.rollout_async(task, resources, rollout)
@@ -163,17 +178,15 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
             if isinstance(agent.backend, adapters.Stoppable):
                 await agent.backend.stop()
 
-    def _agent_for(self, given: Mapping[str, Any]) -> RolloutAgent:
-        key = json.dumps(given, sort_keys=True)
-        if key not in self._agents:
-            for name, value in self._fixed.items():
-                if given.get(name, value) != value:
-                    raise ConfigError(f"this runner's {name} is {value!r}, and the rollout's is {given[name]!r}")
-            settings = AgentSettings(**{**given, **self._fixed, "agent": self._agent})
-            self._agents[key] = RolloutAgent(
+    def _agent_for(self, given: Any) -> RolloutAgent:
+        check = self._check.for_rollout(given)
+        settings = check.settings
+        if settings not in self._agents:
+            self._agents[settings] = RolloutAgent(
                 backend=make_backend(settings),
-                domain=self._domain,
-                reward=make_reward(settings, self._domain),
+                domain=check.domain,
+                reward=self._reward,
                 timeout_s=settings.rollout_timeout_s,
+                check=check,
             )
-        return self._agents[key]
+        return self._agents[settings]

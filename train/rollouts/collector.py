@@ -18,8 +18,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PaginatedResult, ProxyLLM, RolloutConfig, Span
 
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.train.rollouts.agent import POLICY_RESOURCE
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.request_check import POLICY_RESOURCE
 from groundwire.train.store.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreLostDataError
 

@@ -1,5 +1,6 @@
-"""Errors that end a run because of its rollouts.
+"""Errors that end a run because of its rollouts, and the refusal of a single one.
 
+RequestRefusedError       a rollout asks for something that its runner does not allow
 UserError
 ├── RolloutsFailedError   too many rollouts fail
 └── EventLoopError        the agents' event loop is blocked or has ended
@@ -9,7 +10,13 @@ from __future__ import annotations
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["EventLoopError", "RolloutsFailedError"]
+__all__ = ["EventLoopError", "RequestRefusedError", "RolloutsFailedError"]
+
+
+class RequestRefusedError(Exception):
+    """The rollout's request names something that the runner's command line does not allow; the message says what."""
+
+    kind = "refused"
 
 
 class RolloutsFailedError(UserError):

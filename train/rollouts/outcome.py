@@ -46,7 +46,7 @@ class RolloutResult:
     rollout_id: str
     status: str
     """``succeeded``, or a failure's type: agent, tool, endpoint, prompt_too_long, timeout, reward, judge_abstained,
-    no_result."""
+    refused, no_result."""
     reward: float | None
     reward_components: Mapping[str, float]
     message: str

@@ -37,6 +37,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.25
 """How often an idle pool asks a store in another process for rollouts, in seconds."""
 _STOP_S = 5.0
+_MIN_HEARTBEAT_S = 0.1
 
 
 class RunnerPool:
@@ -122,7 +123,7 @@ class RunnerPool:
             return
         store, attempt, began = self._store, rollout.attempt, time.monotonic()
         while True:
-            await asyncio.sleep(unresponsive_s / 3)
+            await asyncio.sleep(max(unresponsive_s / 3, _MIN_HEARTBEAT_S))
             with suppress(Exception):  # a lasting problem of the store is reported where rollouts need it
                 now = await store.get_rollout_by_id(rollout.rollout_id)
                 if not isinstance(now, AttemptedRollout) or now.attempt.attempt_id != attempt.attempt_id:
@@ -148,9 +149,7 @@ class RunnerProcesses:
         address, config = await self._server.__aenter__(), self._config
         runners_each = -(-config.n_runners // config.runner_processes)
         command = [sys.executable, "-m", "groundwire.train.runner", "--until-eof", "--external-store-address", address]
-        command += ["--backend", config.backend, "--domain", config.domain, "--n-runners", str(runners_each)]
-        if config.agent is not None:
-            command += ["--agent", config.agent]
+        command += ["--n-runners", str(runners_each), *config.runner_options()]
         # The GPUs are for the trainer, and each runner gets one CPU thread.
         settings = {"PYTHONPATH": child_python_path(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         settings[VARIABLE] = self._token

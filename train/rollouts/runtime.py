@@ -29,6 +29,7 @@ from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.request_check import RequestCheck
 from groundwire.train.rollouts.runners import POLL_S, RunnerPool, RunnerProcesses
 from groundwire.train.store.base import SPAN_BYTES, MemoryStore
 from groundwire.train.store.client import StoreClient
@@ -81,8 +82,13 @@ class RolloutRuntime:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
+        check = None
+        if (address := config.external_store_address) and config.n_runners:
+            check = RequestCheck.of(
+                config, domain, data_dir=config.data_dir, policy_hosts=[config.proxy_host], store=address
+            )
         self._agent = RolloutAgent(
-            backend=backend, domain=domain, reward=timed_reward, timeout_s=config.rollout_timeout_s
+            backend=backend, domain=domain, reward=timed_reward, timeout_s=config.rollout_timeout_s, check=check
         )
         # If the loop is blocked for longer than a rollout may take, none of the running rollouts can succeed.
         max_blocked_s = max(config.rollout_timeout_s, _MIN_BLOCKED_S)
@@ -165,7 +171,7 @@ class RolloutRuntime:
             resources_id=self._run_dir.resources_id,
             settings=config.for_agents(),
             unresponsive_s=config.unresponsive_s if external or config.runner_processes else None,
-            runner_command=_runner_command(config) if external else "",
+            runner_command=config.runner_command() if external else "",
         )
         await self._start_part(runners)
         if config.runner_processes:
@@ -184,9 +190,3 @@ class RolloutRuntime:
     async def _start_part(self, part: Any) -> None:
         await part.start()
         self._parts.push_async_callback(part.stop)
-
-
-def _runner_command(config: RunConfig) -> str:
-    agent = f" --agent {config.agent}" if config.agent else ""
-    command = f"python -m train.runner --external-store-address {config.external_store_address}"
-    return f"{command} --backend {config.backend}{agent} --domain {config.domain}"
