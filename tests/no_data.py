@@ -17,3 +17,6 @@ class NoData:
 
     def database(self, task: Task) -> str:
         return str(task.get("db_path", ""))
+
+    def database_folders(self, data_dir: str | None = None) -> list[str]:
+        return []

@@ -80,7 +80,7 @@ def journal(path: str) -> None:
 def run_runner(address: str, path: str, n_runners: int) -> None:
     """The command ``train.runner``, with a journal."""
     journal(path)
-    external_processes.runner(address, n_runners, "custom")
+    external_processes.runner(address, n_runners, "custom", data_dir=str(Path(path).parent))
 
 
 def run_trainer(address: str, path: str, trained: str, database: str) -> None:
