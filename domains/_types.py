@@ -81,4 +81,5 @@ def database_folders(domain: Domain, data_dir: str | None = None) -> list[Path]:
     else:
         data = domain.load(data_dir)
         found = {path for task in (*data.train, *data.validation) if (path := domain.database(task))}
-    return sorted({Path(path).resolve() for path in found})
+    resolved = {Path(path).resolve() for path in found}
+    return sorted(path for path in resolved if resolved.isdisjoint(path.parents))

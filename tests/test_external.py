@@ -156,7 +156,7 @@ async def test_agents_and_their_processes_do_not_get_the_token(
 ) -> None:
     monkeypatch.setenv("GROUNDWIRE_TOKEN", "a-token-that-only-the-runner-has")
     pieces.store()
-    pieces.start(processes.runner, pieces.address, 1, "custom", "external_processes:show_token")
+    pieces.runner(1, agent="external_processes:show_token")
     async with ScriptedPolicyServer(replies=lambda _: GOLD) as policy, _trainer(pieces, policy) as (collector, _):
         [outcome] = await collector.run(processes.jobs(task, 1), deadline_s=40)
     assert "token=." in outcome.message

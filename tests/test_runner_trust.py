@@ -20,6 +20,7 @@ from groundwire import domains
 from groundwire.domains.spider.loader import BUNDLED
 from groundwire.rewards import JudgeSettings
 from groundwire.rewards.judge.settings import API_KEY
+from groundwire.tools.access_token import access_token
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
@@ -76,7 +77,7 @@ async def _model(reply: str = GOLD) -> AsyncIterator[tuple[str, list[web.Request
 @asynccontextmanager
 async def _store() -> AsyncIterator[tuple[str, StoreClient]]:
     """A store that is served over HTTP, and a client that may write to it."""
-    async with serve(MemoryStore(), bind("127.0.0.1", 0)) as address:
+    async with serve(MemoryStore(), bind("127.0.0.1", 0), token=access_token()) as address:
         client = StoreClient(address)
         await client.start()
         yield address, client
@@ -149,7 +150,7 @@ async def test_a_foreign_rollout_gets_no_file_no_key_and_no_request(
     assert [(result.status, result.reward) for result in results] == [("refused", None)] * 4
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
-    assert f"'{foreign_task['db_path']}' is not in the data of this runner ({BUNDLED.resolve()}" in done.stderr
+    assert f"'{foreign_task['db_path']}' is not in the data of this runner ({BUNDLED.resolve()})" in done.stderr
     assert "--policy-host 0.0.0.0" in done.stderr
 
 

@@ -147,7 +147,7 @@ class RequestCheck:
             raise RequestRefusedError(f"the task's question is {text!r:.100}; it must be text")
         for path in paths:
             if not self._may_read(path):
-                folders = ", ".join(map(str, self.folders[:3])) or "none"
+                folders = ", ".join(map(str, self.folders[:3])) or "it has none"
                 raise RequestRefusedError(
                     f"the task's database {path!r:.300} is not in the data of this runner ({folders}): start the "
                     "runner with the trainer's --data-dir, on a machine that has it at the same path"
