@@ -133,7 +133,7 @@ class _Running:
 async def test_the_fault_of_a_server_is_noticed(
     answer: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(requests, "_ANSWER_S", 0.5 if fault else 60.0)
     monkeypatch.setattr(requests, "_SLOW_CLIENTS", 2)
 
     async def handle(request: web.Request) -> web.Response:
@@ -154,7 +154,7 @@ async def test_the_fault_of_a_server_is_noticed(
         await requests.fuzz(server, 1.5, random.Random(1), found)
     finally:
         await runner.cleanup()
-    assert found.counts["requests: a server"] > 10
+    assert found.counts["requests: a server"] > 0
     assert (fault in _faults(found)) if fault else not _faults(found)
 
 

@@ -402,3 +402,18 @@ async def test_a_closed_engine_is_a_503(tiny_policy):
         with pytest.raises(openai.InternalServerError, match="the engine is closed"):
             await client.chat.completions.create(model="policy", messages=HELLO)
     await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "the body is not JSON"),
+        ('{"model": "policy", "messages": [{"role": "user", "content": "a \\ud800"}]}', "a surrogate without its pair"),
+    ],
+)
+async def test_json_that_no_client_writes_is_refused(server, body, said):
+    async with aiohttp.ClientSession() as session:
+        headers = {"Content-Type": "application/json"}
+        async with session.post(f"{server.url}/v1/chat/completions", data=body, headers=headers) as reply:
+            assert reply.status == 400
+            assert said in await reply.text()

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "make_runner"]
 
 Server = TypeVar("Server", bound="HttpServer")
 _BACKLOG = 1024
+_log = logging.getLogger(__name__)
+
+
+def _is_server_fault(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (HttpProcessingError, ConnectionError))
+
+
+_log.addFilter(_is_server_fault)
+
+
+def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
+    """A runner with what all our servers need.
+
+    Bodies are not decompressed: two megabytes can become gigabytes before a handler sees them. A request that is not
+    HTTP, and a client that leaves, are not logged; aiohttp would log a traceback for each.
+    """
+    return web.AppRunner(app, access_log=None, auto_decompress=False, logger=_log, **options)
 
 
 class HttpServer(ABC):
@@ -35,9 +55,7 @@ class HttpServer(ABC):
 
     async def start(self) -> None:
         """Listen; ``port`` is the real one afterwards. Raises ``OSError`` if the address cannot be used."""
-        runner = web.AppRunner(
-            self.application(), access_log=None, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s
-        )
+        runner = make_runner(self.application(), handler_cancellation=True, shutdown_timeout=self.drain_timeout_s)
         await runner.setup()
         try:
             await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()

@@ -116,7 +116,7 @@ class PolicyServer(HttpServer):
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is larger than {MAX_BODY} bytes"
             return _error(413, message, "invalid_request_error", "request_too_large")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _refused(ChatRequestError(f"the body is not JSON: {error}"))
         return await self.chat(request, body, session=request.headers.get(SESSION_HEADER, ""))
 
@@ -137,7 +137,10 @@ class PolicyServer(HttpServer):
         return text
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+        try:
+            return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+        except TypeError as error:  # the tokenizers take only valid Unicode
+            raise ChatRequestError("the messages have a surrogate without its pair", param="messages") from error
 
     async def _complete(self, response: ChatResponse, on_sampled: OnSampled) -> web.Response:
         futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]

@@ -32,6 +32,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from groundwire.tools.http_guard import Guard, middleware
+from groundwire.tools.http_server import make_runner
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import API, HEALTH
 from groundwire.train.store.limits import MAX_REQUEST_BYTES, RefusedValueError, check_request, first_problem
@@ -86,9 +87,7 @@ async def serve(store: LightningStore, listener: socket.socket, *, token: str) -
 
     Yields the server's URL.
     """
-    runner = web.AppRunner(
-        application(store, token), access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S
-    )
+    runner = make_runner(application(store, token), keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S)
     with listener:
         await runner.setup()
         try:
