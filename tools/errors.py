@@ -58,7 +58,7 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
     except KeyboardInterrupt:
         error = CommandError("stopped", _INTERRUPTED)
     except OSError as caught:
-        if debug or caught.errno not in _USER_ERRNOS:
+        if debug or (caught.filename is None and caught.errno not in _USER_ERRNOS):
             raise
         error = CommandError(_os_error_message(caught), 1)
     interrupted = error.exit_code == _INTERRUPTED

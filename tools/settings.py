@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic_core import ErrorDetails
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import shorten_repr
 
 __all__ = ["Settings", "setting", "suggestion_for"]
 
@@ -116,15 +117,15 @@ class Settings(BaseModel):
             return cls._unknown(error["loc"][0])
         if kind in _BOUNDS:
             bound, words = _BOUNDS[kind]
-            return f"{name} is {value!r}; it must be {words} {error['ctx'][bound]:g}"
+            return f"{name} is {shorten_repr(value)}; it must be {words} {error['ctx'][bound]:g}"
         if kind == "literal_error":
-            return f"{name} is {value!r}; it must be {error['ctx']['expected']}"
+            return f"{name} is {shorten_repr(value)}; it must be {error['ctx']['expected']}"
         kind = kind.partition("_")[0]
-        return f"{name} is {value!r}; it must be {_KINDS[kind]}" if kind in _KINDS else f"{name}: {error['msg']}"
+        return f"{name} is {shorten_repr(value)}; it must be {_KINDS[kind]}" if kind in _KINDS else f"{name}: {error['msg']}"
 
     @classmethod
     def _unknown(cls, name: Any) -> str:
-        return f"unknown {cls.label}setting {name!r}{suggestion_for(str(name), cls.names())}"
+        return f"unknown {cls.label}setting {shorten_repr(name)}{suggestion_for(str(name), cls.names())}"
 
 
 def suggestion_for(name: str, names: Collection[str]) -> str:

@@ -45,7 +45,7 @@ def main(
     with exit_on_user_error():
         run = RunDir.open(run_dir)
         damaged: list[str] = []
-        batches = run.rollout_batches(_COLUMNS, damaged)
+        batches = run.rollout_batches(_COLUMNS, damaged, _COLUMNS)
         config, decoder = run.config(), token_decoder(run)
         with spinner("reading the run"):
             if rollout_id is None:

@@ -22,21 +22,30 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import parse_json, read_bytes, read_json, shorten_repr
 from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints, step_number
+from groundwire.train.artifacts.run_files import metrics_line_error, missing_column, rollout_error
+from groundwire.train.config.run_config import RunConfig
 
 __all__ = ["RunDamagedError", "RunDir", "RunDirError"]
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
+
+
+_TABLES = ("judge", "verl", "evaluation")
+"""Tables in config.json."""
+_MAX_METRICS = 1 << 30
+"""Size of the largest ``metrics.jsonl`` that is read: half a million steps."""
 
 
 class RunDirError(UserError):
@@ -75,7 +84,7 @@ class RunDir:
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
         """An existing run. Raises :class:`RunDirError` if it is no run, or another version of groundwire wrote it."""
-        folder = Path(path).resolve()
+        folder = Path(os.path.realpath(path))  # Path.resolve() has its own error for a link to itself
         if not (folder / "config.json").is_file():
             raise RunDirError(f"{path} is not a run: it has no config.json. Give a run directory, e.g. runs/latest")
         run = cls(folder)
@@ -133,17 +142,25 @@ class RunDir:
         """
         file = self.path / "config.json"
         try:
-            config = json.loads(file.read_bytes())
+            config = read_json(file)
         except (OSError, ValueError) as error:
             raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
         if not isinstance(config, dict):
             raise RunDamagedError(f"{file} is damaged (it holds no settings): restore it, or start a new run")
         if (version := config.pop("format", None)) != _FORMAT:
-            writer = "an older" if version is None else "another"
+            older = version is None or (isinstance(version, int) and version < _FORMAT)
             raise RunDirError(
-                f"{self.path} was written by {writer} version of groundwire (format {version or 0}, this version reads "
-                f"{_FORMAT}): start a new run, or use that version"
+                f"{self.path} was written by {'an older' if older else 'another'} version of groundwire (format "
+                f"{shorten_repr(version or 0)}, this version reads {_FORMAT}): start a new run, or use that version"
             )
+        try:
+            for name in sorted(config.keys() & RunConfig.model_fields.keys() - {*_TABLES}):
+                RunConfig.check_value(name, config[name])
+            for name in _TABLES:
+                if not isinstance(table := config.get(name, {}), dict):
+                    raise UserError(f"{name} is {shorten_repr(table)}; it must be a table")
+        except UserError as error:
+            raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
         return config
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -180,18 +197,22 @@ class RunDir:
         """
         file = self.path / "metrics.jsonl"
         try:
-            *texts, incomplete = file.read_bytes().split(b"\n")
+            *texts, incomplete = read_bytes(file, max_bytes=_MAX_METRICS).split(b"\n")
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise RunDamagedError(f"{file} cannot be read ({error.strerror}): restore the file") from error
         lines = []
         for number, text in enumerate([*texts, incomplete], 1):
             try:
-                line = dict(json.loads(text))
-                int(line["step"])
+                line = parse_json(text)
+                problem = metrics_line_error(line)
+            except ValueError as error:
+                problem = str(error)
+            if not problem:
                 lines.append(line)
-            except (ValueError, TypeError, LookupError):
-                if number <= len(texts):
-                    raise RunDamagedError(f"{file}, line {number} cannot be read: restore the file") from None
+            elif number <= len(texts):
+                raise RunDamagedError(f"{file}, line {number} cannot be read ({problem}): restore the file")
         return lines
 
     def append_rollout_metrics(self, line: Mapping[str, Any]) -> None:
@@ -237,20 +258,20 @@ class RunDir:
         import pyarrow.parquet as pq
 
         unreadable: list[str] = []
-        schemas = {}
+        schema, parts = pa.schema([]), []
         for part in self._rollout_files():
             try:
-                schemas[part] = pq.read_schema(part)
+                schema = pa.unify_schemas([schema, pq.read_schema(part)], promote_options="permissive")
+                parts.append(part)
             except (pa.ArrowException, OSError) as error:
                 unreadable.append(_unreadable_message(part, error))
-        if not schemas:
+        if not parts:
             return unreadable
-        schema = pa.unify_schemas(list(schemas.values()), promote_options="permissive")
         with (
             atomic_write(self.path / "rollouts.parquet") as merged,
             pq.ParquetWriter(merged, schema, compression="zstd") as writer,
         ):
-            for part in schemas:
+            for part in parts:
                 try:
                     with pq.ParquetFile(part) as file:
                         table = file.read()
@@ -261,24 +282,30 @@ class RunDir:
                 writer.write_table(pa.concat_tables([schema.empty_table(), table], promote_options="permissive"))
         return unreadable
 
-    def rollouts(self, columns: Sequence[str] | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    def rollouts(
+        self, columns: Sequence[str] | None = None, required: Collection[str] = ()
+    ) -> tuple[list[dict[str, Any]], list[str]]:
         """All rollouts (with all columns, or those in ``columns``), and a message for each file that cannot be read.
+
+        See :meth:`rollout_batches`.
 
         Raises :class:`RunDirError` if there are no rollouts.
         """
         unreadable: list[str] = []
-        rows = [row for batch in self.rollout_batches(columns, unreadable) for row in batch]
+        rows = [row for batch in self.rollout_batches(columns, unreadable, required) for row in batch]
         if not rows:
             if unreadable:
                 raise RunDamagedError(f"{self.path} has no rollouts: {unreadable[0]}")
             raise RunDirError(f"{self.path} has no rollouts: it has not finished a step yet")
         return rows, unreadable
 
-    def rollout_batches(self, columns: Sequence[str] | None, unreadable: list[str]) -> Iterator[list[dict[str, Any]]]:
+    def rollout_batches(
+        self, columns: Sequence[str] | None, unreadable: list[str], required: Collection[str] = ()
+    ) -> Iterator[list[dict[str, Any]]]:
         """The rollouts of one step or validation at a time, since those of a long run do not fit into memory.
 
-        Reads the files of the steps, else ``rollouts.parquet``. Rows lack the columns that their file, from an older
-        version, does not have. A message for each file that cannot be read is appended to ``unreadable``.
+        Reads the files of the steps, else ``rollouts.parquet``, and the ``columns`` that a file has. A file cannot be
+        read if it lacks a ``required`` column or has a wrong value; a message for it is appended to ``unreadable``.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -286,11 +313,21 @@ class RunDir:
         merged = self.path / "rollouts.parquet"
         for path in self._rollout_files() or ([merged] if merged.is_file() else []):
             try:
-                with suppress(FileNotFoundError), pq.ParquetFile(path) as file:  # a resumed run may delete the file
-                    present = [name for name in file.schema_arrow.names if columns is None or name in columns]
+                if not path.is_file():  # a pipe would have no end; a resumed run may delete the file meanwhile
+                    if path.exists():
+                        raise ValueError("it is not a file")
+                    continue
+                with suppress(FileNotFoundError), pq.ParquetFile(path) as file:
+                    names = file.schema_arrow.names
+                    if missing := missing_column(names, required):
+                        raise ValueError(missing)
+                    present = [name for name in names if columns is None or name in columns]
                     for group in range(file.num_row_groups):  # in the merged file: one per step
-                        yield file.read_row_group(group, columns=present).to_pylist()
-            except (pa.ArrowException, OSError) as error:
+                        rows = file.read_row_group(group, columns=present).to_pylist()
+                        if problem := rollout_error(rows):
+                            raise ValueError(problem)
+                        yield rows
+            except (pa.ArrowException, OSError, ValueError) as error:
                 unreadable.append(_unreadable_message(path, error))
 
     def _rollout_files(self) -> list[Path]:
@@ -308,4 +345,5 @@ def _json_line(value: Mapping[str, Any]) -> str:
 
 
 def _unreadable_message(path: Path, error: Exception) -> str:
-    return f"{path.name} cannot be read ({str(error).splitlines()[0]})"
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"{path.name} cannot be read ({reason})"

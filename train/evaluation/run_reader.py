@@ -11,6 +11,7 @@ from groundwire import domains
 from groundwire.domains import Breakdowns
 from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
+from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.metrics import compute_metrics
 
 __all__ = ["final_rows", "table_entry"]
@@ -77,7 +78,7 @@ def _validations(run: RunDir) -> Iterator[tuple[int, float, Rows]]:
     """
     unreadable: list[str] = []
     found = False
-    for batch in run.rollout_batches(None, unreadable):
+    for batch in run.rollout_batches(None, unreadable, ROLLOUT_COLUMNS):
         if rows := [row for row in batch if row["mode"] == "val"]:
             found = True
             yield rows[0]["step"], rows[0]["temperature"], rows

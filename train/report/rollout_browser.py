@@ -15,6 +15,7 @@ from typing import Any
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
 
@@ -53,7 +54,7 @@ def read_notes(run: RunDir, *, agent_match: str | None, trainer: str) -> RunNote
     """Read the whole run once."""
     notes = RunNotes()
     columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
-    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable)):
+    for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable, ROLLOUT_COLUMNS)):
         reasons = diagnose(batch, agent_match=agent_match, trainer=trainer)
         for index, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
             notes.reasons[reason.kind] += 1
@@ -89,7 +90,7 @@ def rollout_data(
     tasks: dict[str, dict[str, Any]] = {}
     rollouts: list[dict[str, Any]] = []
     words: dict[tuple[int, str], int] = {}
-    for batch_index, batch in enumerate(run.rollout_batches(None, [])):
+    for batch_index, batch in enumerate(run.rollout_batches(None, [], ROLLOUT_COLUMNS)):
         for index, note in wanted.get(batch_index, {}).items():
             if index >= len(batch):  # the run was resumed meanwhile, and repeated a step
                 continue
@@ -152,7 +153,7 @@ def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     about = {
         name: value for name, value in texts.items() if 0 < len(value) <= _MAX_ABOUT and not Path(value).is_absolute()
     }
-    return {"question": _shorten(str(task["question"])), "gold": _shorten(gold), "about": about}
+    return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": about}
 
 
 def _rollout(row: Mapping[str, Any], why: str) -> dict[str, Any]:

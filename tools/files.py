@@ -1,0 +1,69 @@
+"""Read files that others wrote, or that a crash left: whatever they hold, the result is a value or an error message.
+
+``OSError`` and ``ValueError`` are all that these functions raise, so a caller adds only the file's name and the remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import reprlib
+import stat
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+__all__ = ["MAX_BYTES", "first_error", "parse_json", "read_bytes", "read_json", "shorten_repr"]
+
+MAX_BYTES = 64 << 20
+"""Size of the largest JSON or settings file that is read: its values may take twenty times the memory."""
+
+
+def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file. Raises ``OSError``, also for a pipe, a device or more than ``max_bytes``."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for its writer
+    with open(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+        content = opened.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MB", str(file))
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ``ValueError``, also for lone surrogates and for more than 200 nested values."""
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
+    return from_json(text)
+
+
+def read_json(file: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+    """The value of a JSON file. Raises ``OSError`` and ``ValueError``."""
+    return parse_json(read_bytes(file, max_bytes=max_bytes))
+
+
+def first_error(adapter: TypeAdapter[Any], value: Any) -> str:
+    """What is wrong with ``value``, and where: ``calls.0.agent is 3: Input should be a valid string``; else empty."""
+    try:
+        adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        if first["type"] == "missing":
+            return f"there is no {place}"
+        requirement = first["msg"].removeprefix("Value error, ").replace("Input should be", "it must be")
+        return f"{place} is {shorten_repr(first['input'])}: {requirement}"
+    return ""
+
+
+def shorten_repr(value: Any) -> str:
+    """``repr`` for an error message: at most about a hundred characters, however large the value is."""
+    return _shortener.repr(value)
+
+
+_shortener = reprlib.Repr()
+_shortener.maxlevel, _shortener.maxstring, _shortener.maxother, _shortener.maxlong = 2, 80, 80, 40
