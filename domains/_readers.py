@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from groundwire.domains._types import DataError
+from groundwire.tools import files
+from groundwire.tools.files import shorten_repr
 
 __all__ = ["check_unique_ids", "choose_folder", "first_names", "read_json", "read_tasks"]
+
+
+_MAX_TEXT = 1 << 30
+"""Size of the largest CSV or JSON-lines file that is read, in bytes."""
 
 
 def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: str = "") -> tuple[Path, str]:
@@ -35,17 +41,23 @@ def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: 
 def read_json(file: Path) -> Any:
     """The content of a JSON file."""
     try:
-        return json.loads(file.read_bytes())
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {error.lineno}: not valid JSON ({error.msg}); download it again.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}); download it again.") from error
+        return files.read_json(file)
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}); download it again.") from error
+    except ValueError as error:
+        place = re.search(r" at (line \d+) column \d+$", str(error))
+        raise DataError(
+            f"{file}, {place[1] if place else 'line 1'}: not valid JSON ({error}); download it again."
+        ) from error
 
 
-def read_tasks(file: Path, *, text_columns: Iterable[str]) -> list[dict[str, Any]]:
+def read_tasks(
+    file: Path, *, text_columns: Iterable[str], optional_columns: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """The rows of a parquet, CSV (with a header), JSON-lines or JSON file, by its suffix.
 
-    Each has text in every one of ``text_columns`` and an ``id``, which is made of the file's name if it is missing.
+    Each has text in all ``text_columns``, text or nothing in ``optional_columns``, and an ``id``; a missing one
+    is made of the file's name.
     """
     tasks = []
     for number, row in enumerate(_read_rows(file)):
@@ -53,7 +65,14 @@ def read_tasks(file: Path, *, text_columns: Iterable[str]) -> list[dict[str, Any
             raise DataError(f"{file}, row {number}: a {type(row).__name__}, not a task; remove or repair it.")
         for key in text_columns:
             if not isinstance(row.get(key), str) or not row[key].strip():
-                raise DataError(f"{file}, row {number}: {key} is {row.get(key)!r}, not text; remove or repair the row.")
+                raise DataError(
+                    f"{file}, row {number}: {key} is {shorten_repr(row.get(key))}, not text; remove or repair the row."
+                )
+        for key in optional_columns:
+            if not isinstance(row.get(key) or "", str):
+                raise DataError(
+                    f"{file}, row {number}: {key} is {shorten_repr(row[key])}, not text; remove or repair it."
+                )
         name = str(row["id"]) if row.get("id") not in (None, "") else f"{file.stem}-{number}"
         tasks.append({**row, "id": name})
     return tasks
@@ -68,7 +87,7 @@ def _read_rows(file: Path) -> list[Any]:
             raise DataError(f"{file} holds a {type(rows).__name__}, not a list of tasks; is it the right file?")
         return rows
     try:
-        text = file.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
+        text = files.read_bytes(file, max_bytes=_MAX_TEXT).decode("utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}); save it as UTF-8 text.") from error
     return _parse_csv(file, text) if file.suffix == ".csv" else _parse_json_lines(file, text)
@@ -90,9 +109,9 @@ def _parse_json_lines(file: Path, text: str) -> list[Any]:
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.strip():
-                rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{file}, line {number}: not valid JSON ({error.msg}); repair the line.") from error
+                rows.append(files.parse_json(line))
+        except ValueError as error:
+            raise DataError(f"{file}, line {number}: not valid JSON ({error}); repair the line.") from error
     return rows
 
 
@@ -101,10 +120,12 @@ def _read_parquet(file: Path) -> list[Any]:
     import pyarrow.parquet as pq
 
     try:
+        if not file.is_file():
+            raise OSError("it is not a file")
         with pq.ParquetFile(file) as open_file:  # read_table() imports pandas, which takes a quarter of a second
             return list(open_file.read(use_threads=False).to_pylist())
-    except (pa.ArrowException, OSError) as error:
-        cause = str(error).splitlines()[0]
+    except (pa.ArrowException, OSError, ValueError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{file} is not a readable parquet file ({cause}); prepare or download it again.") from error
 
 

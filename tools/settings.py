@@ -121,7 +121,11 @@ class Settings(BaseModel):
         if kind == "literal_error":
             return f"{name} is {shorten_repr(value)}; it must be {error['ctx']['expected']}"
         kind = kind.partition("_")[0]
-        return f"{name} is {shorten_repr(value)}; it must be {_KINDS[kind]}" if kind in _KINDS else f"{name}: {error['msg']}"
+        return (
+            f"{name} is {shorten_repr(value)}; it must be {_KINDS[kind]}"
+            if kind in _KINDS
+            else f"{name}: {error['msg']}"
+        )
 
     @classmethod
     def _unknown(cls, name: Any) -> str:

@@ -7,7 +7,6 @@ downloaded.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -21,6 +20,7 @@ from typing import Annotated, Literal
 import typer
 
 from groundwire.tools.access_token import TokenError, token_for
+from groundwire.tools.files import read_bytes, read_json
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
 from groundwire.train.verl.checks import peft_problem
@@ -246,15 +246,15 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     if not (folder / "config.json").is_file():
         yield Check("warning", f"{model} is not a local folder, so its chat template was not checked")
         return
-    template = ""
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text()
-    elif (settings := folder / "tokenizer_config.json").is_file():
-        try:
-            template = str(json.loads(settings.read_text()).get("chat_template") or "")
-        except (ValueError, AttributeError) as error:
-            yield Check("failure", f"{settings} is damaged: {error}", "copy the model again")
-            return
+    template, file = "", folder / "chat_template.jinja"
+    try:
+        if file.is_file():
+            template = read_bytes(file).decode()
+        elif (file := folder / "tokenizer_config.json").is_file():
+            template = str(read_json(file).get("chat_template") or "")
+    except (OSError, ValueError, AttributeError) as error:
+        yield Check("failure", f"{file} is damaged: {error}", "copy the model again")
+        return
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")
         return

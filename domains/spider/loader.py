@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from groundwire.domains._readers import check_unique_ids, choose_folder, first_names, read_json
 from groundwire.domains._readers import read_tasks as read_file
@@ -18,6 +20,7 @@ from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.spider.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.spider.predictions import write_predictions
+from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import is_sqlite
 
 __all__ = ["BUNDLED", "FILES", "REPORT", "SpiderDomain", "domain", "find_files", "read_tasks"]
@@ -31,6 +34,8 @@ _LAYOUTS = (
     (("train_spider.json", "train_others.json"), ("dev.json",)),
 )
 FILES = {REPORT, _ZERO_ROWS, *(name for layout in _LAYOUTS for names in layout for name in names)}
+_LEFT_OUT, _IDS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]]), TypeAdapter(list[str])
+_TEXTS = ("db_path", "hardness")
 # Each gold again, as tokens and as a parse tree: ten times the bytes.
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
 
@@ -95,7 +100,11 @@ def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def read_tasks(files: Iterable[Path], folder: Path) -> list[Task]:
     """The tasks of ``files``, with their databases under ``folder``. Raises :class:`DataError`."""
-    tasks = [task for file in files for task in read_file(file, text_columns=("question", "query", "db_id"))]
+    tasks = [
+        task
+        for file in files
+        for task in read_file(file, text_columns=("question", "query", "db_id"), optional_columns=_TEXTS)
+    ]
     check_unique_ids(tasks, folder)
     for task in tasks:
         for column in _DROPPED_COLUMNS:
@@ -110,7 +119,13 @@ def _reported_left_out(folder: Path, train_files: list[Path]) -> dict[str, int] 
     if train_files[0].suffix != ".parquet" or not (folder / REPORT).is_file():
         return None
     report = read_json(folder / REPORT)
-    return report.get("left_out_of_training") if isinstance(report, dict) else None
+    if not isinstance(report, dict) or report.get("left_out_of_training") is None:
+        return None
+    if problem := first_error(_LEFT_OUT, report["left_out_of_training"]):
+        raise DataError(
+            f"{folder / REPORT}: left_out_of_training: {problem}; remove the file, or prepare the data again."
+        )
+    return dict(report["left_out_of_training"])
 
 
 def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProblem] | None:
@@ -120,6 +135,9 @@ def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProbl
     listed = read_json(folder / _ZERO_ROWS)
     if not isinstance(listed, dict):
         raise DataError(f"{folder / _ZERO_ROWS} holds a {type(listed).__name__}, not ids by split; remove it.")
+    for name in splits:
+        if problem := first_error(_IDS, listed.get(name, [])):
+            raise DataError(f"{folder / _ZERO_ROWS}, {name}: {problem}; remove the file.")
     ids = {name: set(listed.get(name, ())) for name in splits}
     return {
         gold_of(task): GoldProblem(NO_ROWS)
@@ -158,8 +176,8 @@ def _set_database_paths(tasks: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _find_database(db_id: str, db_path: str, folder: Path) -> str | None:
-    if Path(db_id).name != db_id or db_id == "..":
-        raise DataError(f"{folder}: the db_id {db_id!r} is not a plain name; repair the row.")
+    if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + db_path:
+        raise DataError(f"{folder}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
     places = [folder / name / db_id / f"{db_id}.sqlite" for name in _DATABASE_FOLDERS]
     if db_path:
         places.insert(0, folder / db_path)  # an absolute db_path stays as it is

@@ -24,6 +24,7 @@ import typer
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider import golds, loader
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.files import read_json
 from groundwire.tools.terminal import Version, progress
 
 __all__ = ["app", "prepare"]
@@ -181,7 +182,7 @@ def _check_target(source: Path, out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     try:
-        ours = json.loads((out / loader.REPORT).read_bytes()).get("written_by") == WRITTEN_BY
+        ours = read_json(out / loader.REPORT).get("written_by") == WRITTEN_BY
     except (OSError, ValueError, AttributeError):
         ours = False
     if not ours:

@@ -1,4 +1,4 @@
-"""What the files of a run directory hold. A reader checks each line and row, because a disk or a person may change it."""
+"""What the files of a run directory hold. Each line and row is checked when it is read, since disks and people err."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _numbers(code: str, description: str) -> Any:
-    """A list of numbers that fit into an ``array`` of this type; pydantic's own check takes longer than reading them."""
+    """A list of numbers that fit into an ``array`` of this type; pydantic's own check takes longer than reading."""
 
     def check(values: Any) -> Any:
         try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import read_bytes
 from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES, merge_overrides
@@ -16,6 +18,7 @@ from groundwire.train.config.overrides import NAMES, merge_overrides
 __all__ = ["SUFFIXES", "read_settings"]
 
 SUFFIXES = (".toml", ".yaml", ".yml")
+_MAX_BYTES, _MAX_VALUES, _MAX_DEPTH = 1 << 20, 10_000, 20
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -26,16 +29,18 @@ def read_settings(file: Path) -> dict[str, Any]:
     """
     try:
         values = _parse(file)
+        _check_size(values)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{file} is not valid {file.suffix[1:].upper()}: {' '.join(str(error).split())}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # yaml raises all of them
+        reason = "too many nested values" if isinstance(error, RecursionError) else " ".join(str(error).split())[:300]
+        raise ConfigError(f"{file} is not valid {file.suffix[1:].upper()}: {reason}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{file} holds no settings: write them as in docs/settings.md")
     overrides = {}
     for key, value in _flat(values):
         if "." not in key and key not in NAMES:
-            raise ConfigError(f"{file}: unknown setting {key}{suggestion_for(key, NAMES)}")
+            raise ConfigError(f"{file}: unknown setting {key[:100]}{suggestion_for(key, NAMES)}")
         overrides[key.removeprefix("verl.")] = value
     try:
         return merge_overrides({}, overrides)
@@ -44,7 +49,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def _parse(file: Path) -> Any:
-    text = file.read_bytes().decode()
+    text = read_bytes(file, max_bytes=_MAX_BYTES).decode()
     if file.suffix == ".toml":
         if sys.version_info >= (3, 11):
             import tomllib
@@ -66,6 +71,17 @@ def _parse(file: Path) -> Any:
         raise ValueError(f"{error.problem}{line}") from error
     except yaml.YAMLError as error:
         raise ValueError(error) from error
+
+
+def _check_size(values: Any) -> None:
+    """Raise ``ValueError`` for values without end: in YAML a table can contain itself, or one many times."""
+    found, depth = [values], 0
+    while found:
+        depth += 1
+        inner = (each.values() if isinstance(each, dict) else each for each in found if isinstance(each, dict | list))
+        found = list(islice(chain.from_iterable(inner), _MAX_VALUES + 1))
+        if len(found) > _MAX_VALUES or depth > _MAX_DEPTH:
+            raise ValueError(f"it has more than {_MAX_VALUES} settings, or nests them more than {_MAX_DEPTH} times")
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,12 +6,12 @@ verl from the run's ``model``), else from the model that the run started from. W
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from groundwire.tools.files import read_json
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.policy import STARTER
 
@@ -76,7 +76,7 @@ def token_decoder(run: RunDir) -> TokenDecoder:
 
 def _is_json(file: Path) -> bool:
     try:
-        json.loads(file.read_bytes())
+        read_json(file)
     except (OSError, ValueError):  # missing, or incomplete after a crash
         return False
     return True
