@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, SkipValidation, TypeAdapter, model_validator
 
 from groundwire.tools.files import first_error
 
@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _numbers(code: str, description: str) -> Any:
+def _numbers(code: str, description: str) -> BeforeValidator:
     """A list of numbers that fit into an ``array`` of this type; pydantic's own check takes longer than reading."""
 
     def check(values: Any) -> Any:
@@ -29,10 +29,11 @@ def _numbers(code: str, description: str) -> Any:
             raise ValueError(f"must be a list of {description}")
         return values
 
-    return Annotated[Any, BeforeValidator(check)]
+    return BeforeValidator(check)
 
 
-TokenIds, LogProbs = _numbers("I", "token ids"), _numbers("d", "finite numbers")
+TokenIds = Annotated[list[int], SkipValidation, _numbers("I", "token ids")]
+LogProbs = Annotated[list[float], SkipValidation, _numbers("d", "finite numbers")]
 
 
 class _Part(BaseModel):
