@@ -30,8 +30,8 @@ def http_server(database: Path, *options: str) -> Iterator[tuple[str, Program]]:
     arguments = ("--database", str(database), "--transport", "http", "--port", "0", *options)
     server = Program("-m", "tools.mcp_sql", *arguments)
     try:
-        until(lambda: server.complaints().endswith("\n"), server)
-        line = server.complaints()
+        until(lambda: server.stderr_so_far().endswith("\n"), server)
+        line = server.stderr_so_far()
         assert line.startswith("serving "), line
         yield line.split()[-1], server
     finally:

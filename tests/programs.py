@@ -29,9 +29,9 @@ class Program:
         folder: Path = ROOT,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._said = tempfile.TemporaryDirectory()
+        self._output = tempfile.TemporaryDirectory()
         self._command = command
-        names = os.devnull, *(str(Path(self._said.name) / number) for number in "12")
+        names = os.devnull, *(str(Path(self._output.name) / number) for number in "12")
         files = [os.open(name, os.O_RDWR | os.O_CREAT) for name in names]
         self._process = Forked(_run, command, folder=str(folder), environment=environment, files=files)
         for file in files:
@@ -41,9 +41,9 @@ class Program:
     def pid(self) -> int:
         return self._process.pid
 
-    def complaints(self) -> str:
+    def stderr_so_far(self) -> str:
         """What it has written to stderr so far."""
-        file = Path(self._said.name) / "2"
+        file = Path(self._output.name) / "2"
         return file.read_text() if file.exists() else ""
 
     def poll(self) -> int | None:
@@ -60,10 +60,10 @@ class Program:
         if status is None:
             self._process.kill()
             self._process.join()
-        printed, complained = ((Path(self._said.name) / name).read_text() for name in "12")
-        self._said.cleanup()
-        assert status is not None, f"{self._command} took more than {timeout} s\n{printed}\n{complained}"
-        return subprocess.CompletedProcess(self._command, status, printed, complained)
+        printed, errors = ((Path(self._output.name) / name).read_text() for name in "12")
+        self._output.cleanup()
+        assert status is not None, f"{self._command} took more than {timeout} s\n{printed}\n{errors}"
+        return subprocess.CompletedProcess(self._command, status, printed, errors)
 
 
 def run(

@@ -72,8 +72,8 @@ def test_completion_can_be_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_command_has_a_version(module: str) -> None:
-    said = _run("-m", module, "--version")
-    assert (said.returncode, said.stdout) == (0, f"groundwire {version()}\n"), said.stderr
+    done = _run("-m", module, "--version")
+    assert (done.returncode, done.stdout) == (0, f"groundwire {version()}\n"), done.stderr
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -89,9 +89,9 @@ def test_the_commands_are_the_modules_that_python_runs() -> None:
     assert _run("-m", "train.cli.app", "--version").stdout == f"groundwire {version()}\n"
     here, there = (_run(*command, "why", "no/such/run") for command in (("-m", "train.cli.app"), ("-m", "train.why")))
     assert here.returncode == there.returncode == 2
-    said = _run("-m", "train.cli.app", "mcp-sql", "--port", "x")
-    assert said.returncode == 2
-    assert "Invalid value for '--port'" in said.stderr
+    done = _run("-m", "train.cli.app", "mcp-sql", "--port", "x")
+    assert done.returncode == 2
+    assert "Invalid value for '--port'" in done.stderr
 
 
 def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:

@@ -180,12 +180,12 @@ async def test_a_call_to_another_address_is_an_agent_error_with_that_address(mon
         async def right(question: Question, endpoint: Endpoint) -> str:
             return await _asks(endpoint.base_url, endpoint)
 
-        for agent, said in (
+        for agent, message in (
             (elsewhere, "asked http://127.0.0.1:9/v1/chat/completions, not its endpoint (no answer"),
             (without_its_path, f"asked {policy.base_url}/other/v1/chat/completions, not its endpoint (it answered 404"),
             (without_key, "has no api_key: make it with base_url=endpoint.base_url"),
         ):
-            with pytest.raises(AgentError, match=re.escape(said)) as raised:
+            with pytest.raises(AgentError, match=re.escape(message)) as raised:
                 await CustomBackend(agent=agent).run(QUESTION, ours)
             assert ours.base_url in str(raised.value)
             assert "secret" not in str(raised.value)

@@ -166,17 +166,17 @@ def _run(tmp_path: Path, *rows: dict[str, Any], **settings: Any) -> str:
 
 def test_why_counts_the_reasons_of_a_whole_run(tmp_path: Path) -> None:
     path = _run(tmp_path, *(rollout(0.0, group="equal") for _ in range(3)), rollout(1.0), rollout(0.0))
-    said = CliRunner().invoke(app, [path]).stdout
-    assert "      3   60%  every reward of its group was equal" in said
-    assert "      2   40%  trained" in said
-    assert "10 of 10 later prompts do not begin with an earlier prompt and its reply (langgraph)" in said
+    printed = CliRunner().invoke(app, [path]).stdout
+    assert "      3   60%  every reward of its group was equal" in printed
+    assert "      2   40%  trained" in printed
+    assert "10 of 10 later prompts do not begin with an earlier prompt and its reply (langgraph)" in printed
 
 
 def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> None:
     path = _run(tmp_path, rollout(0.0, rollout_id="ro-abc"), rollout(0.0, rollout_id="ro-abd"))
-    said = CliRunner().invoke(app, [path, "ro-abc"])
-    assert said.stdout.startswith("ro-abc (step 1, task ")
-    assert "all 2 rewards of its group were 0" in said.stdout
+    done = CliRunner().invoke(app, [path, "ro-abc"])
+    assert done.stdout.startswith("ro-abc (step 1, task ")
+    assert "all 2 rewards of its group were 0" in done.stdout
     ambiguous, unknown = CliRunner().invoke(app, [path, "ro-a"]), CliRunner().invoke(app, [path, "xx"])
     assert (ambiguous.exit_code, unknown.exit_code) == (2, 2)
     assert "2 rollouts begin with 'ro-a'" in ambiguous.stderr
@@ -189,9 +189,9 @@ def test_why_of_a_run_without_rollouts(tmp_path: Path) -> None:
 
 
 def test_why_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    said = CliRunner().invoke(app, [str(tmp_path / "none")])
-    assert said.exit_code == 2
-    assert "is not a run" in said.stderr
+    done = CliRunner().invoke(app, [str(tmp_path / "none")])
+    assert done.exit_code == 2
+    assert "is not a run" in done.stderr
 
 
 def test_a_run_whose_agent_makes_no_call_stops_before_training(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
 
 
 def test_a_user_error_is_one_line(tmp_path: Path) -> None:
-    for arguments, said in (
+    for arguments, message in (
         (["--model", "no/such"], "no model in no/such"),
         (["no/such/run"], "no/such/run is not a run"),
         (["--base-url", "http://127.0.0.1:9/v1", "--model", "m"], "does not answer as an OpenAI endpoint"),
@@ -260,7 +260,7 @@ def test_a_user_error_is_one_line(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, [*arguments, "--output-dir", str(tmp_path)])
         assert done.exit_code == 2
-        assert said in done.stderr
+        assert message in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
@@ -273,14 +273,14 @@ def test_agent_lightnings_variable_for_trainers_is_not_for_evaluations(monkeypat
 def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> None:
     shutil.copy(STARTER / "config.json", tmp_path)
     (tmp_path / "file").write_text("")
-    for arguments, output, status, said in (
+    for arguments, output, status, message in (
         (["--device", "tpu"], "out", 2, "device is 'tpu'"),
         (["--model", str(tmp_path)], "out", 2, f"the model in {tmp_path} cannot be loaded"),
         ([], "file", 1, "Not a directory"),
     ):
         done = _evaluate("--tasks", "1", *arguments, "--output-dir", str(tmp_path / output))
         *before, last = done.stderr.strip().splitlines()
-        assert (done.returncode, said in last) == (status, True)
+        assert (done.returncode, message in last) == (status, True)
         assert all(line.startswith(("data: ", "run: ")) or not line for line in before)
         assert not list(tmp_path.glob("out/*"))
 

@@ -242,7 +242,7 @@ async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _P
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("127.0.0.1:4747", "'127.0.0.1:4747' is not like http://HOST:PORT"),
         ("http://127.0.0.1:port", "is not like http://HOST:PORT"),
@@ -250,8 +250,8 @@ async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _P
         ("http://no.such.host.invalid:1", "no store answers at http://no.such.host.invalid:1"),
     ],
 )
-def test_a_wrong_address_is_reported_in_one_line(address: str, said: str) -> None:
-    with pytest.raises(StoreAddressError, match=said) as caught:
+def test_a_wrong_address_is_reported_in_one_line(address: str, message: str) -> None:
+    with pytest.raises(StoreAddressError, match=message) as caught:
         check_store(address, timeout_s=0.2)
     assert "\n" not in str(caught.value)
 
@@ -273,7 +273,7 @@ async def _answering(routes: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("routes", "said"),
+    ("routes", "message"),
     [
         ({}, "is not a Lightning store: status 404 "),
         ({"/v1/agl/health": {"status": "starting"}}, "is not a Lightning store: its health is"),
@@ -284,17 +284,19 @@ async def _answering(routes: dict[str, Any]) -> Any:
         ),
     ],
 )
-async def test_a_server_that_is_no_store_or_of_another_version_is_reported(routes: dict[str, Any], said: str) -> None:
+async def test_a_server_that_is_no_store_or_of_another_version_is_reported(
+    routes: dict[str, Any], message: str
+) -> None:
     server = await _answering(routes)
     try:
-        with pytest.raises(StoreAddressError, match=said):
+        with pytest.raises(StoreAddressError, match=message):
             await asyncio.to_thread(check_store, f"http://127.0.0.1:{server.addresses[0][1]}", timeout_s=2.0)
     finally:
         await server.cleanup()
 
 
 @pytest.mark.parametrize(
-    ("value", "address", "said"),
+    ("value", "address", "message"),
     [
         ("0", None, "AGL_MANAGED_STORE=0 asks for an external store: give --external-store-address"),
         ("1", "http://127.0.0.1:1", "AGL_MANAGED_STORE=1 asks for a store in the trainer"),
@@ -302,10 +304,10 @@ async def test_a_server_that_is_no_store_or_of_another_version_is_reported(route
     ],
 )
 def test_agent_lightnings_variable_is_understood(
-    monkeypatch: pytest.MonkeyPatch, value: str, address: str | None, said: str
+    monkeypatch: pytest.MonkeyPatch, value: str, address: str | None, message: str
 ) -> None:
     monkeypatch.setenv("AGL_MANAGED_STORE", value)
-    with pytest.raises(CommandError, match=said):
+    with pytest.raises(CommandError, match=message):
         check_store_settings(address)
 
 

@@ -184,8 +184,8 @@ def test_a_run_with_a_deadlocked_agent_ends_with_the_blocking_line(tmp_path: Pat
     line = next(number for number, text in enumerate(lines, first) if "completions.create(" in text)
     ended = _program(tmp_path, rollout_timeout_s=1.0).wait(120)
     assert ended.returncode == 1
-    said = f"error: the agents' event loop is blocked at {__file__}:{line} (synchronous) for 10 s: "
-    assert ended.stderr.splitlines()[-1].startswith(said)
+    printed = f"error: the agents' event loop is blocked at {__file__}:{line} (synchronous) for 10 s: "
+    assert ended.stderr.splitlines()[-1].startswith(printed)
     assert "a plain `def`, which runs in a thread" in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -81,11 +81,11 @@ def test_no_drug_or_disease_of_a_validation_question_is_in_any_training_question
     data: domains.TaskData, rows: dict[str, list[dict[str, Any]]]
 ) -> None:
     names = {row["name"].lower() for table in rows.values() for row in table}
-    said = {
+    printed = {
         split: " ".join(f"{task['question']} {task['answer']}" for task in tasks).lower()
         for split, tasks in (("train", data.train), ("validation", data.validation))
     }
-    asked = {split: {name for name in names if name in text} for split, text in said.items()}
+    asked = {split: {name for name in names if name in text} for split, text in printed.items()}
     assert asked["train"] | asked["validation"] == names
     assert not asked["train"] & asked["validation"]
 
@@ -209,7 +209,7 @@ def test_your_split_is_kept_and_a_missing_id_is_generated(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"id": "x", "question": "Who?"}, "row 20: answer is None, not text"),
         ({"id": "x", "question": " ", "answer": "Me."}, "row 20: question is ' ', not text"),
@@ -217,8 +217,8 @@ def test_your_split_is_kept_and_a_missing_id_is_generated(tmp_path: Path) -> Non
         ({"id": "x", "question": "Who?", "answer": "Me.", "split": "test"}, "split is 'test'"),
     ],
 )
-def test_the_error_names_the_wrong_row(tmp_path: Path, row: dict[str, str], said: str) -> None:
-    assert said in refusal(folder_of(tmp_path, [*QUESTIONS, row]))
+def test_the_error_names_the_wrong_row(tmp_path: Path, row: dict[str, str], message: str) -> None:
+    assert message in refusal(folder_of(tmp_path, [*QUESTIONS, row]))
 
 
 def refusal(folder: Path) -> str:

@@ -32,14 +32,14 @@ def call(prompt: str, reply: str = "<|im_end|>") -> dict[str, Any]:
     return {"agent": "sql_agent", "prompt_ids": ids(prompt), "response_ids": ids(reply)}
 
 
-def after(said: str, kept: str, *, words: TokenDecoder = WORDS) -> list[PrefixMismatch]:
-    """The mismatches of two calls: ``said`` was sampled, and ``kept`` stands in the next prompt."""
-    first = call(SYSTEM + ASKED + HEADER, said + "<|im_end|>")
+def after(message: str, kept: str, *, words: TokenDecoder = WORDS) -> list[PrefixMismatch]:
+    """The mismatches of two calls: ``message`` was sampled, and ``kept`` stands in the next prompt."""
+    first = call(SYSTEM + ASKED + HEADER, message + "<|im_end|>")
     return find_mismatches([first, call(SYSTEM + ASKED + HEADER + kept + "<|im_end|>\n" + NEXT + HEADER)], words)
 
 
-def cause(said: str, kept: str) -> str:
-    [mismatch] = after(said, kept)
+def cause(message: str, kept: str) -> str:
+    [mismatch] = after(message, kept)
     assert mismatch.sampled
     return mismatch.cause
 

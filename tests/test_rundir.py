@@ -98,9 +98,9 @@ def _holder(run: RunDir) -> subprocess.Popen[str]:
 def test_a_locked_run_is_refused_until_the_locking_process_ends_in_any_way(run: RunDir) -> None:
     _step(run, 1)
     with run.lock(), _holder(run) as second:
-        said = second.communicate()[0]
-    assert f"is in use by process {os.getpid()} on " in said
-    assert len(said.splitlines()) == 1
+        printed = second.communicate()[0]
+    assert f"is in use by process {os.getpid()} on " in printed
+    assert len(printed.splitlines()) == 1
     with _holder(run) as third:
         assert third.stdout is not None
         assert third.stdout.readline() == "held\n"
@@ -124,10 +124,10 @@ def test_a_forked_child_does_not_keep_the_lock(run: RunDir) -> None:
             os._exit(0)
         os.close(reading)
     with _holder(run) as other:
-        said = other.communicate()[0]
+        printed = other.communicate()[0]
     os.close(writing)
     os.waitpid(child, 0)
-    assert said == "held\n"
+    assert printed == "held\n"
 
 
 def test_settings_are_read_as_written(run: RunDir) -> None:
@@ -135,12 +135,12 @@ def test_settings_are_read_as_written(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [('{"steps": 3}', "an older version of groundwire (format 0"), ('{"format": 99}', "another version of groundwire")],
 )
-def test_a_folder_of_another_version_is_refused(run: RunDir, text: str, said: str) -> None:
+def test_a_folder_of_another_version_is_refused(run: RunDir, text: str, message: str) -> None:
     (run.path / "config.json").write_text(text)
-    with pytest.raises(RunDirError, match=re.escape(said)):
+    with pytest.raises(RunDirError, match=re.escape(message)):
         RunDir.open(run.path)
 
 

@@ -239,13 +239,13 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
         conn.execute("CREATE TABLE mine (id int)")
     conn.close()
     used = SqliteLightningStore(tmp_path / "used.db")
-    for path, said in (
+    for path, message in (
         (text, "is not a SQLite database"),
         (other, "is not a store; give another file"),
         (tmp_path / "used.db", "is in use by another store"),
         (tmp_path / "no" / "folder.db", "give a file in a writable folder"),
     ):
-        with pytest.raises(StoreFileError, match=said):
+        with pytest.raises(StoreFileError, match=message):
             SqliteLightningStore(path)
     used.close()
     with sqlite3.connect(other) as conn:
@@ -254,7 +254,7 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "message"),
     [
         ("/v1/agl/enqueue_rollout", {}, 404, "this is a Lightning store with the API of agentlightning 0.3"),
         ("/v1/agl/spans", {"rollout_id": "r"}, 422, "does not fit agentlightning 0.3: attempt_id: Field required"),
@@ -265,14 +265,14 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
         ("/v1/agl/batch", [["POST", "/rollouts"]], 422, "does not fit agentlightning 0.3: 0.2: Field required"),
     ],
 )
-async def test_the_response_to_a_bad_request_gives_the_reason(path: str, body: Any, status: int, said: str) -> None:
+async def test_the_response_to_a_bad_request_gives_the_reason(path: str, body: Any, status: int, message: str) -> None:
     async with (
         _served(SqliteLightningStore(MEMORY)) as url,
         aiohttp.ClientSession() as session,
         session.post(_with_token(url) + path, json=body) as reply,
     ):
         assert reply.status == status
-        assert said in (await reply.json())["detail"]
+        assert message in (await reply.json())["detail"]
 
 
 async def test_simultaneous_requests_are_batched_and_answered_one_by_one() -> None:
@@ -439,8 +439,8 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
 
 
 def test_exactly_one_kind_of_store_must_be_chosen() -> None:
-    _, said = (process := _start()).communicate(timeout=30)
-    assert (process.returncode, said) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
+    _, printed = (process := _start()).communicate(timeout=30)
+    assert (process.returncode, printed) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
 
 
 def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,17 +452,17 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("mongodb://me:secret@127.0.0.1:9/", "MongoDB cannot be used: 127.0.0.1:9: [Errno 111] Connection refused"),
         ("http://127.0.0.1:9", "MongoDB cannot be used: Invalid URI scheme"),
     ],
 )
-def test_an_unusable_mongodb_is_reported_in_one_line(uri: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_mongodb_is_reported_in_one_line(uri: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pymongo")
     monkeypatch.setattr("groundwire.train.store.mongo._TIMEOUT_MS", 300)  # the driver waits though it is refused
     with pytest.raises(MongoStoreError) as caught:
         _open_store(None, uri)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)

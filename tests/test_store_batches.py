@@ -59,13 +59,13 @@ async def test_a_cancelled_request_is_not_sent() -> None:
     assert store.sent == ["/a", "/b", "/wanted"]
 
 
-@pytest.mark.parametrize(("said", "alone"), [(404, True), (413, True), (408, False), (503, False)])
-async def test_the_requests_of_a_refused_batch_are_sent_alone(said: int, alone: bool) -> None:
+@pytest.mark.parametrize(("message", "alone"), [(404, True), (413, True), (408, False), (503, False)])
+async def test_the_requests_of_a_refused_batch_are_sent_alone(message: int, alone: bool) -> None:
     store = _Store()
-    store.fails = said
+    store.fails = message
     store.free.set()
     answers = await asyncio.gather(*await _ask(RequestBatcher(store.send), "/a", "/b"))
-    assert answers == ([(200, b"/a"), (200, b"/b")] if alone else [(said, b"no")] * 2)
+    assert answers == ([(200, b"/a"), (200, b"/b")] if alone else [(message, b"no")] * 2)
 
 
 async def test_a_lost_connection_fails_all_requests_of_a_batch() -> None:
