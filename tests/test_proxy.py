@@ -314,6 +314,33 @@ async def test_an_unknown_rollout_is_reported_and_delays_no_other(bench: Any) ->
             await b.proxy.flush("nobody")
 
 
+class PoisonedStore(InMemoryLightningStore):
+    """Fails at every request that names the rollout ``poisoned``, as a store does whose data of it is damaged."""
+
+    poisoned = ""
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> Any:
+        if any(rollout_id == self.poisoned for rollout_id, _ in rollout_attempt_ids):
+            raise OverflowError("Python int too large to convert to SQLite INTEGER")
+        return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+
+
+async def test_a_rollout_that_cannot_be_numbered_delays_no_other_and_flush_keeps_its_limit(bench: Any) -> None:
+    b = await bench(["x", "y", "z"], store=PoisonedStore())
+    other = await b.store.start_rollout(input={})
+    b.store.poisoned = other.rollout_id
+    url = b.proxy.base_url(other.rollout_id, other.attempt.attempt_id)
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+        await client.chat.completions.create(model="any", messages=HELLO)
+        await b.ask()
+        assert len(await asyncio.wait_for(b.calls(), 10.0)) == 1
+        with pytest.raises(SpansNotStoredError, match=r"1 calls are not in the store after 0\.1 s.*int too large"):
+            await b.proxy.flush(other.rollout_id, timeout_s=0.1)
+        await b.ask()
+        assert len(await asyncio.wait_for(b.calls(), 10.0)) == 2
+    await b.proxy.stop()  # without an error: the calls of the poisoned rollout are given up
+
+
 async def _until(condition: Any) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)

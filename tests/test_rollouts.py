@@ -28,6 +28,7 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runners import RunnerPool
 from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
@@ -319,3 +320,70 @@ async def test_rollouts_and_their_retries_need_no_polls_within_one_process(task:
         results = await collector.run(_jobs(task, 5), deadline_s=60)
     assert [result.status for result in results] == ["succeeded"] * 5
     assert sum(result.attempts for result in results) == 8
+
+
+class PoisonedStore(MemoryStore):
+    """Fails at a request for the first rollout, as a store does whose data of it is damaged."""
+
+    poisoned = ""
+    method = ""
+
+    def _check(self, method: str, rollout_id: str) -> None:
+        if method == self.method:
+            self.poisoned = self.poisoned or rollout_id
+            if self.poisoned == rollout_id:
+                raise StoreFailedError("the store fails at POST /spans: Python int too large")
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Any) -> Any:
+        self._check("number", rollout_attempt_ids[0][0])
+        return await super().get_many_span_sequence_ids(rollout_attempt_ids)
+
+    async def add_many_spans(self, spans: Any) -> Any:
+        self._check("add", spans[0].rollout_id)
+        return await super().add_many_spans(spans)
+
+    async def query_spans(self, rollout_id: str, *options: Any, **named: Any) -> Any:
+        self._check("query", rollout_id)
+        return await super().query_spans(rollout_id, *options, **named)
+
+
+@pytest.mark.parametrize("method", ["number", "add", "query"])
+async def test_a_rollout_that_the_store_fails_at_is_a_failure_of_its_own(task: Task, method: str) -> None:
+    store = PoisonedStore()
+    store.method = method
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, _Backend(), store=store) as collector,
+    ):
+        results = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=30), 20)
+    assert sorted(result.status for result in results) == ["not_stored", "succeeded", "succeeded"]
+    [failed] = [result for result in results if result.status == "not_stored"]
+    assert (failed.reward, failed.rollout_id) == (None, store.poisoned)
+    assert "Python int too large" in failed.message
+
+
+async def test_a_batch_returns_in_time_although_the_store_stops_answering(task: Task) -> None:
+    class Silent(MemoryStore):
+        silent = False
+
+        async def add_many_spans(self, spans: Any) -> Any:
+            await asyncio.sleep(3600 if self.silent else 0)
+            return await super().add_many_spans(spans)
+
+        async def update_rollout(self, *arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(3600 if self.silent else 0)
+            return await super().update_rollout(*arguments, **named)
+
+        async def get_rollout_by_id(self, *arguments: Any, **named: Any) -> Any:
+            await asyncio.sleep(3600 if self.silent else 0)
+            return await super().get_rollout_by_id(*arguments, **named)
+
+    store = Silent()
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, _Backend(lambda: setattr(store, "silent", True)), store=store) as collector,
+    ):
+        results = await asyncio.wait_for(collector.run(_jobs(task, 2), deadline_s=1), 20)
+        store.silent = False
+    assert [(result.status, result.reward) for result in results] == [("not_stored", None)] * 2
+    assert {result.message for result in results} == {"the store did not answer by the step's deadline"}

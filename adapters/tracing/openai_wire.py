@@ -44,7 +44,7 @@ _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _DONE = b"\ndata: [DONE]"
-UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """The errors that reading a malformed reply may raise."""
 
 

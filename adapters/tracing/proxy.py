@@ -203,12 +203,12 @@ class LLMProxy(HttpServer):
         rollout, attempt = quote(rollout_id, safe=""), quote(attempt_id, safe="")
         return f"{self.url}/rollout/{rollout}/attempt/{attempt}/v1"
 
-    async def flush(self, rollout_id: str | None = None) -> None:
+    async def flush(self, rollout_id: str | None = None, *, timeout_s: float | None = None) -> None:
         """Wait until every call answered so far (of one rollout) is in the store.
 
-        Raises :class:`SpansNotStoredError` if the store refused one.
+        Raises :class:`SpansNotStoredError` if the store refused one, or has not accepted all after ``timeout_s``.
         """
-        await self._writer.flush(rollout_id)
+        await self._writer.flush(rollout_id, timeout_s=timeout_s)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         exchange = HttpExchange(

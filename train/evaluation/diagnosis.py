@@ -30,6 +30,7 @@ KINDS = {
     "agent_match": "agent_match matched none of its agents",
     "prompt_too_long": "prompt over the limit",
     "no_result": "no result from the runner",
+    "not_stored": "its LLM calls are not in the store",
     "timeout": "not finished in time",
     "reward": "the reward could not be computed",
     "judge_abstained": "the judge gave no verdict",
@@ -44,7 +45,7 @@ KINDS = {
 }
 """The kinds of :class:`Reason` with their descriptions."""
 
-_TRANSIENT = ("timeout", "no_result", "endpoint")
+_TRANSIENT = ("timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
     "reward": "fix the reward (python -m train.audit tries it without a model)",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",

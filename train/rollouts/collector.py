@@ -15,18 +15,30 @@ from contextlib import suppress
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PaginatedResult, ProxyLLM, RolloutConfig, Span
+from agentlightning.types import (
+    AttemptedRollout,
+    EnqueueRolloutRequest,
+    PaginatedResult,
+    ProxyLLM,
+    Rollout,
+    RolloutConfig,
+    Span,
+)
 
-from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.request_check import POLICY_RESOURCE
 from groundwire.train.store.base import NotifyAttemptEnd
-from groundwire.train.store.errors import StoreLostDataError
+from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 
 __all__ = ["RolloutCollector"]
 
 _log = logging.getLogger(__name__)
 _CHECKED = 1000
+_COLLECT_S = 5.0
+"""How long a result may be collected after the deadline."""
+_FLUSH_PART = 0.8
+"""The part of the time to collect a result in which its calls may be stored; the rest is for reading them."""
 _UNFINISHED = ["queuing", "requeuing", "preparing", "running"]
 
 
@@ -77,7 +89,10 @@ class RolloutCollector:
     async def run(
         self, requests: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None
     ) -> list[RolloutResult]:
-        """Run the requests; returns their results in the same order, after at most ``deadline_s`` seconds."""
+        """Run the requests; returns their results in the same order.
+
+        It takes at most ``deadline_s`` seconds, and a few more to collect the results of rollouts that had not ended.
+        """
         results: dict[int, RolloutResult] = {}
         async for index, result in self.each(requests, deadline_s=deadline_s):
             results[index] = result
@@ -87,7 +102,7 @@ class RolloutCollector:
     async def each(
         self, requests: Sequence[RolloutRequest], *, deadline_s: float
     ) -> AsyncIterator[tuple[int, RolloutResult]]:
-        """Run the requests; yields the index and the result of each as it ends, all within ``deadline_s`` seconds.
+        """Run the requests; yields the index and the result of each as it ends, in the time that :meth:`run` gives.
 
         Any number of batches may run at once.
         """
@@ -102,9 +117,11 @@ class RolloutCollector:
         async def result(index: int) -> tuple[int, RolloutResult]:
             try:
                 await asyncio.wait_for(ends[index], deadline - time.monotonic())
+                ended = True
             except asyncio.TimeoutError:
-                await self._store.update_rollout(ids[index], status="cancelled")
-            return index, await self._collect(requests[index], ids[index])
+                ended = False
+            left_s = max(deadline - time.monotonic(), _COLLECT_S)
+            return index, await self._collect(requests[index], ids[index], ended=ended, timeout_s=left_s)
 
         tasks = [asyncio.ensure_future(result(index)) for index in range(len(requests))]
         try:
@@ -198,13 +215,35 @@ class RolloutCollector:
                 "with --resume RUN_DIR"
             )
 
-    async def _collect(self, request: RolloutRequest, rollout_id: str) -> RolloutResult:
-        await self._proxy.flush(rollout_id)
-        rollout = await self._store.get_rollout_by_id(rollout_id)
+    async def _collect(
+        self, request: RolloutRequest, rollout_id: str, *, ended: bool, timeout_s: float
+    ) -> RolloutResult:
+        """The result of a rollout, within ``timeout_s`` seconds; one that has not ``ended`` is cancelled."""
+        rollout: Rollout | None = None
         spans: Sequence[Span] = []
-        if isinstance(rollout, AttemptedRollout):
-            spans = list(await self._store.query_spans(rollout_id, rollout.attempt.attempt_id))
-        return RolloutResult.from_spans(request, rollout_id, rollout, spans)
+        not_stored = ""
+
+        async def read() -> None:
+            nonlocal rollout, spans, not_stored
+            if not ended:
+                await self._store.update_rollout(rollout_id, status="cancelled")
+            try:
+                await self._proxy.flush(rollout_id, timeout_s=timeout_s * _FLUSH_PART)
+            except SpansNotStoredError as error:
+                not_stored = str(error)
+            rollout = await self._store.get_rollout_by_id(rollout_id)
+            if isinstance(rollout, AttemptedRollout):
+                spans = list(await self._store.query_spans(rollout_id, rollout.attempt.attempt_id))
+
+        try:
+            await asyncio.wait_for(read(), timeout_s)
+        except asyncio.TimeoutError:
+            not_stored = not_stored or "the store did not answer by the step's deadline"
+            with suppress(SpansNotStoredError):
+                await self._proxy.flush(rollout_id, timeout_s=0)  # nobody needs its calls any more
+        except StoreFailedError as error:  # this rollout's fault: the store answers others
+            not_stored = not_stored or str(error)
+        return RolloutResult.from_spans(request, rollout_id, rollout, spans, not_stored=not_stored)
 
 
 class _NoRunnerWarning:

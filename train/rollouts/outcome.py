@@ -11,6 +11,7 @@ from typing import Any, Literal
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
+from groundwire.adapters.tracing.openai_wire import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 from groundwire.train.store.spans import with_call_spans
@@ -25,6 +26,7 @@ ANSWER_SPAN = "groundwire.answer"
 FAILURE_SPAN = "groundwire.failure"
 """Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
 
+_FAILURE_ATTRIBUTES = ("groundwire.kind", "groundwire.message")
 _CALL_COLUMNS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
 
 
@@ -46,7 +48,7 @@ class RolloutResult:
     rollout_id: str
     status: str
     """``succeeded``, or a failure's type: agent, tool, endpoint, prompt_too_long, timeout, reward, judge_abstained,
-    refused, no_result."""
+    refused, not_stored, no_result."""
     reward: float | None
     reward_components: Mapping[str, float]
     message: str
@@ -60,22 +62,39 @@ class RolloutResult:
 
     @classmethod
     def from_spans(
-        cls, request: RolloutRequest, rollout_id: str, rollout: Rollout | None, spans: Sequence[Span]
+        cls,
+        request: RolloutRequest,
+        rollout_id: str,
+        rollout: Rollout | None,
+        spans: Sequence[Span],
+        *,
+        not_stored: str = "",
     ) -> RolloutResult:
-        """The result of a rollout that the store has ended (None: it is not in the store), from its last attempt."""
-        calls = all_calls_from_spans(with_call_spans(spans))
-        answer, failure = _last_span(spans, ANSWER_SPAN), _last_span(spans, FAILURE_SPAN)
-        reward = reward_from_spans(spans)
+        """The result of a rollout that the store has ended (None: it is not in the store), from its last attempt.
+
+        ``not_stored`` says why some of its spans are not in the store; then it has no reward.
+        """
+        try:
+            calls = all_calls_from_spans(with_call_spans(spans))
+            answer, failure = _last_span(spans, ANSWER_SPAN), _last_span(spans, FAILURE_SPAN)
+            reward = reward_from_spans(spans)
+            text = str(answer.attributes["groundwire.text"]) if answer else ""
+            steps = json.loads(str(answer.attributes["groundwire.steps"])) if answer else []
+            failed = [str(failure.attributes[name]) for name in _FAILURE_ATTRIBUTES] if failure else []
+        except UNREADABLE as error:
+            unreadable = f"its spans cannot be read: {type(error).__name__}: {error}"
+            return cls.from_spans(request, rollout_id, rollout, [], not_stored=not_stored or unreadable)
         components: Mapping[str, float] = {}
         if isinstance(reward, dict):
             components = {name: value for name, value in reward.items() if name != "total"}
             reward = reward["total"]
         status, message = "succeeded", ""
-        if reward is None or rollout is None or rollout.status != "succeeded":
+        if reward is None or rollout is None or rollout.status != "succeeded" or not_stored:
             reward = None
-            if failure is not None:
-                status = str(failure.attributes["groundwire.kind"])
-                message = str(failure.attributes["groundwire.message"])
+            if failed:
+                status, message = failed
+            elif not_stored:
+                status, message = "not_stored", not_stored
             elif rollout is not None and rollout.status == "cancelled":
                 status, message = "timeout", "not finished by the step's deadline"
             else:
@@ -89,8 +108,8 @@ class RolloutResult:
             reward=reward,
             reward_components=components,
             message=message,
-            answer=str(answer.attributes["groundwire.text"]) if answer else "",
-            steps=json.loads(str(answer.attributes["groundwire.steps"])) if answer else [],
+            answer=text,
+            steps=steps,
             calls=[call for call in calls if not call.untrainable_reason],
             attempts=rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0,
             seconds=ended - started,

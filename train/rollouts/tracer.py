@@ -24,6 +24,7 @@ from groundwire.train.store.spans import LightningSpanSink
 __all__ = ["RolloutTracer"]
 
 _CLOSE_S = 5.0
+_FLUSH_S = 120.0
 _open_tracers: list[RolloutTracer] = []
 _open_tracers_lock = threading.Lock()
 
@@ -89,9 +90,9 @@ class RolloutTracer(Tracer):
                 with emissions.activate():
                     yield
             except Exception:
-                await writer.flush(rollout_id)
+                await writer.flush(rollout_id, timeout_s=_FLUSH_S)
                 raise
-            await writer.flush(rollout_id)
+            await writer.flush(rollout_id, timeout_s=_FLUSH_S)
         except asyncio.CancelledError:
             if not self._stopping.is_set():
                 raise

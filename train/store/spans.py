@@ -19,6 +19,7 @@ from groundwire.adapters.tracing import LLMCall, semconv, to_span
 from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
 from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
 from groundwire.tools.secrets import masked_values, secret_masker
+from groundwire.train.store.errors import StoreFailedError
 
 __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
@@ -68,6 +69,8 @@ def _refusals() -> Iterator[None]:
         if type(error) is not ValueError:
             raise
         # Agent Lightning raises a plain ValueError for an unknown rollout or attempt.
+        raise SpansRefusedError(str(error)) from error
+    except StoreFailedError as error:  # tried often enough: it must not hold up the rollout until its deadline
         raise SpansRefusedError(str(error)) from error
 
 
