@@ -26,6 +26,7 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
 _WRITE_DELAY_S = 0.005
 """How long finished calls are collected before they are written, unless a flush is waiting."""
 _REFUSED = -1
+_CANCEL_S = 0.1
 _MAX_REFUSED = 1024
 """Rollouts whose refusal nobody has asked for; the oldest are forgotten."""
 _BACKLOG = 256
@@ -119,10 +120,10 @@ class SpanWriter:
         if self._finished:
             self._flushing.set()
             await asyncio.wait([p.stored for p in self._finished], timeout=timeout_s)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while self._tasks:  # asyncio.wait_for may lose a cancellation before Python 3.12
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=_CANCEL_S)
         if self._finished:
             raise self._not_stored(list(self._finished), timeout_s)
 
