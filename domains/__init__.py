@@ -12,6 +12,7 @@ from groundwire.domains._types import (
     answer_form,
     breakdowns_of,
     database_folders,
+    is_inside,
 )
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "check",
     "database_folders",
     "get",
+    "is_inside",
     "names",
 ]

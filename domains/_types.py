@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +10,17 @@ from typing import Any, Protocol
 from groundwire.tools.errors import UserError
 from groundwire.tools.types import AnswerForm
 
-__all__ = ["Breakdowns", "DataError", "Domain", "Task", "TaskData", "answer_form", "breakdowns_of", "database_folders"]
+__all__ = [
+    "Breakdowns",
+    "DataError",
+    "Domain",
+    "Task",
+    "TaskData",
+    "answer_form",
+    "breakdowns_of",
+    "database_folders",
+    "is_inside",
+]
 
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
@@ -83,3 +93,12 @@ def database_folders(domain: Domain, data_dir: str | None = None) -> list[Path]:
         found = {path for task in (*data.train, *data.validation) if (path := domain.database(task))}
     resolved = {Path(path).resolve() for path in found}
     return sorted(path for path in resolved if resolved.isdisjoint(path.parents))
+
+
+def is_inside(path: Any, folders: Iterable[Path]) -> bool:
+    """Whether ``path`` without symbolic links is one of ``folders``, or inside one. False for anything but a path."""
+    try:
+        real = Path(path).resolve()
+    except (OSError, ValueError, TypeError, RuntimeError):  # a loop of links, a null character, no text
+        return False
+    return any(folder == real or folder in real.parents for folder in folders)

@@ -334,6 +334,21 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     await client.stop()
 
 
+async def test_a_run_whose_runners_have_another_reward_ends_with_both_names(pieces: _Pieces, tmp_path: Path) -> None:
+    pieces.store()
+    pieces.runner(backend="langgraph")
+    config = resolve(
+        "fast", external_store_address=pieces.address, reward="spider_dense", n_runners=0, steps=1, val_tasks=2
+    )
+    folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path
+    done = await asyncio.to_thread(run, "-m", "train.run", "--resume", str(folder))
+    assert done.returncode == 1
+    assert "--domain spider --reward spider_dense" in done.stdout
+    assert "none of 2 validation rollouts could be judged; the first failed of refused: " in done.stderr
+    assert "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_dense'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _Pieces, tmp_path: Path) -> None:
     pieces.store()
     pieces.runner(backend="langgraph")  # it runs all the time, and gets the second trainer's address from the store

@@ -15,8 +15,10 @@ from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, ProxyL
 from aiohttp import web
 from judges import verdict
 from programs import Program, run
+from spider_folder import make_spider
 
 from groundwire import domains
+from groundwire.domains import database_folders, is_inside
 from groundwire.domains.spider.loader import BUNDLED
 from groundwire.rewards import JudgeSettings
 from groundwire.rewards.judge.settings import API_KEY
@@ -273,7 +275,7 @@ async def test_a_task_of_another_form_fails_alone(own_task: dict[str, Any], task
 
 
 def _may_read(path: object, data_dir: Path | None = None, domain: str = "spider") -> bool:
-    return _check(domain=domain, data_dir=data_dir and str(data_dir))._may_read(path)
+    return is_inside(path, database_folders(domains.get(domain), data_dir and str(data_dir)))
 
 
 def test_databases_are_read_in_the_data_folder_only(tmp_path: Path, own_task: dict[str, Any]) -> None:
@@ -301,6 +303,28 @@ def test_a_domain_without_a_folder_has_the_databases_of_its_data() -> None:
     [database] = {task["db_path"] for task in domains.get("medical").load(None).train}
     assert _may_read(database, domain="medical")
     assert not _may_read(Path(database).with_name("another.sqlite"), domain="medical")
+
+
+def test_a_trainer_whose_runners_could_not_read_a_database_does_not_start(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path / "spider")
+    cars = folder / "database" / "cars"
+    cars.rename(tmp_path / "cars")
+    cars.symlink_to(tmp_path / "cars")
+    assert prepare(resolve("fast", data_dir=str(folder))).data.validation
+    for runners in ({"runner_processes": 2}, {"external_store_address": STORE}):
+        with pytest.raises(domains.DataError) as error:
+            prepare(resolve("fast", data_dir=str(folder), **runners))
+        assert f"1 of 2 databases are outside of the data's folder ({folder})" in str(error.value)
+        assert f"such as {tmp_path / 'cars' / 'cars.sqlite'}: copy them into it" in str(error.value)
+
+
+def test_a_runner_makes_no_number_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.train.rollouts.agent._MAX_AGENTS", 3)
+    remote = RemoteRolloutAgent(_check())
+    assert remote._agent_for({"max_turns": 5}) is remote._agent_for({"max_turns": 5})
+    remote._agent_for({"max_turns": 6})
+    with pytest.raises(RequestRefusedError, match="an agent for each of 3 settings and makes no more: start it again"):
+        remote._agent_for({"max_turns": 7})
 
 
 def test_the_environment_names_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

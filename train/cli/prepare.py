@@ -58,6 +58,8 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
     reward_notes = check_judge(config.reward or domain.default_reward, config.judge)
     data = domain.load(config.data_dir)
     config = pin_data_dir(config, data, run)
+    if config.runner_processes or config.external_store_address is not None:
+        _check_databases(config, data, domain)
     if own_model:
         _check_model(config.model, config.trainer)
         if config.trainer == "local" and config.device != "cpu":
@@ -67,6 +69,20 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
     return Job(config, data, domain, notes)
+
+
+def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.Domain) -> None:
+    """Runners read no database outside of the data's folders: raise an error if a task has one there."""
+    if not hasattr(domain, "database_folders"):
+        return  # they are the databases of the tasks
+    folders = domains.database_folders(domain, config.data_dir)
+    paths = {domain.database(task) for task in (*data.train, *data.validation)} - {""}
+    if outside := sorted(path for path in paths if not domains.is_inside(path, folders)):
+        raise domains.DataError(
+            f"{len(outside)} of {len(paths)} databases are outside of the data's folder "
+            f"({', '.join(map(str, folders))}), where runners may not read, such as {outside[0]}: copy them into it, "
+            "or run the agents in the trainer's process, without an external store and with --runner-processes 0"
+        )
 
 
 def check_store_settings(address: str | None, token_file: str | None = None) -> None:

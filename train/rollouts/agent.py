@@ -32,6 +32,8 @@ from groundwire.train.rollouts.request_check import POLICY_RESOURCE, RequestChec
 __all__ = ["RemoteRolloutAgent", "RolloutAgent", "store_failure"]
 
 _log = logging.getLogger(__name__)
+_MAX_AGENTS = 256
+"""Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
 
 
 class RolloutAgent(LitAgent[dict[str, Any]]):
@@ -182,6 +184,10 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
         check = self._check.for_rollout(given)
         settings = check.settings
         if settings not in self._agents:
+            if len(self._agents) >= _MAX_AGENTS:
+                raise RequestRefusedError(
+                    f"this runner has an agent for each of {_MAX_AGENTS} settings and makes no more: start it again"
+                )
             self._agents[settings] = RolloutAgent(
                 backend=make_backend(settings),
                 domain=check.domain,

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
 
-from groundwire.domains import Domain, database_folders
+from groundwire.domains import Domain, database_folders, is_inside
 from groundwire.tools.access_token import is_loopback
 from groundwire.tools.errors import UserError
 from groundwire.train.config.run_config import AgentSettings
@@ -146,19 +146,12 @@ class RequestCheck:
         if not isinstance(text, str):
             raise RequestRefusedError(f"the task's question is {text!r:.100}; it must be text")
         for path in paths:
-            if not self._may_read(path):
+            if not is_inside(path, self.folders):
                 folders = ", ".join(map(str, self.folders[:3])) or "it has none"
                 raise RequestRefusedError(
                     f"the task's database {path!r:.300} is not in the data of this runner ({folders}): start the "
                     "runner with the trainer's --data-dir, on a machine that has it at the same path"
                 )
-
-    def _may_read(self, path: Any) -> bool:
-        try:
-            real = Path(path).resolve()
-        except (OSError, ValueError, TypeError, RuntimeError):  # a loop of links, a null character, no text
-            return False
-        return any(folder == real or folder in real.parents for folder in self.folders)
 
 
 def _option(name: str) -> str:
