@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -144,6 +146,48 @@ async def test_a_long_value_is_shortened_with_a_note(database):
     assert result.structured_content["rows"][0][1] == 1
 
 
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("query_database_by_sql", {"sql": f"SELECT 1 AS {LONG}"}),
+        ("query_database_by_sql", {"sql": f"SELECT {LONG} FROM wide"}),
+        ("query_database_by_sql", {"sql": "SELECT " + ", ".join(f"'{'y' * 90}' AS a{i}" for i in range(1500))}),
+        ("query_database_by_sql", {"sql": "SELECT 1", LONG: 2}),
+        ("query_database_by_sql", {f"a{i}": 1 for i in range(10_000)}),
+        ("describe_table", {"table": LONG}),
+        ("describe_table", {"table": "wide"}),
+        ("describe_table", {"table": "n" * 5000}),
+        ("list_tables", {}),
+        (LONG, {}),
+    ],
+    ids=range(10),
+)
+async def test_names_of_any_length_are_cut_to_max_chars(tmp_path, tool, arguments):
+    path = tmp_path / "wide.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as conn:
+        conn.execute(f"CREATE TABLE {'n' * 5000} (a INT)")
+        conn.execute(f"CREATE TABLE wide ({', '.join(f'column_{i}' for i in range(1500))})")
+    async with connected(path, max_chars=500) as client:
+        result, text = await call(client, tool, **arguments)
+    assert len(text) < 700
+    assert len(json.dumps(result.structured_content)) < 1500
+
+
+async def test_a_resource_s_name_of_any_length_is_cut_to_max_chars(database, folder):
+    for path, uri in (
+        (database, f"sqlite:///{LONG}/schema"),
+        (folder, f"sqlite:///{LONG}/schema"),
+        (folder, f"sqlite:///{LONG}"),
+    ):
+        async with connected(path, max_chars=500) as client:
+            with pytest.raises(Exception, match="xxxxx") as caught:
+                await client.read_resource(uri)
+        assert len(str(caught.value)) < 700
+
+
 async def test_values_without_a_json_type_are_text(database):
     result, _ = await query(database, "SELECT x'00ff', 9e999, zeroblob(100), NULL")
     assert result.structured_content["rows"] == [["x'00ff'", "inf", f"x'{'00' * 32}'... 100 bytes", None]]
@@ -255,6 +299,25 @@ def test_a_new_database_is_served_at_once(tmp_path):
     assert databases.path("deep/new") == new
 
 
+def test_a_link_that_leads_out_of_the_folder_is_no_database(tmp_path):
+    outside, folder = make_database(tmp_path / "outside" / "private.sqlite"), tmp_path / "folder"
+    inside = make_database(folder / "deep" / "inside.sqlite")
+    (folder / "link.sqlite").symlink_to(outside)
+    (folder / "alias.sqlite").symlink_to(inside)
+    (folder / "linked_folder").symlink_to(outside.parent)
+    os.mkfifo(folder / "pipe.sqlite")
+    databases = Databases(folder)
+    assert databases.names() == ["alias", "deep/inside"]
+    for name in ("link", "link.sqlite", "linked_folder/private"):
+        with pytest.raises(UnknownDatabaseError):
+            databases.path(name)
+    inside.unlink()
+    inside.symlink_to(outside)  # after its name was looked up
+    for name in ("deep/inside", "alias"):
+        with pytest.raises(UnknownDatabaseError):
+            databases.path(name)
+
+
 # Clients
 
 
@@ -317,6 +380,28 @@ async def test_slow_queries_do_not_delay_the_other_of_64_clients(url):
         await asyncio.gather(*slow, return_exceptions=True)
     assert [answer.structured_content["rows"] for answer in answers] == [[[299]]] * 56
     assert all(still_running)
+
+
+async def test_hundreds_of_slow_queries_delay_nobody_and_most_are_refused_as_busy(database):
+    """A quick query is answered while slow ones run, which do not end before they are cancelled."""
+    with http_server(database, "--timeout", "60") as (url, _):
+        many = httpx2.AsyncClient(timeout=120, limits=httpx2.Limits(max_connections=None))
+        async with many, Client(streamable_http_client(url, http_client=many)) as flood, Client(url) as other:
+            slow = [asyncio.create_task(flood.call_tool("query_database_by_sql", {"sql": SLOW})) for _ in range(150)]
+            ended, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
+            quick = await other.call_tool("query_database_by_sql", {"sql": "SELECT max(id) FROM singer"})
+            still_running = [task for task in slow if not task.done()]
+            for task in slow:
+                task.cancel()
+            await asyncio.gather(*slow, return_exceptions=True)
+    refused = ended.pop().result()
+    assert refused.meta["error"] == "busy"
+    assert refused.content[0].text == (
+        "the server is busy with other slow queries, and this one takes longer than 0.25 s: write a cheaper query, or "
+        "try again in 60 s"
+    )
+    assert quick.structured_content["rows"] == [[299]]
+    assert still_running
 
 
 # Access control and start

@@ -4,7 +4,8 @@ A name must always mean the same file, so it comes from the file's path in the f
 The short name is the path without suffix and doubled folder: ``<db>`` for Spider's ``<db>/<db>.sqlite``. A short name
 that would fit two files is not used, so it may stop working but never means another file.
 
-Names are looked up among the files found under the folder, never turned into paths, so no name leads out of it.
+Names are looked up among the files found under the folder, never turned into paths, so no name leads out of it. A file
+whose real path is outside of the folder, because of a symbolic link, is not served.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from groundwire.tools.sql import DatabaseError, QueryError, is_sqlite
 __all__ = ["Databases", "UnknownDatabaseError", "database_names"]
 
 _NAMES_IN_ERROR = 20
+_CHARS_IN_ERROR = 100
 
 
 def database_names(folder: str | Path) -> dict[str, Path]:
     """The SQLite files under ``folder`` by name, sorted, without hidden files and folders."""
-    inside = {path: path.relative_to(folder) for path in _visible_files(Path(folder)) if is_sqlite(path)}
+    root = Path(folder).resolve()
+    inside = {
+        path: path.relative_to(folder)
+        for path in _visible_files(Path(folder))
+        if path.is_file() and _is_inside(path, root) and is_sqlite(path)
+    }
     taken = Counter(name for path in inside.values() for name in {_short_name(path), path.as_posix()})
     names = {
         path: _short_name(place) if taken[_short_name(place)] == 1 else place.as_posix()
@@ -37,6 +44,10 @@ def _visible_files(folder: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(root, name) for name in names if not name.startswith(".")]
     return found
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root)
 
 
 def _short_name(inside: Path) -> str:
@@ -79,7 +90,8 @@ class Databases:
         name = name or ""
         if name not in self._short and name not in self._relative:
             self.names()  # it may be a new file
-        if (found := self._short.get(name) or self._relative.get(name)) is None:
+        found = self._short.get(name) or self._relative.get(name)
+        if found is None or not _is_inside(found, self.root.resolve()):  # a link may have replaced the file
             raise UnknownDatabaseError(self._unknown(name))
         return found
 
@@ -87,4 +99,5 @@ class Databases:
         names = list(self._short)
         near = [known for known in names if name.lower() in known.lower() or known.lower() in name.lower()] or names
         more = f" and {len(near) - _NAMES_IN_ERROR} more" if len(near) > _NAMES_IN_ERROR else ""
+        name = f"{name[:_CHARS_IN_ERROR]}..." if len(name) > _CHARS_IN_ERROR else name
         return f"no database {name!r}. Databases: {', '.join(near[:_NAMES_IN_ERROR])}{more}"

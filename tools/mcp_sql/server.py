@@ -5,10 +5,7 @@ that uses them, and a missing argument gets a short error message instead of a v
 
 All errors are tool errors (``isError``), even an unreadable database, since most frameworks end the agent after a
 protocol error. ``_meta`` has the kind, so that callers can separate a model's mistake from broken infrastructure:
-``{"error": "sql" | "arguments" | "timeout" | "database"}``.
-
-A query occupies a thread until its deadline, so there are more threads than slow queries to be expected. There are not
-many more, because each running query has a connection (0.2 to 0.7 MB) and SQLite has one heap limit for all.
+``{"error": "sql" | "arguments" | "timeout" | "busy" | "database"}``.
 """
 
 from __future__ import annotations
@@ -18,33 +15,31 @@ import math
 import sqlite3
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
-import anyio
-import anyio.to_thread
 from fastmcp import FastMCP
-from fastmcp.exceptions import NotFoundError, ResourceError
+from fastmcp.exceptions import NotFoundError, ResourceError, ToolError
 from fastmcp.server.auth import AccessToken, TokenVerifier
+from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools import Tool, ToolResult
 from mcp_types import ToolAnnotations
 
 from groundwire.tools import _readonly_sqlite
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError
+from groundwire.tools.mcp_sql.lanes import BusyError, Lanes
 from groundwire.tools.schema import describe_table, table_info
+from groundwire.tools.secrets import register_secret
 from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, QueryTimeoutError, render, run_query
 from groundwire.tools.terminal import version
 
 __all__ = ["Limits", "sql_server"]
 
-_THREADS = 100
 _BLOB_BYTES = 32
 _MIN_VALUE_CHARS = 20
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +59,7 @@ def sql_server(databases: Databases, *, limits: Limits, token: str | None = None
         version=version(),
         auth=_TokenCheck(token) if token else None,
     )
+    server.add_middleware(_ShortNames(limits.max_chars))
     functions = _Functions(databases, limits)
     for tool in _tools(functions):
         server.add_tool(tool)
@@ -74,6 +70,7 @@ def sql_server(databases: Databases, *, limits: Limits, token: str | None = None
 class _TokenCheck(TokenVerifier):
     def __init__(self, token: str) -> None:
         super().__init__()
+        register_secret(token)
         self._token = token.encode()
 
     async def verify_token(self, token: str) -> AccessToken | None:
@@ -82,36 +79,48 @@ class _TokenCheck(TokenVerifier):
         return AccessToken(token=token, client_id="client", scopes=[])
 
 
+class _ShortNames(Middleware):
+    """Refuses long names of tools and resources, because FastMCP repeats an unknown name."""
+
+    def __init__(self, max_chars: int) -> None:
+        self._max_chars = max_chars
+
+    async def on_call_tool(self, context: MiddlewareContext[Any], call_next: CallNext[Any, Any]) -> Any:
+        if len(name := context.message.name) > self._max_chars:
+            raise ToolError(f"unknown tool: {_shorten(name, self._max_chars)}")
+        return await call_next(context)
+
+    async def on_read_resource(self, context: MiddlewareContext[Any], call_next: CallNext[Any, Any]) -> Any:
+        if len(uri := str(context.message.uri)) > self._max_chars:
+            raise ResourceError(f"unknown resource: {_shorten(uri, self._max_chars)}")
+        return await call_next(context)
+
+
 class _Functions:
     """The tools' functions. Each runs in a thread and stops when its caller disconnects."""
 
     def __init__(self, databases: Databases, limits: Limits) -> None:
         self.databases = databases
         self.limits = limits
-        self._threads = anyio.CapacityLimiter(_THREADS)
-
-    async def in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        cancelled = threading.Event()
-        try:
-            return await anyio.to_thread.run_sync(work, cancelled, abandon_on_cancel=True, limiter=self._threads)
-        except MemoryError as error:  # while opening a connection: not caused by this query
-            raise DatabaseError("the server is short of memory, try again in ten seconds") from error
-        finally:
-            cancelled.set()
+        self._lanes = Lanes()
 
     async def query(self, sql: str, database: str | None = None) -> ToolResult:
-        def work(cancelled: threading.Event) -> QueryResult:
-            path, limits = self.databases.path(database), self.limits
-            return run_query(path, sql, timeout_s=limits.timeout_s, max_rows=limits.max_rows, cancelled=cancelled)
+        limits = self.limits
 
-        return _rows_result(await self.in_thread(work), self.limits.max_chars)
+        def run(cancelled: threading.Event, timeout_s: float) -> QueryResult:
+            path = self.databases.path(database)
+            return run_query(path, sql, timeout_s=timeout_s, max_rows=limits.max_rows, cancelled=cancelled)
+
+        return _rows_result(await self._lanes.run_query(run, limits.timeout_s), limits.max_chars)
 
     async def list_databases(self) -> ToolResult:
-        return _names_result("databases", await self.in_thread(lambda _: self.databases.names()), self.limits.max_chars)
+        return _names_result(
+            "databases", await self._lanes.run(lambda _: self.databases.names()), self.limits.max_chars
+        )
 
     async def list_tables(self, database: str | None = None) -> ToolResult:
         return _names_result(
-            "tables", await self.in_thread(lambda _: list(self._columns(database))), self.limits.max_chars
+            "tables", await self._lanes.run(lambda _: list(self._columns(database))), self.limits.max_chars
         )
 
     async def describe_table(self, table: str, database: str | None = None) -> ToolResult:
@@ -120,16 +129,19 @@ class _Functions:
             columns = {name.lower(): names for name, names in self._columns(database).items()}
             return text, columns.get(table.lower(), [])
 
-        text, columns = await self.in_thread(work)
+        text, columns = await self._lanes.run(work)
         limit = self.limits.max_chars
-        cut = None
+        cuts = []
+        if (width := _fitting([len(name) + 2 for name in columns], limit)) < len(columns):
+            cuts.append(f"{width} of {len(columns)} columns shown.")
         if len(text) > limit:
-            cut = f"{limit} of {len(text)} characters shown: SELECT the columns that you need to see their values."
-            text = text[:limit]
-        return _tool_result(text, {"columns": columns, "definition": text}, cut)
+            part = f"{limit} of {len(text)} characters shown"
+            cuts.append(f"{part}: SELECT the columns that you need to see their values.")
+        shown = {"columns": [_shorten(name, limit) for name in columns[:width]], "definition": text[:limit]}
+        return _tool_result(text[:limit], shown, " ".join(cuts) or None)
 
     async def schema(self, database: str | None = None) -> str:
-        return (await self.in_thread(lambda _: table_info(self.databases.path(database)))).text
+        return (await self._lanes.run(lambda _: table_info(self.databases.path(database)))).text
 
     def _columns(self, database: str | None) -> dict[str, list[str]]:
         path = str(self.databases.path(database))
@@ -147,44 +159,58 @@ def _tool_result(text: str, structured: dict[str, Any], cut: str | None) -> Tool
 
 
 def _rows_result(result: QueryResult, max_chars: int) -> ToolResult:
-    rows: list[tuple[Any, ...]] = []
-    left = max_chars - sum(len(name) + 2 for name in result.columns)
-    shortened = False
+    cuts = []
+    columns, rows = result.columns, list[tuple[Any, ...]]()
+    if sum(len(name) + 2 for name in columns) > max_chars:
+        limit = max(max_chars // (2 * len(columns)), _MIN_VALUE_CHARS)
+        columns = [_shorten(name, limit) for name in columns]
+        columns = columns[: _fitting([len(name) + 2 for name in columns], max_chars)]
+    left = max_chars - sum(len(name) + 2 for name in columns)
     for row in result.rows:
-        shown = tuple(_json_value(value) for value in row)
+        shown = tuple(_json_value(value) for value in row[: len(columns)])
         size = len(repr(shown)) + 2
         if not rows and size > left:  # show at least a part of the first row
             limit = max(left // len(shown), _MIN_VALUE_CHARS)
-            shortened = any(isinstance(value, str) and len(value) > limit for value in shown)
+            if any(isinstance(value, str) and len(value) > limit for value in shown):
+                cuts.append("Long values are shortened: ask for a part with substr().")
             shown = tuple(_shorten(value, limit) for value in shown)
+            if len(repr(shown)) > max(left, max_chars // 2):
+                shown = shown[: _fitting([len(repr(value)) + 2 for value in shown], max(left, max_chars // 2))]
+                columns = columns[: len(shown)]
+            size = len(repr(shown)) + 2
         elif size > left:
             break
         rows.append(shown)
         left -= size
-    cuts = []
-    if shortened:
-        cuts.append("Long values are shortened: ask for a part with substr().")
+    if len(columns) < len(result.columns):
+        cuts.append(f"{len(columns)} of {len(result.columns)} columns shown: ask for fewer.")
+    elif columns != result.columns:
+        cuts.append("Long column names are shortened: choose others with AS.")
     if len(rows) < len(result.rows) or result.truncated:
         of = f"more than {len(result.rows)}" if result.truncated else f"{len(result.rows)}"
         cuts.append(f"{len(rows)} of {of} rows shown: ask for less with WHERE, LIMIT, fewer columns or an aggregate.")
-    text = render(QueryResult(result.columns, rows, False, 0.0), max_chars=sys.maxsize, columns=True)
-    return _tool_result(text, {"columns": result.columns, "rows": [list(row) for row in rows]}, " ".join(cuts) or None)
+    text = render(QueryResult(columns, rows, False, 0.0), max_chars=sys.maxsize, columns=True)
+    return _tool_result(text, {"columns": columns, "rows": [list(row) for row in rows]}, " ".join(cuts) or None)
 
 
 def _names_result(kind: str, names: list[str], max_chars: int) -> ToolResult:
-    left = max_chars
-    shown: list[str] = []
-    for name in names:
-        left -= len(name) + 2
-        if left < 0 and shown:
-            break
-        shown.append(name)
+    shown = [_shorten(name, max_chars) for name in names[: _fitting([len(name) + 2 for name in names], max_chars)]]
     cut = None
     if len(shown) < len(names):
         cut = f"{len(shown)} of {len(names)} {kind} shown."
         if kind == "tables":
             cut += " Others: SELECT name FROM sqlite_master WHERE name LIKE '...'"
     return _tool_result(", ".join(shown) or f"There are no {kind}.", {kind: shown}, cut)
+
+
+def _fitting(sizes: Sequence[int], limit: int) -> int:
+    """How many of the first items have a total size within ``limit``, but at least one."""
+    total = 0
+    for count, size in enumerate(sizes):
+        total += size
+        if total > limit:
+            return max(count, 1)
+    return len(sizes)
 
 
 def _json_value(value: Any) -> Any:
@@ -207,6 +233,7 @@ class _FixedSchemaTool(Tool):
     work: Callable[..., Awaitable[ToolResult]]
     root: str
     """The database's path on the server, which is removed from error messages."""
+    max_chars: int
 
     async def run(self, arguments: dict[str, Any]) -> ToolResult:
         wanted = self.parameters["properties"]
@@ -218,7 +245,7 @@ class _FixedSchemaTool(Tool):
             message = str(error).replace(self.root, "...")
             if isinstance(error, DatabaseError):
                 message += ". This is not the query's fault."
-            return ToolResult(message, meta={"error": _kind(error)}, is_error=True)
+            return ToolResult(_shorten(message, self.max_chars), meta={"error": _kind(error)}, is_error=True)
 
 
 class _ArgumentsError(QueryError):
@@ -234,6 +261,8 @@ def _kind(error: QueryError) -> str:
         return "database"
     if isinstance(error, QueryTimeoutError):
         return "timeout"
+    if isinstance(error, BusyError):
+        return "busy"
     return "arguments" if isinstance(error, (_ArgumentsError, UnknownDatabaseError)) else "sql"
 
 
@@ -262,6 +291,7 @@ def _tools(functions: _Functions) -> list[Tool]:
             annotations=_READ_ONLY,
             work=work,
             root=str(functions.databases.root),
+            max_chars=functions.limits.max_chars,
         )
 
     tools = [
