@@ -238,8 +238,12 @@ def test_an_unusable_file_is_reported(tmp_path: Path) -> None:
     with sqlite3.connect(other) as conn:
         conn.execute("CREATE TABLE mine (id int)")
     conn.close()
+    damaged = tmp_path / "damaged.db"
+    SqliteLightningStore(damaged).close()
+    damaged.write_bytes(damaged.read_bytes().replace(b"CREATE TABLE rollouts", b"CREATE TABL\xcd rollouts"))
     used = SqliteLightningStore(tmp_path / "used.db")
     for path, message in (
+        (damaged, "is not a SQLite database"),
         (text, "is not a SQLite database"),
         (other, "is not a store; give another file"),
         (tmp_path / "used.db", "is in use by another store"),

@@ -10,10 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import kills, requests, servers
+from chaos import disk, kills, requests, servers
 from chaos.tally import Tally
 
-SCENARIOS = {"kills": (kills.run, 0.5), "requests": (requests.run, 0.3)}
+SCENARIOS = {"kills": (kills.run, 0.5), "disk": (disk.run, 0.15), "requests": (requests.run, 0.3)}
 """Each with its share of the time."""
 
 

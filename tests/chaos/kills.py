@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from groundwire.adapters.tracing.scripted_server import END, encode
 from groundwire.tools.errors import UserError
 from groundwire.train.store.health import check_store
 
-__all__ = ["check_journal", "check_trained", "run"]
+__all__ = ["Pieces", "check_journal", "check_trained", "disturbed_run", "run"]
 
 _RUNNERS = 2
 _PAUSE_S = 0.4
@@ -30,20 +30,28 @@ _CALM_S = 2 * workers.DEADLINE_S
 
 
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
-    """Kill and restart for ``seconds``, then let one step finish in peace, stop all, and compare."""
+    """Kills, stops and freezes for ``seconds``."""
+    disturbed_run(folder, seconds, rng, tally, _disturb)
+
+
+def disturbed_run(
+    folder: Path, seconds: float, rng: random.Random, tally: Tally, disturb: Callable[[Pieces, random.Random], None]
+) -> None:
+    """Disturb a run for ``seconds``, then let one step finish in peace, stop all, and compare."""
     with Processes(folder, tally) as processes:
-        pieces = _Pieces(folder, processes)
+        pieces = Pieces(folder, processes)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(rng.uniform(0, _PAUSE_S))
-            pieces.disturb(rng)
+            pieces.check_running()
+            disturb(pieces, rng)
         steps = len(pieces.steps())
         calm = time.monotonic() + _CALM_S
         while len(pieces.steps()) == steps and time.monotonic() < calm:
             time.sleep(0.1)
             pieces.check_running()
         if len(pieces.steps()) == steps:
-            tally.fault("hangs", f"no step ended within {_CALM_S:g} s after the last kill")
+            tally.fault("hangs", f"no step ended within {_CALM_S:g} s after the last disturbance")
         pieces.stop()
         tally.add("steps", len(pieces.steps()))
     check_trained(pieces.steps(), tally)
@@ -51,68 +59,69 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
         check_journal(_lines(pieces.journal), conn, tally)
 
 
-class _Pieces:
+def _disturb(pieces: Pieces, rng: random.Random) -> None:
+    """One process is killed, stopped, or frozen for a moment; then it is started again."""
+    name = rng.choice(sorted(pieces.running))
+    process, processes = pieces.running[name], pieces.processes
+    how = rng.choice(["kill"] * 6 + ["stop"] * 2 + ["freeze"])
+    if how == "freeze":
+        process.signal(signal.SIGSTOP)
+        time.sleep(rng.uniform(0, 1.5 * workers.UNRESPONSIVE_S))
+        process.signal(signal.SIGCONT)
+        processes.tally.add("freezes")
+        return
+    if how == "kill":
+        processes.kill(process)
+    else:
+        processes.stop(process)
+    time.sleep(rng.choice([0.0, 0.0, rng.uniform(0, 2.0)]))
+    pieces.start(name)
+
+
+class Pieces:
     """Store, runners and trainer, started again after each end."""
 
     def __init__(self, folder: Path, processes: Processes) -> None:
-        self._processes, self._port = processes, external_processes.free_port()
-        self._address = f"http://127.0.0.1:{self._port}"
+        self.processes, self._port = processes, external_processes.free_port()
+        self.address = f"http://127.0.0.1:{self._port}"
         self.database, self.journal = str(folder / "store.db"), str(folder / "journal.jsonl")
         self._trained, self._tasks = str(folder / "trained.jsonl"), str(folder / "singers.sqlite")
         with closing(sqlite3.connect(self._tasks)) as conn, conn:
             conn.execute("CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT)")
             conn.executemany("INSERT INTO singer VALUES (?, ?)", ((n, f"Singer {n}") for n in range(100_000)))
-        self._running: dict[str, Process] = {}
+        self.running: dict[str, Process] = {}
         for name in ("store", *(f"runner {n}" for n in range(_RUNNERS)), "trainer"):
-            self._start(name)
+            self.start(name)
 
-    def _start(self, name: str) -> None:
-        fork, address = self._processes.fork, self._address
+    def start(self, name: str) -> None:
+        """Start the store, a runner or the trainer."""
+        fork, address = self.processes.fork, self.address
         if name == "store":
-            self._running[name] = fork(name, external_processes.store, self.database, self._port)
+            self.running[name] = fork(name, external_processes.store, self.database, self._port)
             try:
                 check_store(address, timeout_s=30)
             except UserError as error:
-                self._processes.tally.fault("hangs", f"the store does not start: {error}")
+                self.processes.tally.fault("hangs", f"the store does not start: {error}")
         elif name == "trainer":
             arguments = (address, self.journal, self._trained, self._tasks)
-            self._running[name] = fork(name, workers.run_trainer, *arguments)
+            self.running[name] = fork(name, workers.run_trainer, *arguments)
         else:
-            self._running[name] = fork(name, workers.run_runner, address, self.journal, 3)
-
-    def disturb(self, rng: random.Random) -> None:
-        """One process is killed, stopped, or frozen for a moment; then it is started again."""
-        self.check_running()
-        name = rng.choice(sorted(self._running))
-        process = self._running[name]
-        how = rng.choice(["kill"] * 6 + ["stop"] * 2 + ["freeze"])
-        if how == "freeze":
-            process.signal(signal.SIGSTOP)
-            time.sleep(rng.uniform(0, 1.5 * workers.UNRESPONSIVE_S))
-            process.signal(signal.SIGCONT)
-            self._processes.tally.add("freezes")
-            return
-        if how == "kill":
-            self._processes.kill(process)
-        else:
-            self._processes.stop(process)
-        time.sleep(rng.choice([0.0, 0.0, rng.uniform(0, 2.0)]))
-        self._start(name)
+            self.running[name] = fork(name, workers.run_runner, address, self.journal, 3)
 
     def check_running(self) -> None:
         """Start again what has ended by itself, which is a fault."""
-        for name, process in list(self._running.items()):
+        for name, process in list(self.running.items()):
             if process.status is not None and "no store answers" in process.output:
-                self._processes.tally.add("starts without a store")
-                self._processes.kill(process)
-            elif self._processes.check_running(process):
+                self.processes.tally.add("starts without a store")
+                self.processes.kill(process)
+            elif self.processes.check_running(process):
                 continue
-            self._start(name)
+            self.start(name)
 
     def stop(self) -> None:
         """Stop all; the store last, as it would block the others."""
-        for name in sorted(self._running, reverse=True):
-            self._processes.stop(self._running[name], count=False)
+        for name in sorted(self.running, key=["trainer", "runner 0", "runner 1", "store"].index):
+            self.processes.stop(self.running[name], count=False)
 
     def steps(self) -> list[Any]:
         """The steps that the trainers have written."""

@@ -181,7 +181,7 @@ def _open(path: str) -> sqlite3.Connection:
         conn.execute("PRAGMA journal_mode=WAL")
         conn.execute("PRAGMA synchronous=NORMAL")
         conn.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KIB}")
-    except (sqlite3.Error, StoreFileError) as error:
+    except (sqlite3.Error, UnicodeDecodeError, StoreFileError) as error:  # SQLite's message may repeat damaged text
         conn.close()
         if isinstance(error, StoreFileError):
             raise
