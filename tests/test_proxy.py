@@ -13,7 +13,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
 
 from groundwire.adapters import AGENT_HEADER
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, open_attempts
 from groundwire.adapters.tracing.proxy import HostUnusableError, LLMProxy, PortInUseError, SpansNotStoredError
 from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
 from groundwire.train.store.spans import LightningSpanSink
@@ -304,14 +304,68 @@ async def test_an_unreachable_store_is_an_error_with_the_number_of_missing_calls
         await b.proxy.stop()
 
 
-async def test_an_unknown_rollout_is_reported_and_delays_no_other(bench: Any) -> None:
+async def _is_gone(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as stray:
+        with pytest.raises(openai.APIStatusError, match="unknown or has ended") as caught:
+            await stray.chat.completions.create(model="any", messages=HELLO)
+    assert caught.value.status_code == 410
+
+
+async def test_nothing_is_sampled_or_recorded_for_an_unknown_attempt(bench: Any) -> None:
     b = await bench(["x", "y"])
-    async with openai.AsyncOpenAI(base_url=b.proxy.base_url("nobody", "none"), api_key="none") as stranger:
-        await stranger.chat.completions.create(model="any", messages=HELLO)
-        await b.ask()
-        assert len(await b.calls()) == 1
-        with pytest.raises(SpansNotStoredError, match="refused a call of rollout nobody"):
-            await b.proxy.flush("nobody")
+    other = await b.store.start_rollout(input={})
+    await b.ask()
+    for rollout_id, attempt_id in [
+        ("nobody", "none"),
+        (b.rollout_id, "anything"),
+        (b.rollout_id, other.attempt.attempt_id),
+        (b.rollout_id + "\n", b.attempt_id),
+    ]:
+        await _is_gone(b.proxy.base_url(rollout_id, attempt_id))
+    await b.ask()
+    assert len(b.server.requests) == len(await b.calls()) == 2
+    await b.proxy.flush()
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "timeout"])
+async def test_nothing_is_sampled_for_an_attempt_that_has_ended(bench: Any, status: str) -> None:
+    b = await bench(["x", "y"])
+    await b.ask()
+    await b.store.update_attempt(b.rollout_id, b.attempt_id, status=status)
+    b.proxy.attempt_ended(b.rollout_id)
+    await _is_gone(b.url)
+    assert len(b.server.requests) == 1
+
+
+async def test_an_attempt_that_runs_again_replaces_the_one_before(bench: Any) -> None:
+    b = await bench(["x", "y"])
+    await b.ask()
+    again = await b.store.start_attempt(b.rollout_id)
+    async with openai.AsyncOpenAI(base_url=b.proxy.base_url(b.rollout_id, again.attempt.attempt_id), api_key="-") as c:
+        await c.chat.completions.create(model="any", messages=HELLO)
+    await _is_gone(b.url)
+
+
+async def test_a_store_that_is_away_stops_no_attempt_that_was_running(bench: Any, monkeypatch: Any) -> None:
+    class Away(InMemoryLightningStore):
+        away = False
+
+        async def get_rollout_by_id(self, rollout_id: str) -> Any:
+            await asyncio.sleep(3600 if self.away else 0)
+            return await super().get_rollout_by_id(rollout_id)
+
+    monkeypatch.setattr(open_attempts, "_FRESH_S", 0.0)
+    monkeypatch.setattr(open_attempts, "_LOOKUP_S", 0.1)
+    monkeypatch.setattr(open_attempts, "_FIRST_LOOKUP_S", 0.1)
+    b = await bench(["x", "y"], store=Away())
+    other = await b.store.start_rollout(input={})
+    await b.ask()
+    b.store.away = True
+    await b.ask()
+    url = b.proxy.base_url(other.rollout_id, other.attempt.attempt_id)
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as unknown:
+        with pytest.raises(openai.InternalServerError, match="does not say whether the attempt is running"):
+            await unknown.chat.completions.create(model="any", messages=HELLO)
 
 
 class PoisonedStore(InMemoryLightningStore):

@@ -8,6 +8,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -387,3 +388,26 @@ async def test_a_batch_returns_in_time_although_the_store_stops_answering(task: 
         store.silent = False
     assert [(result.status, result.reward) for result in results] == [("not_stored", None)] * 2
     assert {result.message for result in results} == {"the store did not answer by the step's deadline"}
+
+
+async def test_a_stray_call_of_an_agent_is_a_failure_of_its_own_rollout(task: Task) -> None:
+    class Stray(_Backend):
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            await super().run(question, endpoint)
+            stray = endpoint.base_url.rpartition("/attempt/")[0] + "/attempt/anything/v1"
+            return await super().run(question, replace(endpoint, base_url=stray))
+
+    class Mixed(_Backend):
+        backends = itertools.cycle((Stray(), _Backend()))
+
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            return await next(self.backends).run(question, endpoint)
+
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, Mixed(), retries=0) as collector,
+    ):
+        results = await collector.run(_jobs(task, 4), deadline_s=30)
+    assert sorted(result.status for result in results) == ["agent", "agent", "succeeded", "succeeded"]
+    assert len(server.requests) == 4
+    assert "unknown or has ended" in next(result.message for result in results if not result.succeeded)

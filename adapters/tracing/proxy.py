@@ -5,6 +5,8 @@ Replies are passed on byte for byte, streams chunk by chunk, errors with their s
 afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop, or none if the
 policy is in this process.
 
+Only attempts that run may call the policy (:mod:`groundwire.adapters.tracing.open_attempts`).
+
 The proxy runs on one event loop. A request for more than one choice (``n``) is refused, because a conversation can go
 on from only one of them, and the others would be samples without a reward.
 
@@ -31,6 +33,7 @@ import aiohttp
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_span
+from groundwire.adapters.tracing.open_attempts import OpenAttempts
 from groundwire.adapters.tracing.openai_wire import (
     CLIENT_GONE,
     SESSION_HEADER,
@@ -143,6 +146,7 @@ class LLMProxy(HttpServer):
         register_secret(api_key)
         self._session: aiohttp.ClientSession
         self._writer: SpanWriter
+        self._open_attempts = OpenAttempts(sink.is_open)
 
     def application(self) -> web.Application:
         """The routes of the proxy."""
@@ -194,6 +198,7 @@ class LLMProxy(HttpServer):
             return
         try:
             await super().stop()
+            self._open_attempts.close()
             await self._writer.close(timeout_s=self.drain_timeout_s)
         finally:
             await self._session.close()
@@ -202,6 +207,10 @@ class LLMProxy(HttpServer):
         """The base URL for the agent of an attempt; any OpenAI client takes it."""
         rollout, attempt = quote(rollout_id, safe=""), quote(attempt_id, safe="")
         return f"{self.url}/rollout/{rollout}/attempt/{attempt}/v1"
+
+    def attempt_ended(self, rollout_id: str) -> None:
+        """An attempt of the rollout has ended: ask the store before its next call, which is refused if it is late."""
+        self._open_attempts.forget(rollout_id)
 
     async def flush(self, rollout_id: str | None = None, *, timeout_s: float | None = None) -> None:
         """Wait until every call answered so far (of one rollout) is in the store.
@@ -217,6 +226,10 @@ class LLMProxy(HttpServer):
             agent=calling_agent(request.headers),
             started=time.time(),
         )
+        try:
+            await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
+        except RefusedError as refused:
+            return _refusal(refused)
         pending = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
         try:
             exchange.request = read_request(await request.read())

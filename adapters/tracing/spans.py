@@ -33,7 +33,11 @@ class SpanRecord:
 
 
 class SpanSink(Protocol):
-    """Stores spans. Both methods raise :class:`SpansRefusedError` if a retry cannot help."""
+    """Stores spans. The last two methods raise :class:`SpansRefusedError` if a retry cannot help."""
+
+    async def is_open(self, rollout_id: str, attempt_id: str) -> bool:
+        """Whether the attempt exists and has not ended."""
+        ...
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""

@@ -136,6 +136,7 @@ class RolloutCollector:
 
     def notify(self, rollout_id: str) -> None:
         """An attempt of the rollout has ended: ask the store about it now instead of at the next poll."""
+        self._proxy.attempt_ended(rollout_id)
         self._notified.add(rollout_id)
         self._notification.set()
 
@@ -227,6 +228,7 @@ class RolloutCollector:
             nonlocal rollout, spans, not_stored
             if not ended:
                 await self._store.update_rollout(rollout_id, status="cancelled")
+            self._proxy.attempt_ended(rollout_id)
             try:
                 await self._proxy.flush(rollout_id, timeout_s=timeout_s * _FLUSH_PART)
             except SpansNotStoredError as error:

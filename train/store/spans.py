@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Span, TraceStatus
+from agentlightning.types import AttemptedRollout, Span, TraceStatus
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
 from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
@@ -23,6 +23,7 @@ from groundwire.train.store.errors import StoreFailedError
 
 __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
+_ENDED = ("succeeded", "failed", "cancelled", "timeout")
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 
@@ -32,6 +33,16 @@ class LightningSpanSink:
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
+
+    async def is_open(self, rollout_id: str, attempt_id: str) -> bool:
+        """Whether it is the rollout's last attempt, and has not ended."""
+        rollout = await self._store.get_rollout_by_id(rollout_id)
+        return (
+            isinstance(rollout, AttemptedRollout)
+            and rollout.attempt.attempt_id == attempt_id
+            and rollout.status not in _ENDED
+            and rollout.attempt.status not in _ENDED
+        )
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""
