@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,7 +99,7 @@ def database_folders(domain: Domain, data_dir: str | None = None) -> list[Path]:
 def is_inside(path: Any, folders: Iterable[Path]) -> bool:
     """Whether ``path`` without symbolic links is one of ``folders``, or inside one. False for anything but a path."""
     try:
-        real = Path(path).resolve()
-    except (OSError, ValueError, TypeError, RuntimeError):  # a loop of links, a null character, no text
+        real = os.path.join(os.path.realpath(os.fspath(path)), "")
+        return any(real.startswith(os.path.join(folder, "")) for folder in folders)
+    except (OSError, ValueError, TypeError):  # a null character, or no text
         return False
-    return any(folder == real or folder in real.parents for folder in folders)

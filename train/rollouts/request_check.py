@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -83,13 +84,17 @@ class RequestCheck:
         if not isinstance(given, Mapping):
             raise RequestRefusedError(f"the rollout's settings are {given!r:.100}; they must be a table")
         settings = dict(given)
-        for name, own in self.settings.model_dump(mode="json").items():
+        for name, own in self._own.items():
             if name in settings and name not in _PER_ROLLOUT:
                 self._compare(name, own, settings.pop(name))
         try:
             return replace(self, settings=AgentSettings(**{**dict(self.settings), **settings}))
         except UserError as error:
             raise RequestRefusedError(str(error)) from error
+
+    @cached_property
+    def _own(self) -> dict[str, Any]:
+        return self.settings.model_dump(mode="json")
 
     def _compare(self, name: str, own: Any, given: Any) -> None:
         if name == "judge":
