@@ -243,7 +243,7 @@ def other_settings(file: Path, source: random.Random) -> str:
     value = json.dumps(source.choice(_values()))
     if file.suffix == ".yaml":
         lines = (
-            "".join(f"a{n}: &a{n} {{{_nine(f'*a{n - 1}' if n else 'x')}}}\n" for n in range(9)),
+            "".join(f"a{n}: &a{n} {{{nine(f'*a{n - 1}' if n else 'x')}}}\n" for n in range(9)),
             *("track: &t [*t]", "? [a]\n: 1", "1: 2", "null: 1", "seed: !!python/object:os.system x"),
             *("verl: &v {a: *v}", "seed: " + "9" * 5000, "seed: 2020-02-30", "steps: !!binary x", f"{key}: {value}"),
             *("steps: !!timestamp x", "a: " + "[" * 30_000),
@@ -258,7 +258,7 @@ def other_settings(file: Path, source: random.Random) -> str:
     return line[:60]
 
 
-def _nine(value: str) -> str:
+def nine(value: str) -> str:
     return ", ".join(f"b{number}: {value}" for number in range(9))
 
 

@@ -20,9 +20,10 @@ from typing import Any
 import torch
 
 from groundwire.adapters.tracing import Trajectory
+from groundwire.tools.files import shorten_repr
 from groundwire.train.local.packing import Branch, pack, packed_logits
 
-__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "clipped_policy_loss", "group_advantages"]
+__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss", "group_advantages"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +160,11 @@ class GRPO:
         return {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a :meth:`state`."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Continue from a :meth:`state`, which :func:`check_state` has checked."""
+        groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
+        self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         self.updates = state["updates"]
-        version, internal, gauss = state["random"]
-        self._random.setstate((version, tuple(internal), gauss))
+        self._random.setstate(_random_state(state))
 
     def _minibatch(self, items: list[_Item], metrics: dict[str, float], index: int) -> None:
         """One optimizer step on the trajectories of some groups."""
@@ -213,6 +214,32 @@ class GRPO:
         ]
         old, advantages = torch.tensor(sampled, device=device).unbind(1)
         return logprobs, old, advantages
+
+
+def check_state(model: torch.nn.Module, state: Any) -> None:
+    """Raise ``ValueError`` if ``state`` is not the :meth:`GRPO.state` of a trainer of ``model``."""
+    try:
+        moments, updates = state["optimizer"]["state"], state["updates"]
+        random.Random().setstate(_random_state(state))
+        if not isinstance(updates, int) or updates < 0:
+            raise ValueError(f"updates is {shorten_repr(updates)}, no count")
+        parameters = dict(enumerate(model.parameters()))
+        if not moments.keys() <= parameters.keys():
+            raise ValueError(f"it has the moments of {len(moments)} parameters, and the model has {len(parameters)}")
+        for index, moment in moments.items():
+            shapes = {"step": (), "exp_avg": parameters[index].shape, "exp_avg_sq": parameters[index].shape}
+            for name, shape in shapes.items():
+                if moment[name].shape != shape or not moment[name].is_floating_point():
+                    raise ValueError(f"{name} of parameter {index} is not of the model's shape {[*shape]}")
+    except (TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise ValueError(f"it is no trainer's state ({type(error).__name__}: {error})") from error
+
+
+def _random_state(state: Any) -> tuple[Any, ...]:
+    version, internal, gauss = state["random"]
+    if not isinstance(gauss, float | None):
+        raise ValueError(f"random is {shorten_repr(state['random'])}, no state of a generator")
+    return version, tuple(internal), gauss
 
 
 _Item = tuple[Trajectory, float]

@@ -36,7 +36,7 @@ from groundwire.train.evaluation.validation import (
     validation_temperatures,
 )
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
-from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout
+from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, check_state
 from groundwire.train.local.task_schedule import training_requests
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import fitting_length, load_initial_state, save_policy
@@ -73,7 +73,7 @@ class LocalTrainer:
         self.started = time.monotonic()
         self.threads = torch.get_num_threads()
         self.timer = StepTimer()
-        initial = load_initial_state(config, run)
+        initial = load_initial_state(config, run, check_state)
         if initial.note:
             print(f"note: {initial.note}", file=sys.stderr)
         self.model, self.tokenizer = initial.model, initial.tokenizer

@@ -145,13 +145,19 @@ class Decoder:
                 f"It computes the decoders {', '.join(SUPPORTED)} with full attention; use such a checkpoint, "
                 "or serve this one with vLLM."
             )
-        self._model = model
+        self._model, self.max_positions = model, max_positions
+        try:
+            self._read(config)
+        except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UnsupportedModelError(f"the embedded engine cannot sample from this model: {reason}") from error
+
+    def _read(self, config: Any) -> None:
         self.layers = config.num_hidden_layers
         self.heads = config.num_attention_heads
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
         self.head = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = float(config.rms_norm_eps)
-        self.max_positions = max_positions
         self.refresh()
 
     @torch.inference_mode()

@@ -13,6 +13,8 @@ import ctypes
 import json
 import math
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from groundwire.tools.files import shorten_repr
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.chat_template import TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.model_files import check_model_files
 
 __all__ = [
     "InitialState",
@@ -37,6 +42,10 @@ __all__ = [
     "new_policy",
     "save_policy",
 ]
+
+
+_OPTIONS: dict[str, Any] = {"attn_implementation": "sdpa", "trust_remote_code": False}
+_MAX_REASON = 300  # characters of a library's message
 
 
 def _keep_freed_memory() -> None:
@@ -102,17 +111,38 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
         )
     part = "model"
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        check_model_files(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, **_OPTIONS, dtype=torch.float32)
+        _check_end_tokens(model)
         part = "tokenizer"
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer("a word", add_special_tokens=False)  # with wrong settings it fails at its first use
+        part = "chat template"
+        _check_template(tokenizer)
     except (MemoryError, ImportError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # the libraries raise many types for missing and damaged files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except BaseException as error:  # the libraries raise many types for missing and damaged files
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust: no Exception
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_MAX_REASON]
         if part == "tokenizer" and not (folder / "tokenizer.json").is_file():
             reason = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
         raise ModelUnreadableError(f"the {part} in {folder} cannot be loaded: {reason}") from error
     return model.eval(), tokenizer
+
+
+def _check_template(tokenizer: Any) -> None:
+    """Raise an error if the tokenizer has a chat template that loops or grows, whatever the messages are."""
+    if tokenizer.chat_template and not is_trusted(tokenizer):
+        with suppress(TemplateRefusedError):  # it may want other messages
+            render(tokenizer, [{"role": "user", "content": "a word"}])
+
+
+def _check_end_tokens(model: Any) -> None:
+    for config in (model.config, model.generation_config):
+        ends = getattr(config, "eos_token_id", None)
+        if not all(isinstance(end, int | None) for end in (ends if isinstance(ends, list) else [ends])):
+            raise ValueError(f"eos_token_id is {shorten_repr(ends)}, no token's id")
 
 
 def save_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, path: str | Path) -> None:
@@ -164,8 +194,12 @@ class InitialState:
     """For the user: the damaged checkpoints that were renamed."""
 
 
-def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
+def load_initial_state(
+    config: RunConfig, run: RunDir, check_state: Callable[[Any, Any], None] = lambda _model, _state: None
+) -> InitialState:
     """Load the model to ``config.device``. Damaged checkpoints are renamed, and the newest readable one is taken.
+
+    ``check_state(model, state)`` raises ``ValueError`` for a trainer's state that does not belong to the model.
 
     Raises:
         ConfigError: the device or the model cannot be used.
@@ -175,7 +209,7 @@ def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
     unreadable: list[tuple[Path, RunDamagedError]] = []
     for checkpoint in reversed(run.checkpoints.paths()):
         try:
-            model, tokenizer, state = _load_checkpoint(checkpoint, config.device)
+            model, tokenizer, state = _load_checkpoint(checkpoint, config.device, check_state)
         except RunDamagedError as error:
             unreadable.append((checkpoint, error))
             continue
@@ -190,16 +224,22 @@ def load_initial_state(config: RunConfig, run: RunDir) -> InitialState:
     return InitialState(model=model.to(config.device), tokenizer=tokenizer)
 
 
-def _load_checkpoint(folder: Path, device: str) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
+def _load_checkpoint(
+    folder: Path, device: str, check_state: Callable[[Any, Any], None]
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, dict[str, Any]]:
     try:
         model, tokenizer = load_policy(folder)
     except (FileNotFoundError, ModelUnreadableError) as error:
         raise RunDamagedError(str(error)) from error
     file = folder / "trainer.pt"
     try:
-        return model, tokenizer, torch.load(file, map_location=device, weights_only=True)
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a regular file")
+        state = torch.load(file, map_location=device, weights_only=True)
+        check_state(model, state)
+        return model, tokenizer, state
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # torch, zipfile and pickle raise many types for a damaged file
-        reason = str(error).partition(". ")[0].strip() or type(error).__name__
+        reason = str(error).partition(". ")[0].strip()[:_MAX_REASON] or type(error).__name__
         raise RunDamagedError(f"{file} cannot be loaded: {reason}") from error

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
 from groundwire.tools.http_server import HttpServer
+from groundwire.train.policy import chat_template
 from groundwire.train.policy.chat_request import ChatRequest, parse_request
 from groundwire.train.policy.chat_response import FORMATS, ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
@@ -94,7 +95,7 @@ class PolicyServer(HttpServer):
             chat = parse_request(body, served=self.model_name, session=session)
             response = ChatResponse(
                 chat,
-                self._token_ids(self._render(chat)),
+                self._token_ids(await self._prompt(chat)),
                 model=self.model_name,
                 tokenizer=self._engine.tokenizer,
                 tool_format=self._tool_format,
@@ -123,24 +124,28 @@ class PolicyServer(HttpServer):
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
+    async def _prompt(self, chat: ChatRequest) -> str:
+        if chat_template.is_trusted(self._engine.tokenizer):
+            return self._render(chat)
+        return await asyncio.to_thread(self._render, chat)  # it waits for another process
+
     def _render(self, chat: ChatRequest) -> str:
+        tokenizer, options = self._engine.tokenizer, self._template_options
         try:
-            text: str = self._engine.tokenizer.apply_chat_template(
-                chat.template_messages,
-                tools=chat.offered_tools or None,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._template_options,
-            )
-        except Exception as error:  # a template may raise anything
+            return chat_template.render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
+        except chat_template.TemplateRefusedError as error:
             raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
-        return text
+        except chat_template.TemplateLimitError as error:
+            raise ChatRequestError(f"the chat template cannot be used: {error}", param="messages") from error
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         try:
-            return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+            ids = tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
         except TypeError as error:  # the tokenizers take only valid Unicode
             raise ChatRequestError("the messages have a surrogate without its pair", param="messages") from error
+        if not ids:
+            raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
+        return ids
 
     async def _complete(self, response: ChatResponse, on_sampled: OnSampled) -> web.Response:
         futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]

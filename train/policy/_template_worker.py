@@ -1,0 +1,55 @@
+"""The program of the process that :mod:`groundwire.train.policy.chat_template` starts."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.chat_template_utils import render_jinja_template
+
+__all__ = ["serve"]
+
+_CPU_S = 2.0
+_MEMORY_BYTES = 512 << 20
+
+
+def serve(descriptor: int) -> None:
+    """Answer the requests that arrive, until the other end of the pipe is closed."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends the process
+    _limit_memory()
+    with Connection(descriptor) as pipe:
+        try:
+            while True:
+                asked = json.loads(pipe.recv_bytes())
+                signal.setitimer(signal.ITIMER_PROF, _CPU_S)
+                answer = json.dumps(_answer(asked)).encode()
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                pipe.send_bytes(answer)
+        except (EOFError, ConnectionError):
+            return
+
+
+def _answer(asked: Any) -> dict[str, str]:
+    try:
+        [text], _ = render_jinja_template(add_generation_prompt=True, **asked["request"])
+    except (MemoryError, RecursionError, OverflowError) as error:
+        return {"limit": f"it needs too much memory ({type(error).__name__})"}
+    except Exception as error:  # a template may raise anything
+        return {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
+    if len(text) > asked["limit"]:
+        return {"limit": f"it writes {len(text):,} characters"}
+    return {"text": text}
+
+
+def _limit_memory() -> None:
+    """Little more than the process has now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:  # no Linux: only the time is limited
+        return
+    limit = pages * resource.getpagesize() + _MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,0 +1,62 @@
+"""Checks a model's folder before transformers reads it: a damaged file must not fill the memory or wait for ever."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from groundwire.tools.files import read_json, shorten_repr
+
+__all__ = ["check_model_files"]
+
+_MAX_GROWTH = 16
+"""A model may have this many times the numbers of its file: four bits of a quantized weight, and untied embeddings."""
+
+
+def check_model_files(folder: Path) -> None:
+    """Raise ``ValueError`` or ``OSError`` for what cannot be a model's folder; the libraries have errors of their own.
+
+    A model is built without memory for its weights, and compared with the sizes in the files of weights.
+    """
+    for file in folder.iterdir():
+        if not file.is_file() and not file.is_dir():
+            raise ValueError(f"{file.name} is not a regular file")
+    for file in (*folder.glob("*config.json"), *folder.glob("*.index.json")):
+        if not isinstance(values := read_json(file), dict):
+            raise ValueError(f"{file.name} holds {shorten_repr(values)}, not settings")
+    stored = _stored_sizes(folder)
+    if not stored:
+        return  # transformers names the missing file
+    for name, value in _numbers(read_json(folder / "config.json")):
+        if "layer" in name and value > len(stored):
+            raise ValueError(f"config.json has {name} {value:g}, and the files of weights have {len(stored)} tensors")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    numbers = sum(each.numel() for each in itertools.chain(model.parameters(), model.buffers()))
+    if numbers > _MAX_GROWTH * sum(stored):
+        raise ValueError(f"config.json describes a model of {numbers:,} numbers, and its weights are {sum(stored):,}")
+
+
+def _stored_sizes(folder: Path) -> list[int]:
+    """The number of values of each tensor in the folder."""
+    sizes = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            sizes += [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
+    for file in sorted(folder.glob("pytorch_model*.bin")) if not sizes else ():
+        weights = torch.load(file, map_location="meta", weights_only=True, mmap=True)
+        sizes += [each.numel() for each in weights.values() if torch.is_tensor(each)]
+    return sizes
+
+
+def _numbers(values: Any, name: str = "") -> list[tuple[str, float]]:
+    """The numbers in a configuration with their names."""
+    if isinstance(values, dict):
+        return [number for key, value in values.items() for number in _numbers(value, str(key))]
+    return [(name, values)] if isinstance(values, int | float) else []
