@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 from collections.abc import AsyncIterator
@@ -154,6 +155,42 @@ async def test_a_foreign_rollout_gets_no_file_no_key_and_no_request(
     assert "Traceback" not in done.stderr
     assert f"'{foreign_task['db_path']}' is not in the data of this runner ({BUNDLED.resolve()})" in done.stderr
     assert "--policy-host 0.0.0.0" in done.stderr
+
+
+async def test_a_runner_with_the_trainers_options_judges_with_its_own_address_key_and_cache(tmp_path: Path) -> None:
+    task = dict(domains.get("medical").load(None).train[0])
+    async with _store() as (address, client), _model() as (policy, _), _model(verdict(1.0)) as (url, asked):
+        config = resolve(
+            "fast",
+            domain="medical",
+            judge={"model": "m", "base_url": url, "deadline_s": 90.0},
+            rollout_timeout_s=120.0,
+            external_store_address=address,
+            proxy_host="0.0.0.0",
+        )
+        cache = ("--judge", f"cache={tmp_path / 'judge.sqlite'}")
+        program = Program(
+            *("-m", "train.runner", "--external-store-address", address, *config.runner_options(), *cache),
+            environment={**os.environ, API_KEY: "sk-the-users-key"},
+        )
+        try:
+            settings = json.loads(json.dumps(config.for_agents()))  # as a store passes it on
+            proxy = policy.replace("127.0.0.1", config.proxy_host)
+            result = await _result(client, task, proxy, metadata={"settings": settings})
+        finally:
+            program.send_signal(15)
+            done = await asyncio.to_thread(program.wait, 60)
+    assert (result.status, result.message) == ("succeeded", "")
+    assert result.reward_components["judge"] == 1.0
+    assert {request.headers["Authorization"] for request in asked} == {"Bearer sk-the-users-key"}
+    assert (tmp_path / "judge.sqlite").exists()
+    assert f"reward: rule_judge_hybrid: answers are judged by m at {url}" in done.stdout
+
+
+def test_a_runner_refuses_judge_options_of_no_use() -> None:
+    done = run("-m", "train.runner", "--external-store-address", STORE, "--judge-model", "m")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: reward 'spider_exec_match' uses no judge: leave out the judge's options\n"
 
 
 @pytest.mark.parametrize(

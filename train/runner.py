@@ -60,7 +60,11 @@ def main(
     ] = None,
     policy_host: Annotated[
         list[str] | None,
-        typer.Option(help="A host that LLM calls may go to, besides this machine and the store's", metavar="HOST"),
+        typer.Option(
+            help="A host that LLM calls may go to besides this machine and the store's: the trainer's --proxy-host. "
+            "May be repeated",
+            metavar="HOST",
+        ),
     ] = None,
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
     token_file: TokenFile = None,
