@@ -10,6 +10,7 @@ import ast
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from agentlightning.store.base import LightningStore
@@ -24,6 +25,7 @@ from groundwire.train.store.errors import StoreFailedError
 __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
 _ENDED = ("succeeded", "failed", "cancelled", "timeout")
+_PACKED = (semconv.PROMPT_IDS, semconv.RESPONSE_IDS, semconv.LOGPROBS)
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 
@@ -33,6 +35,11 @@ class LightningSpanSink:
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
+
+    @cached_property
+    def _mask(self) -> Callable[[str], str]:
+        """Made with the first span: the proxy registers its API key after it is given this sink."""
+        return secret_masker()
 
     async def is_open(self, rollout_id: str, attempt_id: str) -> bool:
         """Whether it is the rollout's last attempt, and has not ended."""
@@ -51,9 +58,8 @@ class LightningSpanSink:
 
     async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         """Store ``spans``; those that are stored already are skipped."""
-        mask = secret_masker()
         with _refusals():
-            await self._store.add_many_spans([lightning_span(span, mask) for span in spans])
+            await self._store.add_many_spans([lightning_span(span, self._mask) for span in spans])
 
 
 def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -> Span:
@@ -65,7 +71,9 @@ def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -
         attempt_id=span.attempt_id,
         sequence_id=span.sequence_id,
         span_id=span.span_id,
-        attributes=masked_values(span.attributes, mask),
+        attributes={
+            name: value if name in _PACKED else masked_values(value, mask) for name, value in span.attributes.items()
+        },
         start_time=span.start_time,
         end_time=span.end_time,
         status=None if span.error is None else TraceStatus(status_code="ERROR", description=mask(span.error)),
