@@ -70,3 +70,17 @@ async def test_a_body_is_not_decompressed() -> None:
         headers = {"Content-Encoding": "gzip"}
         async with session.post(server.url, data=bomb, headers=headers) as reply:
             assert (reply.status, await reply.text()) == (200, str(len(bomb)))
+
+
+async def test_connections_without_a_request_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.tools.http_server._FIRST_REQUEST_S", 0.1)
+    async with _Server() as server:
+        for data in (b"", b"POST / HTTP/1.1\r\nHost:"):
+            assert await _send(server, data) == b""
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nConnection: close\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head)
+        await asyncio.sleep(0.5)  # a request that takes long is no idle connection
+        writer.write(b"body")
+        assert (await asyncio.wait_for(reader.read(), 30)).endswith(b"4")
+        writer.close()

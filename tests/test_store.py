@@ -34,6 +34,7 @@ from aiohttp import web
 
 from groundwire.tools.access_token import access_token
 from groundwire.tools.errors import CommandError
+from groundwire.tools.http_server import make_runner
 from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
@@ -61,7 +62,7 @@ async def _taken(store: LightningStore, worker: str = "w") -> AttemptedRollout:
 async def _served(store: LightningStore, *middlewares: Any) -> AsyncIterator[str]:
     app = application(store, access_token())
     app.middlewares.extend(middlewares)
-    runner = web.AppRunner(app)
+    runner = make_runner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:

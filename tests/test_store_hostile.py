@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,7 +56,7 @@ class _Server:
         self.store, self.url, self._session = store, url, session
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        if not isinstance(body, bytes):
+        if not isinstance(body, (bytes, AsyncIterator)):
             body = json.dumps(body).encode()
         headers = {"Content-Type": "application/json", **headers}
         async with self._session.post(self.url + "/v1/agl" + path, data=body, headers=headers) as reply:
@@ -151,7 +153,7 @@ async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_
         ("/rollouts/search", {"offset": 10**30}, "offset is 10000"),
         ("/rollouts/search", {"rollout_id_in": ["r"] * 10_001}, "rollout_id_in has 10001 items; at most 10000"),
         ("/waits/rollouts", {"rollout_ids": ["r" * 300], "timeout": 0}, "rollout_ids has 300 characters"),
-        ("/spans/next/batch", [["r", "a"]] * 10_001, "ids has 10001 items; at most 10000"),
+        ("/spans/next/batch", [["r", "a"]] * 10_001, "List should have at most 10000 items"),
         ("/spans/next", {"rollout_id": "r\r", "attempt_id": "a"}, r"rollout_id is 'r\r'"),
         ("/rollouts", {"input": {}, "config": {"max_attempts": 10**30}}, "max_attempts is 10000"),
         ("/rollouts", {"input": {}, "config": {"timeout_seconds": float("nan")}}, "timeout_seconds is not a number"),
@@ -165,7 +167,7 @@ async def test_an_otlp_span_that_cannot_be_stored_is_refused_and_the_others_are_
 async def test_values_out_of_range_are_refused_with_a_reason(path: str, body: Any, reason: str) -> None:
     async with _serving() as server:
         status, reply = await server.post(path, body)
-        assert status == 400
+        assert status in (400, 422)
         assert reason in reply["detail"]
 
 
@@ -193,11 +195,107 @@ async def test_many_rollouts_are_enqueued_in_requests_that_the_store_accepts() -
         await client.stop()
 
 
-@pytest.mark.parametrize("kind", ["bomb", "cut", "not gzip"])
-async def test_compressed_spans_are_decompressed_within_a_limit(kind: str) -> None:
-    body = gzip.compress(bytes(1 << 30 if kind == "bomb" else 1000))
-    body = {"bomb": body, "cut": body[:-9], "not gzip": b"\x1f\x8bno"}[kind]
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_compressed_spans_are_stored(encoding: str) -> None:
     async with _serving() as server:
-        status, reply = await server.export(body)
+        attempted = await server.store.start_rollout({})
+        ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id}
+        compress = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
+        body = compress(_otlp(ids).SerializeToString())
+        assert (await server.export(body, **{"Content-Encoding": encoding}))[0] == 200
+        assert len(await server.store.query_spans(attempted.rollout_id)) == 1
+
+
+@pytest.mark.parametrize("kind", ["bomb", "nested bomb", "cut", "not gzip"])
+async def test_compressed_spans_are_decompressed_within_a_limit(kind: str) -> None:
+    body = gzip.compress(bytes(1 << 30 if kind.endswith("bomb") else 1000))
+    body = {"cut": body[:-9], "not gzip": b"\x1f\x8bno", "nested bomb": gzip.compress(body)}.get(kind, body)
+    async with _serving() as server:
+        status, reply = await server.export(body, **{"Content-Encoding": "gzip"})
         assert status == 400
         assert b"the spans were refused: " in reply
+
+
+async def test_bodies_that_cannot_be_read_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _serving() as server:
+        status, reply = await server.post("/spans", gzip.compress(b"{}"), **{"Content-Encoding": "gzip"})
+        assert (status, reply["detail"]) == (415, "Content-Encoding is 'gzip'; supported: identity")
+        status, reply = await server.post("/spans", b" " * (17 << 20))
+        assert (status, reply["detail"]) == (413, "the request has more than 16 MiB")
+        status, reply = await server.post("/spans", b"[" * (2 << 20))
+        assert (status, reply["detail"].split(",")[0]) == (400, "the JSON of the request has 2097152 opening brackets")
+        monkeypatch.setattr("groundwire.train.store.server._BODY_S", 0.1)
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"{"
+            await asyncio.sleep(60)
+
+        status, reply = await server.post("/spans", slow())
+        assert (status, reply["detail"]) == (408, "the request was not complete after 0.1 s")
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"),
+    [
+        ([1, 2.5, True], True),
+        (["a", "b"], True),
+        ([], True),
+        (1.5, True),
+        ("a", True),
+        (["a", 1], False),
+        ([[1]], False),
+        ({"a": 1}, False),
+        (None, False),
+        ([None], False),
+        ([0] * (1 << 20 | 1), False),
+    ],
+)
+async def test_attributes_of_spans_are_checked(value: Any, accepted: bool) -> None:
+    async with _serving() as server:
+        attempted = await server.store.start_rollout({})
+        status, reply = await server.post("/spans", _span(attempted, attributes={"key": value}))
+        if accepted:
+            [span] = await server.store.query_spans(attempted.rollout_id)
+            assert Span.model_validate(span.model_dump()).attributes["key"] == value
+        else:
+            assert status == 400
+            assert reply["detail"].startswith("attribute 'key' ")
+
+
+async def test_lists_come_in_pages_which_the_client_puts_together() -> None:
+    async with _serving() as server:
+        tasks = [EnqueueRolloutRequest(input={"n": n}) for n in range(2100)]
+        await server.store.enqueue_many_rollouts(tasks)
+        for limit in (-1, 1500):
+            status, page = await server.post("/rollouts/search", {"limit": limit})
+            assert (status, len(page["items"]), page["total"]) == (200, 1000, 2100)
+        client = StoreClient(server.url)
+        await client.start()
+        everything = await client.query_rollouts()
+        assert [rollout.input["n"] for rollout in everything] == list(range(2100))
+        assert [r.input["n"] for r in await client.query_rollouts(offset=1000)] == list(range(1000, 2100))
+        assert [r.input["n"] for r in await client.query_rollouts(limit=2, offset=3)] == [3, 4]
+        for rollout in everything:
+            await server.store.update_rollout(rollout.rollout_id, status="cancelled")
+        ended = await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in everything], timeout=0)
+        assert len(ended) == 2100
+        await client.stop()
+
+
+async def test_a_page_of_large_items_has_few_of_them() -> None:
+    async with _serving() as server:
+        for n in range(5):
+            await server.store.enqueue_rollout({"n": n, "text": "x" * (10 << 20)})
+        _, page = await server.post("/rollouts/search", {})
+        assert (len(page["items"]), page["total"]) == (2, 5)
+        client = StoreClient(server.url)
+        await client.start()
+        assert [rollout.input["n"] for rollout in await client.query_rollouts()] == list(range(5))
+        await client.stop()
+
+
+async def test_a_batch_of_many_requests_is_refused() -> None:
+    async with _serving() as server:
+        status, reply = await server.post("/batch", [["GET", "/rollouts", ""]] * 65)
+        assert status == 422
+        assert "at most 64 items" in reply["detail"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ __all__ = ["HttpServer", "make_runner"]
 
 Server = TypeVar("Server", bound="HttpServer")
 _BACKLOG = 1024
+_KEEPALIVE_S = 75.0
+_FIRST_REQUEST_S = 15.0
+"""A connection without a request is closed after this time, or twice of it."""
 _log = logging.getLogger(__name__)
 
 
@@ -24,13 +28,48 @@ def _is_server_fault(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_server_fault)
 
 
+class _Runner(web.AppRunner):
+    """Closes connections that have sent no request; aiohttp closes those that send no further one."""
+
+    def __init__(self, app: web.Application, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._used: set[Any] = set()
+        self._closing: asyncio.Task[None] | None = None
+        app.middlewares.insert(0, self._note_use)
+
+    async def setup(self) -> None:
+        await super().setup()
+        self._closing = asyncio.create_task(self._close_unused(), name="close-unused-connections")
+
+    async def cleanup(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+        await super().cleanup()
+
+    @web.middleware
+    async def _note_use(self, request: web.Request, handler: Any) -> Any:
+        self._used.add(request.protocol)
+        return await handler(request)
+
+    async def _close_unused(self) -> None:
+        waiting: set[Any] = set()
+        while self.server is not None:
+            await asyncio.sleep(_FIRST_REQUEST_S)
+            connections = set(self.server.connections)
+            self._used &= connections
+            for connection in waiting & connections - self._used:
+                connection.force_close()
+            waiting = connections - self._used
+
+
 def make_runner(app: web.Application, **options: Any) -> web.AppRunner:
     """A runner with what all our servers need.
 
     Bodies are not decompressed: two megabytes can become gigabytes before a handler sees them. A request that is not
-    HTTP, and a client that leaves, are not logged; aiohttp would log a traceback for each.
+    HTTP, and a client that leaves, are not logged; aiohttp would log a traceback for each. Idle connections are closed.
     """
-    return web.AppRunner(app, access_log=None, auto_decompress=False, logger=_log, **options)
+    options = {"keepalive_timeout": _KEEPALIVE_S, **options}
+    return _Runner(app, access_log=None, auto_decompress=False, logger=_log, **options)
 
 
 class HttpServer(ABC):

@@ -41,7 +41,7 @@ _MAX_FAILURES = 4
 _REQUEST_TIMEOUT_S = 60.0
 _MAX_IN_FLIGHT = 2
 _MAX_BATCH, _MAX_BATCH_BYTES = 32, 4 << 20
-_MAX_ENQUEUED = 1000
+_MAX_ROLLOUTS = 1000
 _PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
 _SLOW_PATH = re.compile(r"/waits/.*|.*/search")
 
@@ -89,6 +89,16 @@ class StoreClient(NotifyAttemptEnd, LightningStoreClient):
     stop = close
 
     async def _request_json(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
+        reply = await self._request_once(method, path, json=json, params=params)
+        if path.endswith("/search") and json.get("limit") == -1:  # a store may return a list in pages
+            page = reply["items"]
+            while page and json["offset"] + len(reply["items"]) < reply["total"]:
+                rest = {**json, "offset": json["offset"] + len(reply["items"])}
+                page = (await self._request_once(method, path, json=rest))["items"]
+                reply["items"] += page
+        return reply
+
+    async def _request_once(self, method: str, path: str, *, json: Any = None, params: Any = None) -> Any:
         body = b"" if json is None else pydantic_core.to_json(json)
         send: Callable[[str, str, bytes], Awaitable[Response]] = partial(self._send, params=params)
         if self._batcher is not None and params is None and self._batcher.accepts(path):
@@ -144,11 +154,19 @@ class StoreClient(NotifyAttemptEnd, LightningStoreClient):
         size = 0
         for rollout in rollouts:
             size += len(rollout.model_dump_json())
-            if part and (size > _MAX_BATCH_BYTES or len(part) == _MAX_ENQUEUED):
+            if part and (size > _MAX_BATCH_BYTES or len(part) == _MAX_ROLLOUTS):
                 enqueued += await super().enqueue_many_rollouts(part)
                 part, size = [], 0
             part.append(rollout)
         return [*enqueued, *await super().enqueue_many_rollouts(part)]
+
+    async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
+        """The rollouts that have ended; ``timeout`` is at most 0.1 seconds."""
+        ended: list[Rollout] = []
+        for start in range(0, len(rollout_ids), _MAX_ROLLOUTS):
+            part = rollout_ids[start : start + _MAX_ROLLOUTS]
+            ended += await super().wait_for_rollouts(rollout_ids=part, timeout=timeout)
+        return ended
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One sequence id for each (rollout, attempt), rising within a rollout."""

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from agentlightning.types import Span
 from pydantic import BaseModel, ValidationError
 
-__all__ = ["MAX_ITEMS", "MAX_REQUEST_BYTES", "RefusedValueError", "check_id", "check_request", "first_problem"]
+__all__ = [
+    "MAX_ITEMS",
+    "MAX_REQUEST_BYTES",
+    "CheckedSpan",
+    "RefusedValueError",
+    "check_id",
+    "check_json_size",
+    "check_request",
+    "first_problem",
+]
 
-MAX_REQUEST_BYTES = 32 << 20
-"""The longest call is far below it: a million tokens are about 10 MB of JSON."""
+MAX_REQUEST_BYTES = 16 << 20
+"""A call of a million tokens is about 10 MB of JSON."""
 MAX_ITEMS = 10_000
 """Spans, rollouts or ids in one request."""
 _MAX_ID_LENGTH = 256
@@ -28,11 +38,30 @@ _ID = re.compile(r".*_ids?(_in)?")
 _TIME = re.compile(r".*_time|timestamp")
 _INTEGERS = {"limit": -1, "offset": 0, "sequence_id": 0, "max_attempts": 1}
 """The smallest values; the server checks ``limit`` and ``offset`` further."""
+_MAX_NUMBERS = 1 << 20  # token ids in a list
+_MAX_BRACKETS = 1 << 20  # a list takes 60 bytes and a microsecond
+_END = object()
 _ANY_JSON = ("input", "metadata", "heartbeat_stats")
+
+
+class CheckedSpan(Span):
+    """A span whose attributes are checked by :func:`check_request`.
+
+    Agent Lightning declares their values as a union of eight types. For a list of numbers pydantic tries one after the
+    other, and keeps an error of 400 bytes for each number.
+    """
+
+    attributes: dict[str, Any]
 
 
 class RefusedValueError(ValueError):
     """A value is outside of what a store accepts; the message gives its name, the value and the limit."""
+
+
+def check_json_size(body: bytes) -> None:
+    """Check JSON text before it is parsed. Raises :class:`RefusedValueError`."""
+    if (brackets := body.count(b"[") + body.count(b"{")) > _MAX_BRACKETS:
+        raise RefusedValueError(f"the JSON of the request has {brackets} opening brackets, more than {_MAX_BRACKETS}")
 
 
 def check_request(path: Mapping[str, str], body: Any) -> None:
@@ -52,35 +81,46 @@ def check_id(name: str, value: str) -> None:
 
 def _check_tree(body: Any) -> None:
     """Check all fields that Agent Lightning declares, and the depth of all other JSON, without recursion."""
-    pending: list[tuple[str, Any, int]] = [("_ids", body, 0)]  # lists of ids are the only bodies without a model
-    while pending:
-        name, value, depth = pending.pop()
-        if depth > _MAX_DEPTH:
-            raise RefusedValueError(f"the JSON of the request is nested more than {_MAX_DEPTH} levels deep")
-        children: Iterable[tuple[str, Any]] = ()
-        if isinstance(value, BaseModel):
-            declared = type(value).model_fields
-            # The values of attributes are numbers, text and lists of them.
-            children = [
-                ("" if field in _ANY_JSON else field, getattr(value, field))
-                for field in declared
-                if field != "attributes"
-            ]
-            children += [("", extra) for extra in (value.model_extra or {}).values()]
-        elif isinstance(value, Mapping):
-            children = [("", item) for item in value.values()]
-        elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-            if name and len(value) > MAX_ITEMS:
-                what = name.strip("_")
-                raise RefusedValueError(f"{what} has {len(value)} items; at most {MAX_ITEMS} are allowed")
-            children = [(name, item) for item in value]
+    # Lists of ids are the only bodies without a model. An empty name stands for JSON of any form.
+    path: list[Iterator[tuple[str, Any]]] = [iter([("_ids", body)])]
+    while path:
+        name, value = next(path[-1], ("", _END))
+        if value is _END:
+            path.pop()
+        elif isinstance(value, (BaseModel, dict, list, tuple)):
+            if len(path) > _MAX_DEPTH:
+                raise RefusedValueError(f"the JSON of the request is nested more than {_MAX_DEPTH} levels deep")
+            path.append(_children(name, value))
         elif name:
             _check_field(name, value)
-        pending += [(child, item, depth + 1) for child, item in children if child or not _is_leaf(item)]
 
 
-def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
+def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, BaseModel):
+        for field in type(value).model_fields:
+            if field == "attributes":
+                _check_attributes(getattr(value, field))
+            else:
+                yield "" if field in _ANY_JSON else field, getattr(value, field)
+        yield from (("", extra) for extra in (value.model_extra or {}).values())
+    elif isinstance(value, dict):
+        yield from (("", item) for item in value.values())
+    else:
+        if name and len(value) > MAX_ITEMS:
+            raise RefusedValueError(f"{name.strip('_')} has {len(value)} items; at most {MAX_ITEMS} are allowed")
+        yield from ((name, item) for item in value)
+
+
+def _check_attributes(attributes: Mapping[str, Any] | None) -> None:
+    """Check what :class:`CheckedSpan` does not: that each value is a number, text, or a list of either."""
+    for name, value in (attributes or {}).items():
+        kinds = set(map(type, value)) if isinstance(value, list) else {type(value)}
+        if not (kinds <= {str} or kinds <= {bool, int, float}):
+            raise RefusedValueError(f"attribute {name!r:.60} is neither a number, nor text, nor a list of either")
+        if isinstance(value, list) and len(value) > _MAX_NUMBERS:
+            raise RefusedValueError(
+                f"attribute {name!r:.60} has {len(value)} items; at most {_MAX_NUMBERS} are allowed"
+            )
 
 
 def _check_field(name: str, value: Any) -> None:

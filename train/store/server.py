@@ -15,15 +15,15 @@ import re
 import socket
 import sqlite3
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import pydantic_core
 from agentlightning.store import client_server as wire
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, NamedResources, ResourcesUpdate, Rollout, Span, Worker
+from agentlightning.types import Attempt, EnqueueRolloutRequest, NamedResources, ResourcesUpdate, Rollout, Span, Worker
 from aiohttp import web
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -35,17 +35,28 @@ from groundwire.tools.http_guard import Guard, middleware
 from groundwire.tools.http_server import make_runner
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import API, HEALTH
-from groundwire.train.store.limits import MAX_REQUEST_BYTES, RefusedValueError, check_request, first_problem
+from groundwire.train.store.limits import (
+    MAX_ITEMS,
+    MAX_REQUEST_BYTES,
+    CheckedSpan,
+    RefusedValueError,
+    check_json_size,
+    check_request,
+    first_problem,
+)
 from groundwire.train.store.span_intake import SpanIntake
 
 __all__ = ["application", "bind", "serve"]
 
 _log = logging.getLogger(__name__)
-_KEEPALIVE_S = 75.0
 _SHUTDOWN_S = 2.0
+_MAX_PAGE = 1000  # items of a list; "total" says how many there are
+_MAX_BATCH = 64  # requests in one; our client sends 32
 _BACKLOG = 1024  # a hundred runners connect at the same moment
 _TRACES = "/v1/traces"
-_PROTOBUF, _GZIP = "application/x-protobuf", b"\x1f\x8b"
+_PROTOBUF = "application/x-protobuf"
+_ENCODING, _ENCODINGS = "Content-Encoding", ("identity", "gzip", "deflate")
+_BODY_S = 60.0
 _NOT_NULL = ("status", "config", "worker_id", "last_heartbeat_time", "heartbeat_stats")
 _QUERIED_MODELS: dict[str, type[pydantic.BaseModel]] = {
     "query_rollouts": Rollout,
@@ -59,6 +70,18 @@ _LIST_PARAMETERS = ("status_in", "rollout_id_in")
 _PathParameters = Mapping[str, str]
 _Call = Callable[[LightningStore, _PathParameters, Any], Awaitable[Any]]
 _Endpoint = Callable[[_PathParameters, Any, bytes], Awaitable[tuple[int, bytes]]]
+
+
+_T = TypeVar("_T")
+_Items = Annotated[list[_T], pydantic.Field(max_length=MAX_ITEMS)]
+
+
+class _EnqueueRequest(wire.EnqueueManyRolloutsRequest):
+    rollouts: _Items[EnqueueRolloutRequest]
+
+
+class _UnreadableError(Exception):
+    """The body cannot be read; with the status and the reason."""
 
 
 class _BadRequestError(Exception):
@@ -87,7 +110,7 @@ async def serve(store: LightningStore, listener: socket.socket, *, token: str) -
 
     Yields the server's URL.
     """
-    runner = make_runner(application(store, token), keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=_SHUTDOWN_S)
+    runner = make_runner(application(store, token), shutdown_timeout=_SHUTDOWN_S)
     with listener:
         await runner.setup()
         try:
@@ -101,7 +124,7 @@ async def serve(store: LightningStore, listener: socket.socket, *, token: str) -
 def application(store: LightningStore, token: str) -> web.Application:
     """The API over ``store``, for one event loop. All requests but the health check need ``token``."""
     guard = Guard(token=token, public=[f"{API}/health"], protobuf=[_TRACES])
-    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard)])
+    app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[middleware(guard), _report_unreadable])
     app.router.add_post(_TRACES, _otlp_handler(store))
     endpoints = {route: _endpoint(store, route) for route in _ROUTES}
     for route, endpoint in endpoints.items():
@@ -119,6 +142,8 @@ def _with_fields(method: str) -> _Call:
         fields = {name: getattr(body, name) for name in body.model_fields_set} if body is not None else {}
         if method in _QUERIED_MODELS:
             _check_query(fields, _QUERIED_MODELS[method])
+            limit = fields.get("limit", -1)
+            fields["limit"] = _MAX_PAGE if limit == -1 else min(limit, _MAX_PAGE)
         if method.startswith("update"):
             for name in _NOT_NULL:
                 if name in fields and fields[name] is None:
@@ -156,6 +181,7 @@ async def _enqueue(store: LightningStore, path: _PathParameters, body: Any) -> A
 
 async def _dequeue(store: LightningStore, path: _PathParameters, body: Any) -> Any:
     limit, worker_id = (1, None) if body is None else (body.limit, body.worker_id)
+    limit = min(limit, _MAX_PAGE)
     return list(await store.dequeue_many_rollouts(limit=limit, worker_id=worker_id)) if limit > 0 else []
 
 
@@ -174,7 +200,7 @@ async def _next_sequence_id(store: LightningStore, path: _PathParameters, body: 
 _ROLLOUT, _ATTEMPTS = "/rollouts/{rollout_id}", "/rollouts/{rollout_id}/attempts"
 _ROUTES: dict[str, tuple[int, Any, _Call]] = {
     "GET /health": (200, None, _health),
-    "POST /queues/rollouts/enqueue": (201, wire.EnqueueManyRolloutsRequest, _enqueue),
+    "POST /queues/rollouts/enqueue": (201, _EnqueueRequest, _enqueue),
     "POST /queues/rollouts/dequeue": (200, wire.DequeueManyRolloutsRequest, _dequeue),
     "POST /rollouts": (201, wire.RolloutRequest, _with_fields("start_rollout")),
     "GET /rollouts": (200, wire.QueryRolloutsRequest, _with_fields("query_rollouts")),
@@ -197,11 +223,11 @@ _ROUTES: dict[str, tuple[int, Any, _Call]] = {
     "GET /resources/{resources_id}": (200, None, _with_fields("get_resources_by_id")),
     "POST /resources/{resources_id}": (200, NamedResources, _with_body("update_resources")),
     "GET /spans": (200, wire.QuerySpansRequest, _with_fields("query_spans")),
-    "POST /spans": (201, Span, _with_body("add_span")),
-    "POST /spans/batch": (201, list[Any], _add_spans),
+    "POST /spans": (201, CheckedSpan, _with_body("add_span")),
+    "POST /spans/batch": (201, _Items[Any], _add_spans),
     "POST /spans/search": (200, wire.QuerySpansRequest, _with_fields("query_spans")),
     "POST /spans/next": (200, wire.NextSequenceIdRequest, _next_sequence_id),
-    "POST /spans/next/batch": (200, list[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
+    "POST /spans/next/batch": (200, _Items[tuple[str, str]], _with_body("get_many_span_sequence_ids")),
     "POST /waits/rollouts": (200, wire.WaitForRolloutsRequest, _with_fields("wait_for_rollouts")),
 }
 
@@ -236,15 +262,15 @@ def _endpoint(store: LightningStore, route: str) -> _Endpoint:
 
 def _handler(endpoint: _Endpoint) -> Any:
     async def handle(request: web.Request) -> web.Response:
-        query = request.query if request.method == "GET" else None
-        return _json_response(*await endpoint(request.match_info, query, await request.read()))
+        query, body = request.query if request.method == "GET" else None, await _read(request)
+        return _json_response(*await endpoint(request.match_info, query, body))
 
     return handle
 
 
 def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
     """Requests as ``[method, path, body]``, responses as ``[status, body]``; the bodies are JSON text."""
-    adapter = pydantic.TypeAdapter(list[tuple[str, str, str]])
+    adapter = pydantic.TypeAdapter(Annotated[list[tuple[str, str, str]], pydantic.Field(max_length=_MAX_BATCH)])
     routes = [
         (re.compile(route.replace("{", "(?P<").replace("}", ">[^/]+)")), endpoint)
         for route, endpoint in endpoints.items()
@@ -261,7 +287,7 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
 
     async def handle(request: web.Request) -> web.Response:
         try:
-            requests = adapter.validate_json(await request.read())
+            requests = adapter.validate_json(await _read(request))
         except pydantic.ValidationError as error:
             return _error_response(422, first_problem(error))
         responses = await asyncio.gather(*(respond(*each) for each in requests))
@@ -275,6 +301,7 @@ def _parse_request(adapter: pydantic.TypeAdapter[Any], query: Any, body: bytes) 
         return adapter.validate_python(
             {name: query.getall(name) if name in _LIST_PARAMETERS else query[name] for name in query}
         )
+    check_json_size(body)
     return adapter.validate_json(body) if body and body != b"null" else None
 
 
@@ -288,6 +315,14 @@ def _error_body(detail: str) -> bytes:
 
 def _error_response(status: int, detail: str) -> web.Response:
     return _json_response(status, _error_body(detail))
+
+
+@web.middleware
+async def _report_unreadable(request: web.Request, handler: Any) -> Any:
+    try:
+        return await handler(request)
+    except _UnreadableError as error:
+        return _error_response(*error.args)
 
 
 async def _not_found(request: web.Request) -> web.Response:
@@ -304,9 +339,9 @@ def _otlp_handler(store: LightningStore) -> Any:
     async def handle(request: web.Request) -> web.Response:
         if request.content_type != _PROTOBUF:
             return _error_response(400, f"the body is {request.content_type}; it must be {_PROTOBUF}")
-        body, message, intake = await request.read(), ExportTraceServiceRequest(), SpanIntake(store)
+        body, message, intake = await _read(request, _ENCODINGS), ExportTraceServiceRequest(), SpanIntake(store)
         try:
-            message.ParseFromString(_decompress(body) if body[:2] == _GZIP else body)
+            message.ParseFromString(_decompress(body) if _ENCODING in request.headers else body)
             await intake.add_otlp(message)
         except (ValueError, zlib.error, DecodeError) as error:
             return _error_response(400, f"the spans were refused: {error}")
@@ -321,8 +356,24 @@ def _otlp_handler(store: LightningStore) -> Any:
     return handle
 
 
+async def _read(request: web.Request, encodings: Sequence[str] = ("identity",)) -> bytes:
+    """The body, still compressed. Raises :class:`_UnreadableError`."""
+    encoding = request.headers.get(_ENCODING, "identity").lower()
+    status, reason = 415, f"{_ENCODING} is {encoding!r:.60}; supported: {', '.join(encodings)}"
+    if encoding in encodings:
+        try:
+            read = request.read()
+            return await (read if request.content.is_eof() else asyncio.wait_for(read, _BODY_S))
+        except web.HTTPRequestEntityTooLarge:
+            status, reason = 413, f"the request has more than {MAX_REQUEST_BYTES >> 20} MiB"
+        except asyncio.TimeoutError:
+            status, reason = 408, f"the request was not complete after {_BODY_S:g} s"
+    raise _UnreadableError(status, reason)
+
+
 def _decompress(body: bytes) -> bytes:
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    """Decompress gzip or zlib, both of which OpenTelemetry's exporter can send."""
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)
     data = decompressor.decompress(body, MAX_REQUEST_BYTES)
     if not decompressor.eof:
         raise RefusedValueError(f"the body is cut, or has more than {MAX_REQUEST_BYTES >> 20} MiB when decompressed")

@@ -17,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 from groundwire.train.store.limits import (
     MAX_ITEMS,
     MAX_REQUEST_BYTES,
+    CheckedSpan,
     RefusedValueError,
     check_id,
     check_request,
@@ -51,7 +52,7 @@ class SpanIntake:
         """Store spans that are parsed JSON."""
         for item in items:
             try:
-                self._accept(Span.model_validate(item))
+                self._accept(CheckedSpan.model_validate(item))
             except ValueError as error:
                 self._refuse(1, error)
         await self._store_groups()

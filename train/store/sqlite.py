@@ -20,10 +20,11 @@ from typing import Any, TypeVar
 
 from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
-from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Span, Worker
+from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Worker
 
 from groundwire.train.store.base import IgnoreLateChanges
 from groundwire.train.store.errors import StoreFileError
+from groundwire.train.store.limits import CheckedSpan
 from groundwire.train.store.sqlite_collections import KeyValueTable, QueueTable, Table
 
 __all__ = ["MEMORY", "SqliteLightningStore"]
@@ -33,7 +34,7 @@ MEMORY = ":memory:"
 """The path of a store without a file."""
 _APPLICATION_ID, _SCHEMA_VERSION = 0x4C520D00, 1
 _PAGE_CACHE_KIB = 32 << 10
-_CACHED_ITEMS = 1024
+_CACHED = 8 << 20
 _SCAN_S = 2.0
 _PRUNED = 20
 
@@ -98,13 +99,13 @@ class SqliteCollections(LightningCollections):
         self._conn = _open(str(path))
         self._in_call = False
         table = functools.partial(Table, self._conn)
-        self._rollouts = table(Rollout, "rollouts", key=("rollout_id",), indexed=("status",), cached=_CACHED_ITEMS)
-        self._attempts = table(Attempt, "attempts", key=("rollout_id", "attempt_id"), cached=_CACHED_ITEMS)
-        self._spans = table(Span, "spans", key=("rollout_id", "attempt_id", "span_id"))
+        self._rollouts = table(Rollout, "rollouts", key=("rollout_id",), indexed=("status",), cached=_CACHED)
+        self._attempts = table(Attempt, "attempts", key=("rollout_id", "attempt_id"), cached=_CACHED)
+        self._spans = table(CheckedSpan, "spans", key=("rollout_id", "attempt_id", "span_id"))
         self._resources = table(
-            ResourcesUpdate, "resources", key=("resources_id",), indexed=("update_time",), cached=_CACHED_ITEMS
+            ResourcesUpdate, "resources", key=("resources_id",), indexed=("update_time",), cached=_CACHED
         )
-        self._workers = table(Worker, "workers", key=("worker_id",), cached=_CACHED_ITEMS)
+        self._workers = table(Worker, "workers", key=("worker_id",), cached=_CACHED)
         self._queue = QueueTable(self._conn, "rollout_queue")
         self._sequences = KeyValueTable(self._conn, "span_sequence_ids")
 

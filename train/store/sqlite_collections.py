@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from agentlightning.store.collection.base import (
@@ -32,6 +33,8 @@ from pydantic import BaseModel
 __all__ = ["KeyValueTable", "QueueTable", "Table"]
 
 M = TypeVar("M", bound=BaseModel)
+_PAGE_SIZE = 16 << 20
+"""Characters after which a page ends, although its limit would allow more items."""
 _OPERATORS = {
     "exact": "{} = ?",
     "within": "{} IN (SELECT value FROM json_each(?))",
@@ -55,7 +58,7 @@ class _NamedTable:
 
 
 class Table(_NamedTable, Collection[M], Generic[M]):
-    """A collection as a table, in the order of insertion. The ``cached`` items used last are also held in memory."""
+    """A collection as a table, in the order of insertion. The items used last are cached, ``cached`` bytes of JSON."""
 
     def __init__(
         self,
@@ -69,7 +72,7 @@ class Table(_NamedTable, Collection[M], Generic[M]):
     ) -> None:
         super().__init__(conn, name)
         self._model, self._key, self._columns = model, key, (*key, *indexed)
-        self._cache: LRUCache[tuple[Any, ...], M] = LRUCache(maxsize=cached)
+        self._cache: LRUCache[tuple[Any, ...], tuple[M, int]] = LRUCache(maxsize=cached, getsizeof=itemgetter(1))
         conn.execute(
             f"CREATE TABLE IF NOT EXISTS {name} (id INTEGER PRIMARY KEY, "
             + "".join(f"{column} NOT NULL, " for column in self._columns)
@@ -102,11 +105,12 @@ class Table(_NamedTable, Collection[M], Generic[M]):
         offset: int = 0,
     ) -> PaginatedResult[M]:
         where, values = self._where(filter)
-        rows = self._conn.execute(
+        found = self._conn.execute(
             f"{self._select}{where}{self._order(sort)} LIMIT ? OFFSET ?", (*values, limit, offset)
-        ).fetchall()
+        )
+        rows = found.fetchall() if limit == -1 else list(_page(found))
         total = offset + len(rows)
-        if limit != -1 or (offset and not rows):
+        if (offset and not rows) or len(rows) == limit or found.fetchone():
             total = self._conn.execute(f"SELECT count(*) FROM {self._name}{where}", values).fetchone()[0]
         return PaginatedResult(items=[self._parse_row(row) for row in rows], limit=limit, offset=offset, total=total)
 
@@ -127,8 +131,8 @@ class Table(_NamedTable, Collection[M], Generic[M]):
             raise DuplicatedPrimaryKeyError(f"an item with this key is already in {self._name}: {error}") from error
         finally:
             self._conn.execute("RELEASE batch")
-        for item in items:
-            self._add_to_cache(self._values(item, self._key), item)
+        for item, row in zip(items, rows, strict=True):
+            self._add_to_cache(self._values(item, self._key), item, row[-1])
 
     async def update(self, items: Sequence[M], update_fields: Sequence[str] | None = None) -> Sequence[M]:
         return [self._update(item, update_fields) for item in items]
@@ -167,21 +171,22 @@ class Table(_NamedTable, Collection[M], Generic[M]):
 
     def _find(self, key: tuple[Any, ...]) -> M | None:
         if (cached := self._cache.get(key)) is not None:
-            return cached
+            return cached[0]
         row = self._conn.execute(self._select_one, key).fetchone()
         return None if row is None else self._parse_row(row)
 
     def _parse_row(self, row: tuple[Any, ...]) -> M:
         key = row[:-1]
-        item = self._cache.get(key)
-        if item is None:
-            item = self._model.model_validate_json(row[-1])
-            self._add_to_cache(key, item)
+        if (cached := self._cache.get(key)) is not None:
+            return cached[0]
+        item = self._model.model_validate_json(row[-1])
+        self._add_to_cache(key, item, row[-1])
         return item
 
-    def _add_to_cache(self, key: tuple[Any, ...], item: M) -> None:
-        if self._cache.maxsize:
-            self._cache[key] = item
+    def _add_to_cache(self, key: tuple[Any, ...], item: M, body: str) -> None:
+        self._cache.pop(key, None)
+        if len(body) <= self._cache.maxsize:
+            self._cache[key] = item, len(body)
 
     def _update(self, item: M, fields: Sequence[str] | None) -> M:
         key = self._values(item, self._key)
@@ -190,10 +195,11 @@ class Table(_NamedTable, Collection[M], Generic[M]):
             if found is None:
                 raise self._not_found(key)
             item = found.model_copy(update={name: getattr(item, name) for name in fields})
-        values = (*self._values(item, self._columns[len(self._key) :]), _json(item), *key)
+        body = _json(item)
+        values = (*self._values(item, self._columns[len(self._key) :]), body, *key)
         if not self._conn.execute(self._replace, values).rowcount:
             raise self._not_found(key)
-        self._add_to_cache(key, item)
+        self._add_to_cache(key, item, body)
         return item
 
     def _not_found(self, key: tuple[Any, ...]) -> ValueError:
@@ -310,6 +316,16 @@ class KeyValueTable(_NamedTable, KeyValue[str, int]):
         value = await self.get(key, default)
         self._conn.execute(f"DELETE FROM {self._name} WHERE key = ?", (key,))
         return value
+
+
+def _page(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The first rows, until they are large together."""
+    size = 0
+    for row in rows:
+        yield row
+        size += len(row[-1])
+        if size > _PAGE_SIZE:
+            return
 
 
 def _json(item: BaseModel) -> str:
