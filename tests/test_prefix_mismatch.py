@@ -15,7 +15,7 @@ from groundwire.train.report.token_text import TokenDecoder
 
 FILE = STARTER / "tokenizer.json"
 WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
-NOWHERE = TokenDecoder(None)
+NOWHERE = TokenDecoder()
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())
 SYSTEM = "<|im_start|>system\nAnswer questions about a database of singers and concerts.<|im_end|>\n"
 ASKED = "<|im_start|>user\nHow many singers are there?<|im_end|>\n"

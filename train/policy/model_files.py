@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from groundwire.tools.files import read_json, shorten_repr
+from groundwire.tools.files import read_bytes, read_json, shorten_repr
 
 __all__ = ["check_model_files"]
 
@@ -27,6 +27,9 @@ def check_model_files(folder: Path) -> None:
     for file in folder.iterdir():
         if not file.is_file() and not file.is_dir():
             raise ValueError(f"{file.name} is not a regular file")
+    tokenizer = folder / "tokenizer.json"
+    if tokenizer.exists() and not read_bytes(tokenizer).lstrip().startswith(b"{"):
+        raise ValueError("tokenizer.json holds no tokenizer")
     for file in (*folder.glob("*config.json"), *folder.glob("*.index.json")):
         if not isinstance(values := read_json(file), dict):
             raise ValueError(f"{file.name} holds {shorten_repr(values)}, not settings")

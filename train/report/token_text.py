@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools.files import read_json
+from groundwire.tools.files import read_bytes
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.policy import STARTER
 
@@ -19,28 +19,26 @@ __all__ = ["TokenDecoder", "token_decoder"]
 
 
 class TokenDecoder:
-    """Token ids to text. ``file`` is a ``tokenizer.json``; without one the decoder is false, and shows ids."""
+    """Token ids to text with the first readable file of ``files``; without one the decoder is false, and shows ids."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
+    def __init__(self, *files: Path) -> None:
+        self._files = files
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(self._file))
+        return next((found for file in self._files if (found := _read_tokenizer(file)) is not None), None)
 
     @cached_property
     def special(self) -> frozenset[int]:
         """Ids of special tokens, such as the start and end of a turn."""
-        if self._file is None:
+        if self._tokenizer is None:
             return frozenset()
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` with special tokens; empty without a tokenizer."""
-        if self._file is None or not ids:
+        if self._tokenizer is None or not ids:
             return ""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -63,20 +61,23 @@ class TokenDecoder:
         return both[len(first) :] if both.startswith(first) and self else self.token(token_id)
 
     def __bool__(self) -> bool:
-        return self._file is not None
+        return self._tokenizer is not None
 
 
 def token_decoder(run: RunDir) -> TokenDecoder:
     """The decoder for the token ids of ``run``."""
     model = str(run.config().get("model", ""))
     folders = [*reversed(run.checkpoints.paths()), run.path / "model", STARTER if model == "starter" else Path(model)]
-    files = (folder / "tokenizer.json" for folder in folders)
-    return TokenDecoder(next((file for file in files if _is_json(file)), None))
+    return TokenDecoder(*(folder / "tokenizer.json" for folder in folders))
 
 
-def _is_json(file: Path) -> bool:
+def _read_tokenizer(file: Path) -> Any:
+    """None for a file that is missing, incomplete after a crash, or of another kind."""
+    from tokenizers import Tokenizer
+
     try:
-        read_json(file)
-    except (OSError, ValueError):  # missing, or incomplete after a crash
-        return False
-    return True
+        return Tokenizer.from_buffer(read_bytes(file))
+    except BaseException as error:  # tokenizers raises Exception, and PanicException, which is none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        return None
