@@ -99,6 +99,32 @@ async def test_a_store_that_comes_back_empty_between_batches_does_not_end_the_ru
             assert await store.get_resources_by_id("rs-run") is not None
 
 
+async def test_a_store_that_loses_the_address_of_the_proxy_gets_it_again() -> None:
+    port = free_port()
+    async with AsyncExitStack() as started:
+        async with _store(port, ours=True) as store:
+            collector = await started.enter_async_context(_collector(port))
+            await asyncio.gather(collector.run(JOBS, deadline_s=30), _run_rollouts(store))
+        async with _store(port, ours=True) as store:
+            collector._newest = ""  # the store was emptied after the batch's first look
+            await asyncio.gather(collector.run(JOBS, deadline_s=30), _run_rollouts(store))
+            assert await store.get_resources_by_id("rs-run") is not None
+
+
+async def test_a_rollout_that_is_lost_at_its_deadline_is_one_sentence() -> None:
+    port = free_port()
+    async with _store(port, ours=True) as store, _collector(port) as collector:
+        collector._poll_s = 1000
+        batch = asyncio.create_task(collector.run(JOBS, deadline_s=1))
+        while len(await store.query_rollouts()) < len(JOBS):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for rollout in await store.query_rollouts():
+            await store.update_rollout(rollout.rollout_id, status="cancelled")
+        store.prune(keep_s=0)  # type: ignore[attr-defined]
+        with pytest.raises(StoreLostDataError, match="does not know 1 of the 1 newest rollouts any more"):
+            await batch
+
+
 @pytest.mark.parametrize("store", [MemoryStore(), SqliteLightningStore(MEMORY)])
 async def test_a_rollout_that_has_ended_stays_as_it_ended(store: LightningStore) -> None:
     retried = RolloutConfig(max_attempts=2, retry_condition=["failed"])

@@ -84,6 +84,7 @@ class RolloutCollector:
         self._poll_s, self._notified, self._notification = poll_s, set[str](), asyncio.Event()
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._external = bool(runner_command)
         self._no_runner_warning = _NoRunnerWarning(store, runner_command, no_runner_s) if runner_command else None
 
     async def run(
@@ -112,6 +113,7 @@ class RolloutCollector:
         ids = [rollout.rollout_id for rollout in rollouts]
         self._newest = ids[-1] if ids else self._newest
         ends = [self._watch(rollout_id) for rollout_id in ids]
+        await self._publish_if_lost()
         self._notify_runners()
 
         async def result(index: int) -> tuple[int, RolloutResult]:
@@ -152,21 +154,29 @@ class RolloutCollector:
     async def _publish_proxy(self) -> None:
         """Store the proxy's address for all runners; cancel the rollouts that an earlier process of this run left."""
         async with self._publishing:  # or a batch would cancel the rollouts of one that began at the same moment
-            if self._published and not await self._lost_between_batches():
-                return
-            policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
-            await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
-            for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
-                if rollout.resources_id == self._resources_id and rollout.rollout_id not in self._waiting:
-                    await self._store.update_rollout(rollout.rollout_id, status="cancelled")
-            self._published = True
+            if not self._published or await self._lost_between_batches():
+                await self._publish()
+                self._published = True
+
+    async def _publish(self) -> None:
+        policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
+        await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
+        for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
+            if rollout.resources_id == self._resources_id and rollout.rollout_id not in self._waiting:
+                await self._store.update_rollout(rollout.rollout_id, status="cancelled")
 
     async def _lost_between_batches(self) -> bool:
         """Whether a store in another process has come back without the run's newest rollout, which has ended."""
-        if self._no_runner_warning is None or not self._newest or await self._store.get_rollout_by_id(self._newest):
+        if not self._external or not self._newest or await self._store.get_rollout_by_id(self._newest):
             return False
-        _log.warning("the store was started again without the run's last rollouts; the run goes on: no result is lost")
+        _log.warning("the store does not have the run's last rollouts any more; the run goes on: no result is lost")
         return True
+
+    async def _publish_if_lost(self) -> None:
+        """Publish the proxy again if the store has lost it since :meth:`_publish_proxy`."""
+        if self._external and await self._store.get_resources_by_id(self._resources_id) is None:
+            async with self._publishing:
+                await self._publish()
 
     def _watch(self, rollout_id: str) -> asyncio.Future[None]:
         """A future that is done when the rollout has ended."""
@@ -191,9 +201,9 @@ class RolloutCollector:
             self._notified.clear()
             try:
                 ended = await self._store.wait_for_rollouts(rollout_ids=list(candidates), timeout=0)
+                if self._external and not ended:
+                    await self._check_known(list(self._waiting)[-_CHECKED:])
                 if self._no_runner_warning is not None:
-                    if not ended:
-                        await self._check_known()
                     await self._no_runner_warning.check(self._waiting, any_ended=bool(ended))
             except Exception as error:
                 for end in self._waiting.values():
@@ -205,15 +215,14 @@ class RolloutCollector:
                 if end_of_rollout is not None and not end_of_rollout.done():
                     end_of_rollout.set_result(None)
 
-    async def _check_known(self) -> None:
-        """Raises :class:`StoreLostDataError` if the store does not know the newest of the rollouts that run."""
-        newest = list(self._waiting)[-_CHECKED:]
-        known = await self._store.query_rollouts(rollout_id_in=newest, limit=1)
-        if isinstance(known, PaginatedResult) and (lost := len(newest) - known.total):
+    async def _check_known(self, rollout_ids: Sequence[str]) -> None:
+        """Raises :class:`StoreLostDataError` if the store does not know all these rollouts of the run."""
+        known = await self._store.query_rollouts(rollout_id_in=rollout_ids, limit=1)
+        if isinstance(known, PaginatedResult) and (lost := len(rollout_ids) - known.total):
             raise StoreLostDataError(
-                f"the store does not know {lost} of the {len(newest)} newest rollouts any more: it was started again "
-                "empty, from an older copy, or with --memory; start it with its own --path FILE, then continue the run "
-                "with --resume RUN_DIR"
+                f"the store does not know {lost} of the {len(rollout_ids)} newest rollouts any more: it was started "
+                "again empty, from an older copy, or with --memory; start it with its own --path FILE, then continue "
+                "the run with --resume RUN_DIR"
             )
 
     async def _collect(
@@ -227,6 +236,8 @@ class RolloutCollector:
         async def read() -> None:
             nonlocal rollout, spans, not_stored
             if not ended:
+                if self._external:
+                    await self._check_known([rollout_id])
                 await self._store.update_rollout(rollout_id, status="cancelled")
             self._proxy.attempt_ended(rollout_id)
             try:
