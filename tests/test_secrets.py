@@ -154,6 +154,7 @@ def endpoint() -> Iterator[str]:
 
 
 AGENT = f'''
+import zlib
 import openai
 from agentlightning.emitter import emit_annotation
 from groundwire.adapters import Answer
@@ -166,10 +167,10 @@ async def ask(question, endpoint):
                 model=endpoint.model, messages=[{{"role": "user", "content": "{TOKEN} {JUDGE_KEY}"}}]
             )
         except openai.APIStatusError as error:
-            if hash(question.id) % 3 == 0:
+            if zlib.crc32(question.id.encode()) % 3 == 0:
                 raise
             refusal = error.response.text
-    if hash(question.id) % 3 == 1:
+    if zlib.crc32(question.id.encode()) % 3 == 1:
         raise ValueError(refusal + " {TOKEN} http://me:{PASSWORD}@db")
     emit_annotation({{"seen": refusal + " {TOKEN}"}})
     step = AgentStep(agent="a", kind="tool", input="{TOKEN}", output="postgres://me:{PASSWORD}@db", ok=True)
@@ -201,11 +202,11 @@ def test_no_secret_of_an_evaluation_is_printed_or_stored(endpoint: str, tmp_path
         *("--backend", "custom", "--agent", "leaky:ask", "--output-dir", str(tmp_path / "out"), "retries=0"),
         *("--judge-model", "judge", "--judge-base-url", endpoint, "--judge", "retries=0"),
         *("--judge", f"cache={tmp_path / 'out' / 'judge.sqlite'}"),
-        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "agent"), "PYTHONHASHSEED": "0", "PATH": ""},
+        environment={**ENVIRONMENT, "PYTHONPATH": str(tmp_path / "agent")},
     )
     stored = _contents(tmp_path / "out")
     for sign in ("no key ***", "$MY_TOKEN", "because $GROUNDWIRE_JUDGE_API_KEY", "postgres://db"):
-        assert sign in stored, done
+        assert sign in stored, (sign, done.stdout)
     everything = stored + done.stdout + done.stderr
     for secret in (KEY, JUDGE_KEY, TOKEN, PASSWORD):
         assert secret not in everything
