@@ -33,7 +33,7 @@ class Program:
         self._command = command
         names = os.devnull, *(str(Path(self._output.name) / number) for number in "12")
         files = [os.open(name, os.O_RDWR | os.O_CREAT) for name in names]
-        self._process = Forked(_run, command, folder=str(folder), environment=environment, files=files)
+        self._process = Forked(run_command, command, folder=str(folder), environment=environment, files=files)
         for file in files:
             os.close(file)
 
@@ -82,7 +82,8 @@ def until(condition: Any, program: Program, timeout: float = 200) -> None:
         time.sleep(0.02)
 
 
-def _run(command: tuple[str, ...]) -> None:
+def run_command(command: tuple[str, ...]) -> None:
+    """``python COMMAND`` in this process."""
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     if command[0] == "-c":
         return run_code(command[1], command[2:])

@@ -10,10 +10,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from chaos import disk, kills, requests, servers
+from chaos import commands, disk, kills, requests, servers, training
 from chaos.tally import Tally
 
-SCENARIOS = {"kills": (kills.run, 0.5), "disk": (disk.run, 0.15), "requests": (requests.run, 0.3)}
+SCENARIOS = {
+    "kills": (kills.run, 0.4),
+    "training": (training.run, 0.1),
+    "disk": (disk.run, 0.1),
+    "requests": (requests.run, 0.25),
+    "commands": (commands.run, 0.15),
+}
 """Each with its share of the time."""
 
 

@@ -1,0 +1,91 @@
+"""A real run of the local trainer, killed and resumed again and again; each step is trained once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import external_processes
+import pandas as pd
+import programs
+
+from chaos.processes import Process, Processes
+from chaos.tally import Tally
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.store.health import check_store
+
+__all__ = ["check_run", "run"]
+
+_STEPS = 10_000
+_LONGEST_S = 15.0
+_FINISH_S = 180.0
+
+
+def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
+    """Kill or stop the trainer, resume it, for ``seconds``; then let it finish one more step."""
+    with Processes(folder, tally) as processes:
+        port = external_processes.free_port()
+        address = f"http://127.0.0.1:{port}"
+        processes.fork("store of a real run", external_processes.store, str(folder / "store.db"), port)
+        check_store(address, timeout_s=60)
+        processes.fork("runner of a real run", external_processes.runner, address, 4, "langgraph")
+        config = resolve(
+            "fast",
+            external_store_address=address,
+            steps=_STEPS,
+            tasks_per_step=2,
+            group_size=2,
+            n_runners=0,
+            val_tasks=1,
+            checkpoint_every=1,
+            unresponsive_s=2.0,
+        )
+        found = RunDir.create(str(folder), backend="langgraph", domain="spider", config=config.to_dict())
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            trainer = _resume(processes, found.path)
+            time.sleep(rng.uniform(0, _LONGEST_S))
+            if not processes.check_running(trainer):
+                continue
+            if rng.random() < 0.7:
+                processes.kill(trainer)
+            else:
+                processes.stop(trainer)
+        last = max((line["step"] for line in found.metrics()), default=0)
+        trainer = _resume(processes, found.path, "--steps", str(last + 1))
+        deadline = time.monotonic() + _FINISH_S
+        while trainer.status is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if trainer.status is None:
+            tally.fault("hangs", f"the resumed run does not finish step {last + 1} within {_FINISH_S:g} s")
+            trainer.signal(signal.SIGKILL)
+        elif trainer.status != 0:
+            processes.check_running(trainer)
+        else:
+            processes.kill(trainer)  # searches its stderr
+            check_run(found, last + 1, tally)
+
+
+def _resume(processes: Processes, run_dir: Path, *options: str) -> Process:
+    command = ("-m", "groundwire.train.run", "--resume", str(run_dir), *options)
+    return processes.fork("trainer of a real run", programs.run_command, command)
+
+
+def check_run(found: RunDir, steps: int, tally: Tally) -> None:
+    """Each step has its metrics and its rollouts once."""
+    numbers = [line["step"] for line in found.metrics()]
+    for number, times in Counter(numbers).items():
+        if times > 1:
+            tally.fault("trained twice", "step of a real run", f"step {number}, {times} times")
+    for number in sorted({*range(steps + 1)} - {*numbers}):
+        tally.fault("lost", "step of a real run", f"step {number}")
+    files = sorted((found.path / "rollouts").glob("step-*.parquet"))
+    ids = Counter(each for file in files for each in pd.read_parquet(file, columns=["rollout_id"])["rollout_id"])
+    for rollout_id, times in ids.items():
+        if times > 1:
+            tally.fault("trained twice", "rollout of a real run", f"{rollout_id}, {times} times")
+    tally.add("steps of a real run", len(numbers) - 1)
