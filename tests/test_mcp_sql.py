@@ -421,6 +421,20 @@ def test_dns_rebinding_by_a_web_page_is_refused(url):
     assert _post(url, Origin="http://evil.example") == 403
 
 
+async def test_a_client_that_leaves_is_not_reported(database):
+    with http_server(database) as (url, server):
+        port = int(url.split(":")[2].partition("/")[0])
+        head = "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n"
+        for _ in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"{head}Accept: application/json, text/event-stream\r\n\r\n{{".encode())
+            await asyncio.sleep(0.3)
+            writer.transport.abort()
+        async with Client(url) as client:
+            assert await client.list_tools()
+        assert server.stderr_so_far().count("\n") == 1, server.stderr_so_far()
+
+
 async def test_clients_without_the_token_are_refused(database):
     with http_server(database, "--token", "secret") as (url, _):
         assert _post(url) == _post(url, Authorization="Bearer wrong") == 401

@@ -7,6 +7,8 @@ import gzip
 import json
 import re
 import shutil
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -369,6 +371,15 @@ def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, t
         done = CliRunner().invoke(module, [str(run.path)])
         assert done.exit_code == 1
         assert "config.json is damaged" in done.stderr
+
+
+def test_a_client_that_leaves_a_live_page_is_not_reported(served: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", int(served.rpartition(":")[2]))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 3)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, no end
+    assert get(f"{served}/state")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_live_page_changes_its_state_when_the_run_has_new_results(served: str, finished: RunDir) -> None:

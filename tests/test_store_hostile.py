@@ -299,3 +299,12 @@ async def test_a_batch_of_many_requests_is_refused() -> None:
         status, reply = await server.post("/batch", [["GET", "/rollouts", ""]] * 65)
         assert status == 422
         assert "at most 64 items" in reply["detail"]
+
+
+@pytest.mark.parametrize("body", [b"", b"null"])
+async def test_a_missing_body_is_refused_where_one_is_needed(body: bytes) -> None:
+    async with _serving() as server:
+        for path in ("/spans", "/spans/batch", "/spans/next", "/spans/next/batch", "/waits/rollouts", "/rollouts"):
+            status, reply = await server.post(path, body)
+            assert (status, "does not fit agentlightning 0.3" in reply["detail"]) == (422, True)
+        assert await server.post("/queues/rollouts/dequeue", body) == (200, [])

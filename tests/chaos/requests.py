@@ -36,6 +36,8 @@ class Server:
     """A valid request, that is answered with a status below 300 at any time."""
     requests: Sequence[Request]
     """Valid requests, to be changed."""
+    excluded: Sequence[str] = ()
+    """Methods that are not sent."""
 
 
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
@@ -69,6 +71,8 @@ async def _client(server: Server, end: float, rng: random.Random, tally: Tally) 
             tally.add("decompression bombs")
         else:
             request = mutate(request, rng)
+            if request.method in server.excluded:
+                continue
         await _send(server, request, tally)
 
 

@@ -181,7 +181,8 @@ def mcp(folder: Path, processes: Processes) -> Wait:
 
         port = int(_printed(process, r"http://[^/]*:(\d+)/mcp")[1])
         requests = _mcp_requests(port)
-        return [Server(process.name, process, port, requests[0], requests)]
+        # The first request needs no session; DELETE would end that of the others.
+        return [Server(process.name, process, port, requests[0], requests, excluded=["DELETE"])]
 
     return wait
 
@@ -216,8 +217,8 @@ def _mcp_requests(port: int) -> list[Request]:
         "query_database_by_sql": {"database": "films", "sql": "SELECT name FROM item WHERE id < 5"},
     }
     return [
-        post("ping"),
         Request("POST", b"/mcp", {name: value for name, value in headers.items() if name != "Mcp-Session-Id"}, start),
+        post("ping"),
         *(post("tools/call", name=name, arguments=arguments) for name, arguments in calls.items()),
         post("tools/list"),
         post("resources/list"),

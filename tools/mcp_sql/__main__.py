@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import logging
 import math
 import os
 import signal
@@ -75,6 +76,8 @@ def main(
         else:
             # Until the server handles Ctrl-C itself: an event loop under construction would print a traceback.
             signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+            for name in ("mcp.server.streamable_http", "uvicorn.error"):
+                logging.getLogger(name).addFilter(_is_server_fault)
             bound_host, bound_port = listener.getsockname()[:2]
             print(f"serving {database} on {_url(bound_host, bound_port)}", file=sys.stderr, flush=True)
             server.run(
@@ -86,6 +89,15 @@ def main(
                 show_banner=False,
                 log_level="ERROR",
             )
+
+
+def _is_server_fault(record: logging.LogRecord) -> bool:
+    """Whether a log record has another cause than a client that disconnected."""
+    from h11 import LocalProtocolError
+    from starlette.requests import ClientDisconnect
+
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (ClientDisconnect, LocalProtocolError))
 
 
 def _is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ it stays open.
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -66,6 +67,15 @@ def _file_state(file: Path) -> str:
     return f"{file.name} {status.st_size} {status.st_mtime_ns}"
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """As the base class does, but a client that leaves is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
     """The server, not yet serving; its port is ``server_port``. Raises ``OSError`` if the port is in use."""
     page = _LivePage(run)
@@ -96,9 +106,7 @@ def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: each open page polls."""
 
-    server = ThreadingHTTPServer((_HOST, port), Handler)
-    server.daemon_threads = True
-    return server
+    return _Server((_HOST, port), Handler)
 
 
 def serve(run: RunDir, *, port: int) -> None:

@@ -302,7 +302,7 @@ def _parse_request(adapter: pydantic.TypeAdapter[Any], query: Any, body: bytes) 
             {name: query.getall(name) if name in _LIST_PARAMETERS else query[name] for name in query}
         )
     check_json_size(body)
-    return adapter.validate_json(body) if body and body != b"null" else None
+    return adapter.validate_json(b"{}" if body in (b"", b"null") else body)
 
 
 def _json_response(status: int, body: bytes) -> web.Response:
