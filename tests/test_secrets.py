@@ -29,6 +29,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.report.build import build
+from groundwire.train.store.__main__ import app as store_app
 from groundwire.train.store.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
@@ -104,6 +105,14 @@ def test_errors_log_lines_and_tracebacks_are_masked(
     assert printed.count("ValueError: ***") == 2
     assert printed.endswith("error: bad key *** at http://host\n")
     assert KEY not in printed
+
+
+def test_the_uri_of_a_mongodb_need_not_be_in_the_process_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GROUNDWIRE_MONGO_URI", f"mongodb://me:{PASSWORD}@127.0.0.1:9/?replicaSet=rs0")
+    done = CliRunner().invoke(store_app, ["--port", "0"])
+    assert done.exit_code != 0
+    assert "error: --mongo" in done.stderr
+    assert PASSWORD not in done.output
 
 
 # -- a provider that repeats the key

@@ -20,6 +20,8 @@ from groundwire.tools.terminal import TokenFile, Version
 __all__ = ["app"]
 
 _log = logging.getLogger(__name__)
+_MONGO = "GROUNDWIRE_MONGO_URI"
+"""The variable for a URI with a password, because options are visible in the process list."""
 _MIN_KEEP_H = 0.1
 """A trainer reads a rollout within seconds of its end."""
 _PRUNE_INTERVAL_S, _PRUNE_PAUSE_S = 60.0, 0.05
@@ -32,7 +34,8 @@ def main(
     path: Annotated[Path | None, typer.Option(help="Keep the store in this SQLite file")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Keep the store in memory; it is lost at the end")] = False,
     mongo: Annotated[
-        str | None, typer.Option(help="Use Agent Lightning's MongoDB store at this URI, of a replica set")
+        str | None,
+        typer.Option(envvar=_MONGO, help="Use Agent Lightning's MongoDB store at this URI, of a replica set"),
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the server; 0 takes any free port")] = 4747,
     host: Annotated[str, typer.Option(help="Address of the server; any but this machine's own needs a token")] = (
