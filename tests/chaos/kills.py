@@ -25,7 +25,7 @@ from groundwire.train.store.health import check_store
 __all__ = ["Pieces", "check_journal", "check_trained", "disturbed_run", "run"]
 
 _RUNNERS = 2
-_PAUSE_S = 0.4
+_PAUSE_S = 0.2
 _CALM_S = 2 * workers.DEADLINE_S
 
 
@@ -74,7 +74,7 @@ def _disturb(pieces: Pieces, rng: random.Random) -> None:
         processes.kill(process)
     else:
         processes.stop(process)
-    time.sleep(rng.choice([0.0, 0.0, rng.uniform(0, 2.0)]))
+    time.sleep(rng.choice([0.0, 0.0, 0.0, rng.uniform(0, 2.0)]))
     pieces.start(name)
 
 
