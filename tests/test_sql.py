@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import os
 import shutil
 import signal
@@ -130,15 +131,15 @@ def test_an_exception_of_a_signal_handler_is_no_query_error(database: Path) -> N
     def handler(*_: object) -> None:
         raise LookupError("from the handler")
 
-    def interrupted_query(delay_s: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, delay_s)
+    def query_with_signal_after(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         run_query(database, COUNT_FOR_EVER, timeout_s=60)
 
     before, threads = signal.signal(signal.SIGALRM, handler), _thread._count()
     try:
         for moment in (*(0.0002 * number for number in range(1, 50)), 0.1):
             with pytest.raises(LookupError, match="from the handler"):
-                interrupted_query(moment)
+                query_with_signal_after(moment)
     finally:
         signal.signal(signal.SIGALRM, before)
     while _thread._count() > threads:  # the abandoned query stops
@@ -166,6 +167,60 @@ def test_a_broken_file_is_a_database_error(tmp_path: Path, content: bytes) -> No
     (tmp_path / "x.sqlite").write_bytes(content)
     with pytest.raises(DatabaseError, match=r"x\.sqlite cannot be read"):
         run_query(tmp_path / "x.sqlite", "SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        ("SELECT malformed FROM item", "no such column: malformed"),
+        ("SELECT [file is not a database] FROM item", "no such column: file is not a database"),
+        ("SELECT [unable to open database file] FROM item", "no such column: unable to open database file"),
+        ("SELECT [You can only execute one statement at a time.] FROM item", "no such column: You can only"),
+        ("SELECT [readonly database] FROM item", "no such column: readonly database"),
+        ("SELECT json('x')", "malformed JSON"),
+        ("SELECT json_extract(name, '$') FROM item", "malformed JSON"),
+        ("SELECT * FROM [database is locked]", "no such table: database is locked"),
+        ("SELECT abs(-9223372036854775808)", "integer overflow"),
+    ],
+)
+def test_a_query_with_an_error_is_no_database_error(database: Path, sql: str, message: str) -> None:
+    with pytest.raises(SqlError, match=message):
+        run_query(database, sql)
+
+
+def test_a_damaged_page_is_a_database_error(database: Path) -> None:
+    make_database(database, "CREATE TABLE big AS SELECT hex(zeroblob(9000)) AS a; PRAGMA page_size")
+    content = bytearray(database.read_bytes())
+    content[-4096 * 4 :] = b"\xff" * 4096 * 4
+    database.write_bytes(content)
+    with pytest.raises(DatabaseError, match="malformed"):
+        run_query(database, "SELECT * FROM big")
+
+
+def test_a_locked_database_is_a_database_error(database: Path) -> None:
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as writer:
+        assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DatabaseError, match="locked"):
+            run_query(database, "SELECT count(*) FROM item")
+
+
+@pytest.mark.parametrize("cut", [1, 2000, 4095, 4096, 6000])
+@pytest.mark.parametrize("old_version", [False, True])
+def test_a_cut_file_is_a_database_error(database: Path, cut: int, old_version: bool) -> None:
+    make_database(database, "CREATE TABLE last AS SELECT hex(zeroblob(9000)) AS a, 1 AS b")
+    content = bytearray(database.read_bytes())
+    if old_version:
+        content[92:96] = bytes(4)  # SQLite before 3.7.0 wrote no number of pages
+    database.write_bytes(content[:-cut])
+    with pytest.raises(DatabaseError, match=r"cut: it has \d+ of \d+ bytes|malformed"):
+        run_query(database, "SELECT * FROM last")
+
+
+def test_a_file_with_more_bytes_than_its_pages_is_read(database: Path) -> None:
+    with database.open("ab") as file:
+        file.write(b"appended")
+    assert run_query(database, "SELECT count(*) FROM item").rows == [(2,)]
 
 
 def test_a_missing_file_is_a_database_error_and_is_not_created(tmp_path: Path) -> None:

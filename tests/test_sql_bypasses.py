@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +80,10 @@ NO_SQL = [
     "DELETE FROM t WHERE a = ?",
     "' OR 1=1; DROP TABLE t; --",
 ]
+LONG, SHORT = "substr(hex(zeroblob(49999)), 1 + x % 2)", "hex(zeroblob(25000)) || x"
+OBJECT = (
+    """SELECT '{' || group_concat('"k' || (a.x * 1000 + b.x) || '":1') || '}' AS j FROM many a, many b WHERE a.x < 7"""
+)
 DOUBLING = [f"c{n + 1} AS (SELECT x FROM c{n} UNION SELECT x FROM c{n})" for n in range(29)]
 FOR_EVER = [
     "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c",
@@ -86,8 +92,18 @@ FOR_EVER = [
     "SELECT * FROM many a, many b, many c, many d ORDER BY a.x * b.x - c.x * d.x LIMIT 1",
     "SELECT count(*) FROM many a, many b, many c WHERE instr(hex(zeroblob(5000 + a.x)), '0')",
     "SELECT sum(hex(zeroblob(50000 + a.x)) LIKE '%" + "0" * 400 + "1') FROM many a, many b",
+    # SQLite checks no deadline within a row of these, which takes from ten seconds to minutes.
+    f"SELECT printf('{'%.*c' * 60}', {', '.join(['2147483647', 'x'] * 60)}) FROM many",
+    f"SELECT {' + '.join([f'instr({LONG}, {SHORT})'] * 900)} FROM many",
+    f"WITH o AS ({OBJECT}) SELECT {', '.join(['length(json_patch(j, j))'] * 400)} FROM o",
     # It never runs: while it is planned, every name expands to two more.
     f"WITH c0 AS (SELECT 1 AS x), {', '.join(DOUBLING)} SELECT * FROM c29",
+]
+MUCH_MEMORY = [
+    FOR_EVER[-1],
+    f"SELECT {', '.join([f'length({LONG})'] * 1900)} FROM many",
+    f"SELECT {', '.join(['x + 0.5'] * 1900)} FROM many",
+    "SELECT replace(hex(zeroblob(1000)), '0', '\U0001f600') FROM many a, many b",
 ]
 BIG_VALUES = [
     "SELECT length(replace(hex(zeroblob(400000000)), '00', 'ab'))",
@@ -153,6 +169,22 @@ def test_an_endless_query_is_stopped(database: Path, sql: str) -> None:
         run_query(database, sql, timeout_s=0.1)
     # Not a measurement: each of these would take minutes or never end.
     assert time.perf_counter() - started < 10
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory where Linux shows it")
+@pytest.mark.parametrize("sql", MUCH_MEMORY)
+def test_no_query_needs_much_memory(database: Path, sql: str) -> None:
+    code = (
+        "import resource\nfrom groundwire.tools import _query_process\n"
+        "from groundwire.tools.sql import QueryError, run_query\n"
+        f"try:\n    run_query({str(database)!r}, {sql!r}, timeout_s=10, max_rows=10**6, max_bytes=16_000_000)\n"
+        "except QueryError:\n    pass\n"
+        "_query_process.close()\n"
+        "_, _, here = open('/proc/self/status').read().partition('VmHWM:')\n"
+        "print(here.split()[0], resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert max(map(int, done.stdout.split())) * 1024 < 200 * 10**6
 
 
 @pytest.mark.parametrize("sql", BIG_VALUES)

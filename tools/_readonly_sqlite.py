@@ -5,8 +5,12 @@ SQLite itself enforces the limits; the text of a query is never inspected:
 - ``mode=ro`` opens the file read-only. It is not enough: ATTACH creates files, VACUUM INTO copies the database.
 - An authorizer allows SELECT, READ, FUNCTION (less a few) and RECURSIVE, and refuses everything else at prepare time.
   That includes PRAGMA, because a query could switch ``query_only`` and similar settings off.
-- A progress handler checks a deadline. Before SQLite 3.41 it does not run while a query is planned, so the authorizer
-  checks the deadline too. A query that escapes both (nested CTEs that double at every level) hits the heap limit.
+- A progress handler checks a deadline at the jumps of SQLite's program. Before SQLite 3.41 it does not run while a
+  query is planned, so the authorizer checks the deadline too.
+- Both come late for functions of long values and for a plan that repeats an expression many times. Such a query must
+  run in a process that can be killed (:mod:`groundwire.tools._query_process`). A connection of the caller's own process
+  is ``inline``: it has lower limits and accepts only functions that are known to be fast. Ordinary queries pass; any
+  other query gets a :class:`NeedsProcessError`.
 
 Opening a file costs ten times a small query, so connections are reused. The authorizer and the handler are set once,
 because a new authorizer makes SQLite prepare every cached statement again. Connections are not bound to threads, so
@@ -18,13 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import quote
 
 __all__ = [
@@ -43,16 +44,16 @@ __all__ = [
 MAX_SQL_LENGTH = 100_000
 """Bytes of one query's text."""
 MAX_VALUE_LENGTH = 100_000
-"""Bytes of one TEXT or BLOB value, stored or computed.
+"""Bytes of one TEXT or BLOB value, stored or computed."""
+IOERR_NOMEM = 10 | 12 << 8
+"""SQLite's code of an I/O error for lack of memory."""
+_TOOBIG = 18
 
-This limits memory and time: instr(), replace() and LIKE take quadratic time inside one opcode, where no deadline is
-checked (27 s for values of 1 MB, 0.25 s for these).
-"""
-
-_HEAP_LIMIT = 256 * 1024 * 1024
+_HEAP_LIMIT = 96 * 1024 * 1024
 _PAGE_CACHE_KB = 500  # of each connection
-_IDLE_CONNECTIONS = 64  # with full caches an eighth of the heap limit
+_IDLE_CONNECTIONS = 64  # with full caches a third of the heap limit
 _LOCK_WAIT_S = 1.0
+_HEADER_SIZE = 100  # of a database file, in bytes
 # Low numbers slow down heavy queries (18 % at 100, 4 % at 1000); with high ones slow opcodes exceed the deadline.
 _OPCODES_PER_CHECK = 100
 _LIMITS = {
@@ -62,6 +63,28 @@ _LIMITS = {
     "ATTACHED": 0,
     "WORKER_THREADS": 0,
 }
+# Within these limits neither 100 opcodes nor the planning take more than some tenths of a second. The work is counted
+# while SQLite compiles the query, where a view or a common table expression counts once for each use.
+_INLINE_SQL_LENGTH = 5000
+_INLINE_LIMITS = {"LENGTH": 5000, "VDBE_OP": 5000}
+_INLINE_SELECTS_WITH_CTE = 3
+_INLINE_WORK = 1000
+_INLINE_S = 0.5  # a longer query would also fill the disk with temporary files
+_SELECT_WORK, _FUNCTION_WORK, _SEARCH_WORK = 10, 20, 120
+_FUNCTIONS = (
+    "abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling coalesce cos cosh count cume_dist current_date "
+    "current_time current_timestamp date datetime degrees dense_rank exp first_value floor if ifnull iif julianday lag "
+    "last_value lead length likelihood likely ln log log10 log2 lower max min mod nth_value ntile nullif octet_length "
+    "percent_rank pi pow power radians random rank round row_number sign sin sinh soundex sqlite_version sqrt strftime "
+    "substr substring sum tan tanh time timediff total trunc typeof unhex unicode unixepoch unlikely upper"
+)
+# These are short only where the length of a value is limited.
+_GROWING_FUNCTIONS = "char concat concat_ws group_concat hex quote randomblob string_agg zeroblob"
+_SEARCHES = "glob instr like replace"  # their time is the product of two lengths
+_HAS_LIMITS = hasattr(sqlite3.Connection, "setlimit")  # from Python 3.11
+_WORK = dict.fromkeys(_FUNCTIONS.split(), _FUNCTION_WORK)
+if _HAS_LIMITS:
+    _WORK |= dict.fromkeys(_GROWING_FUNCTIONS.split(), _FUNCTION_WORK) | dict.fromkeys(_SEARCHES.split(), _SEARCH_WORK)
 
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 # Functions of some builds of SQLite or of its shell that load code, access files, or write to the error log.
@@ -108,22 +131,47 @@ def read_error(path: str, error: Exception) -> str:
     return f"the database {path} cannot be read: {error}"
 
 
-def _wal_without_log(path: str) -> bool:
+def _header(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_HEADER_SIZE)
+
+
+def _check_complete(path: str, header: bytes) -> None:
+    """Raise an error if the file is cut. SQLite itself does not notice a cut in the last page: its values become NULL.
+
+    A file with a journal or a log may be changing now, so it is not checked.
+    """
+    if len(header) < _HEADER_SIZE or os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal"):
+        return
+    page_size, pages, changes, pages_valid_for = (
+        int.from_bytes(header[start:end], "big") for start, end in ((16, 18), (28, 32), (24, 28), (92, 96))
+    )
+    page_size = 65536 if page_size == 1 else page_size
+    if not page_size:
+        return
+    size = os.path.getsize(path)
+    # Versions of SQLite before 3.7.0 do not update the number of pages.
+    expected = page_size * pages if pages and changes == pages_valid_for else -(-size // page_size) * page_size
+    if size < expected:
+        raise sqlite3.DatabaseError(f"the file is cut: it has {size} of {expected} bytes")
+
+
+def _wal_without_log(path: str, header: bytes) -> bool:
     """Whether the database is in WAL mode but has no log file.
 
     A read-only connection to it would create -wal and -shm files. ``immutable`` prevents that, and is safe without log.
     """
-    with open(path, "rb") as file:
-        in_wal_mode = file.read(20)[18:20] == b"\x02\x02"
-    return in_wal_mode and not os.path.exists(f"{path}-wal")
+    return header[18:20] == b"\x02\x02" and not os.path.exists(f"{path}-wal")
 
 
 def open_readonly(path: str) -> sqlite3.Connection:
     """A read-only connection without limits, for trusted statements. Raises sqlite3.Error and OSError."""
-    if os.path.getsize(path) == 0:
+    header = _header(path)
+    if not header:
         raise sqlite3.DatabaseError("the file is empty")  # SQLite would open it as a database without tables
+    _check_complete(path, header)
     uri = f"file:{quote(os.path.abspath(path))}?mode=ro"
-    if _wal_without_log(path):
+    if _wal_without_log(path, header):
         uri += "&immutable=1"
     # Several threads use it, one after another.
     raw = sqlite3.connect(uri, uri=True, timeout=_LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
@@ -143,52 +191,54 @@ def columns(path: str, _signature: tuple[int, ...]) -> dict[str, list[str]]:
         }
 
 
-def _trim(strip: Callable[[str, str], str], value: Any, characters: Any) -> str | None:
-    """trim(X, Y). SQLite's own takes len(X) * len(Y) steps inside one opcode: 30 s for 100 kB."""
-    if value is None or characters is None:
-        return None
-    return strip(_as_text(value), "".join(set(_as_text(characters))))
+class NeedsProcessError(Exception):
+    """The query may exceed its deadline by much, or needs much memory: it must run in a process of its own."""
 
 
-def _as_text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return _decode(value)
-    if isinstance(value, float):
-        digits, e, exponent = f"{value:.15g}".partition("e")
-        return (digits if "." in digits or not math.isfinite(value) else f"{digits}.0") + e + exponent
-    return str(value)
+def check_inline(sql: str) -> None:
+    """Raise :class:`NeedsProcessError` for a query that needs a process by its text.
+
+    SQLite copies a common table expression for each use before it calls the authorizer, so several that use each other
+    can fill the memory. Without limits the operator ``||`` can make a value of any length.
+    """
+    lowered = sql.lower()
+    selects = lowered.count("select") + lowered.count("values") if "with" in lowered else 0
+    too_long = len(sql) > _INLINE_SQL_LENGTH or ("||" in sql and not _HAS_LIMITS)
+    if too_long or selects > _INLINE_SELECTS_WITH_CTE:
+        raise NeedsProcessError
 
 
 class Connection:
-    """A limited connection and the state of its current query."""
+    """A limited connection and the state of its current query. ``inline``: with the limits of the caller's process."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self.signature = path, signature(path)
-        self.deadline = float("inf")
+    def __init__(self, path: str, *, inline: bool = True) -> None:
+        self.path, self.signature, self.inline = path, signature(path), inline
+        self.deadline = self._end = float("inf")
         self._stops: tuple[threading.Event, ...] = ()
         self.stopped = False
         self.refused = ""
         """The action of this query that the authorizer refused; empty if none."""
         self.refused_function = ""
-        self._log = f"{path}-wal" if _wal_without_log(path) else None
+        self._work = 0
+        self._virtual_tables = {"json_each", "json_tree"}
+        self._log = f"{path}-wal" if _wal_without_log(path, _header(path)) else None
         self.raw = open_readonly(path)
-        # The heap limit holds for SQLite in the whole process and can only be lowered. It stops queries with many long
-        # values. On Python 3.10, which has no setlimit, it is the only limit of a single value.
+        # The heap limit holds for SQLite in the whole process and can only be lowered. On Python 3.10, which has no
+        # setlimit, it is the only limit of a single value.
         self.raw.execute(f"PRAGMA hard_heap_limit={_HEAP_LIMIT}").close()
         self.raw.execute(f"PRAGMA cache_size=-{_PAGE_CACHE_KB}").close()
         self._open_virtual_tables()  # this also reads the schema, so a broken file fails here
-        if hasattr(self.raw, "setlimit"):  # from Python 3.11
-            for limit, value in _LIMITS.items():
+        if hasattr(self.raw, "setlimit"):
+            for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
-        for name, strip in (("trim", str.strip), ("ltrim", str.lstrip), ("rtrim", str.rstrip)):
-            self.raw.create_function(name, 2, functools.partial(_trim, strip), deterministic=True)
         self.raw.set_progress_handler(self._expired, _OPCODES_PER_CHECK)
         self.raw.set_authorizer(self._authorize)
 
     def _open_virtual_tables(self) -> None:
         # On its first use SQLite declares a virtual table with a CREATE TABLE, which the authorizer would refuse.
         own = self.raw.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL%'").fetchall()
-        for name in ("json_each", "json_tree", *(name for (name,) in own)):
+        self._virtual_tables |= {name for (name,) in own}
+        for name in self._virtual_tables:
             with contextlib.suppress(sqlite3.OperationalError):  # a module that this build of SQLite lacks
                 self.raw.execute(f"SELECT 1 FROM {quote_identifier(name)} LIMIT 0").close()  # noqa: S608
 
@@ -202,7 +252,18 @@ class Connection:
     def start(self, deadline: float, stops: tuple[threading.Event, ...] = ()) -> None:
         """Reset the state. The next query ends at ``deadline`` (of perf_counter) or when one of ``stops`` is set."""
         self.deadline, self._stops, self.stopped = deadline, stops, False
+        self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
+        self._work = 0
+
+    def needs_process(self, error: Exception) -> bool:
+        """Whether the query failed at a limit that does not hold in a process of its own."""
+        if self.stopped:
+            return not self.cancelled and time.perf_counter() < self.deadline
+        if self.refused or self.refused_function:
+            return False
+        code = getattr(error, "sqlite_errorcode", 0)
+        return self._work > _INLINE_WORK or isinstance(error, MemoryError) or code in (_TOOBIG, IOERR_NOMEM)
 
     @property
     def cancelled(self) -> bool:
@@ -218,7 +279,7 @@ class Connection:
             self.raw.close()
 
     def _expired(self) -> bool:
-        if time.perf_counter() > self.deadline or (self._stops and self.cancelled):
+        if time.perf_counter() > self._end or (self._stops and self.cancelled):
             self.stopped = True
         return self.stopped
 
@@ -233,9 +294,19 @@ class Connection:
             self.refused = "changing the schema" if schema else _ACTIONS.get(action, f"action {action}")
         elif action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED_FUNCTIONS:
             self.refused_function = str(second)
-        else:
+        elif not self.inline or self._is_little_work(action, str(first), str(second)):
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
+
+    def _is_little_work(self, action: int, first: str, second: str) -> bool:
+        """Count the work of one part of a query."""
+        if action == sqlite3.SQLITE_FUNCTION:
+            self._work += _WORK.get(second.lower(), _INLINE_WORK + 1)
+        elif action == sqlite3.SQLITE_READ and first in self._virtual_tables:
+            self._work += _INLINE_WORK + 1
+        else:
+            self._work += _SELECT_WORK if action == sqlite3.SQLITE_SELECT else 1
+        return self._work <= _INLINE_WORK
 
 
 class _Idle:
@@ -245,11 +316,12 @@ class _Idle:
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
 
-    def pop(self, path: str) -> Connection | None:
+    def pop(self, path: str, *, inline: bool) -> Connection | None:
         """The connection to ``path`` that was used last."""
         with self._lock:
             for index in reversed(range(len(self._connections))):
-                if self._connections[index].path == path:
+                found = self._connections[index]
+                if found.path == path and found.inline == inline:
                     return self._connections.pop(index)
         return None
 
@@ -264,16 +336,16 @@ class _Idle:
 _idle = _Idle()
 
 
-def acquire(path: str) -> Connection:
+def acquire(path: str, *, inline: bool = True) -> Connection:
     """A connection to ``path`` for one query, to be returned with :func:`release`.
 
     Raises OSError or sqlite3.Error if there is no readable database.
     """
-    while (found := _idle.pop(path)) is not None:
+    while (found := _idle.pop(path, inline=inline)) is not None:
         if found.is_current(path):
             return found
         found.close()
-    return Connection(path)
+    return Connection(path, inline=inline)
 
 
 def release(connection: Connection) -> None:

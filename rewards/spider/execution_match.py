@@ -47,7 +47,7 @@ from groundwire.tools.types import AgentStep
 __all__ = ["MatchResult", "execution_match", "gold_and_database", "spider_exec_match"]
 
 _MAX_ROWS = 1_000_000
-_MAX_BYTES = 64_000_000
+_MAX_BYTES = 16_000_000  # ten to twenty times as much as Python objects
 
 File = tuple[str, int, int, int]
 """Path, inode, modification time in ns and size: a file that changed is another one."""
