@@ -11,6 +11,8 @@ from chaos.mutations import gzip_bomb
 
 from groundwire.tools.http_server import HttpServer
 
+JSON = {"Content-Type": "application/json"}
+
 
 class _Server(HttpServer):
     def application(self) -> web.Application:
@@ -37,8 +39,8 @@ async def _send(server: HttpServer, data: bytes) -> bytes:
     "data",
     [
         b"G\x00T / HTTP/1.1\r\n\r\n",
-        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
-        b"POST /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /" + b"a" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"POST / HTTP/1.1\r\nConnection: close\r\n\r\n",
     ],
 )
@@ -51,7 +53,7 @@ async def test_what_is_no_http_is_refused_and_not_logged(data: bytes, caplog: py
 async def test_a_client_that_leaves_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with _Server() as server:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf")
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf")
         await asyncio.sleep(0.1)
         writer.transport.abort()
         await asyncio.sleep(0.1)
@@ -59,14 +61,14 @@ async def test_a_client_that_leaves_is_not_logged(caplog: pytest.LogCaptureFixtu
 
 
 async def test_a_fault_of_the_server_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with _Server() as server, aiohttp.ClientSession() as session, session.post(server.url, data=b"fail") as reply:
+    async with _Server() as server, aiohttp.request("POST", server.url, data=b"fail", headers=JSON) as reply:
         assert reply.status == 500
     assert "a fault of the server" in caplog.text
 
 
 async def test_a_body_is_not_decompressed() -> None:
     bomb = gzip_bomb(megabytes=500)
-    async with _Server() as server, aiohttp.ClientSession() as session:
+    async with _Server() as server, aiohttp.ClientSession(headers=JSON) as session:
         headers = {"Content-Encoding": "gzip"}
         async with session.post(server.url, data=bomb, headers=headers) as reply:
             assert (reply.status, await reply.text()) == (200, str(len(bomb)))
@@ -77,7 +79,8 @@ async def test_connections_without_a_request_are_closed(monkeypatch: pytest.Monk
     async with _Server() as server:
         for data in (b"", b"POST / HTTP/1.1\r\nHost:"):
             assert await _send(server, data) == b""
-        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nConnection: close\r\n\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: 4\r\nConnection: close\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(head)
         await asyncio.sleep(0.5)  # a request that takes long is no idle connection

@@ -14,6 +14,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.tools.access_token import access_token
 from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Completion, Sampling
@@ -92,7 +93,7 @@ async def agents(tiny_policy: Any) -> AsyncIterator[list[_Agent]]:
         await server.start()
         model: dict[str, Any] = {"policy": server}
         if not local:
-            model = {"upstreams": [f"{server.url}/v1"], "model": server.model_name}
+            model = {"upstreams": [f"{server.url}/v1"], "model": server.model_name, "api_key": access_token()}
         proxy = LLMProxy(**model, sink=LightningSpanSink(store))
         await proxy.start()
         made.append(_Agent(engine, proxy, store, await store.start_rollout(input={})))

@@ -214,7 +214,11 @@ async def test_more_than_one_choice_is_refused(bench: Any) -> None:
 @pytest.mark.parametrize(("body", "message"), [(b"{", "not JSON"), (b"[1]", "a JSON list, not an object")])
 async def test_a_request_that_is_not_a_json_object_is_refused(bench: Any, body: bytes, message: str) -> None:
     b = await bench([])
-    async with aiohttp.ClientSession() as session, session.post(f"{b.url}/chat/completions", data=body) as reply:
+    json = {"Content-Type": "application/json"}
+    async with (
+        aiohttp.ClientSession(headers=json) as session,
+        session.post(f"{b.url}/chat/completions", data=body) as reply,
+    ):
         assert reply.status == 400
         assert message in (await reply.json())["error"]["message"]
 
@@ -246,8 +250,9 @@ async def test_a_port_in_use_is_a_clear_error(bench: Any) -> None:
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 async def test_an_address_of_another_machine_is_a_clear_error(bench: Any, host: str) -> None:
     b = await bench([])
+    proxy = LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), host=host, token="x" * 20)
     with pytest.raises(HostUnusableError, match=f"cannot listen on {host}, .* --proxy-host"):
-        await LLMProxy(upstreams=[b.server.base_url], sink=LightningSpanSink(b.store), host=host).start()
+        await proxy.start()
 
 
 async def test_many_concurrent_calls_are_all_stored(bench: Any) -> None:

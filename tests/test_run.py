@@ -184,7 +184,7 @@ def _port_in_use() -> socket.socket:
         (("--agent-match", "("), "is not a regular expression"),
         (("--agent-match", "nobody"), "matches none of its agents"),
         (("--device", "tpu"), "device is 'tpu', which torch"),
-        (("--proxy-host", "203.0.113.7"), "cannot listen on 203.0.113.7, which is no address of this machine"),
+        (("--proxy-host", "203.0.113.7"), "listening on 203.0.113.7 needs a token: set GROUNDWIRE_TOKEN or give"),
         (
             ("--trainer", "verl", "--config", "starter", "data.train_batch_size=5000"),
             "1800 training tasks, but tasks_per_step is 5000",
@@ -197,6 +197,15 @@ def test_a_wrong_argument_is_a_one_line_error(arguments: tuple[str, ...], messag
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_an_address_of_another_machine_is_a_one_line_error(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token-of-several-machines")
+    done = _run("--proxy-host", "203.0.113.7", "--token-file", str(token), "--output-dir", str(tmp_path / "runs"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot listen on 203.0.113.7, which is no address of this machine")
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("mode", [(), ("--dev",)])

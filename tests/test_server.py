@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
+from groundwire.tools.access_token import access_token  # noqa: E402
 from groundwire.train.policy.chat_response import parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
@@ -45,7 +46,7 @@ async def server(engine):
 
 @pytest.fixture
 async def client(server):
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=access_token(), max_retries=0) as client:
         yield client
 
 
@@ -81,7 +82,7 @@ async def scripted(tiny_policy):
         server = PolicyServer(engine)
         await server.start()
         running.append(server)
-        return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0), engine
+        return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=access_token(), max_retries=0), engine
 
     yield serve
     for server in running:
@@ -97,9 +98,13 @@ async def until(check):
         await asyncio.sleep(0.001)
 
 
+def headers():
+    return {"Authorization": f"Bearer {access_token()}", "Content-Type": "application/json"}
+
+
 async def post(server, **body):
     """The status and error of a request that the openai client would not send."""
-    async with aiohttp.request("POST", f"{server.url}/v1/chat/completions", **body) as response:
+    async with aiohttp.request("POST", f"{server.url}/v1/chat/completions", headers=headers(), **body) as response:
         return response.status, (await response.json())["error"]
 
 
@@ -143,7 +148,7 @@ def test_the_synchronous_client_works_too(engine):
         url = await ready
 
         def ask():
-            with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=access_token()) as client:
                 assert [model.id for model in client.models.list()] == ["policy"]
                 return client.chat.completions.create(model="policy", messages=HELLO, max_tokens=3)
 
@@ -364,7 +369,7 @@ async def test_a_disconnect_cancels_the_request(server, engine, streamed):
     before = engine.generated_tokens
     body = {"messages": HELLO, "max_tokens": 300, "temperature": 0, "n": 4, "stream": streamed}
     async with aiohttp.ClientSession() as session:
-        asking = asyncio.ensure_future(session.post(f"{server.url}/v1/chat/completions", json=body))
+        asking = asyncio.ensure_future(session.post(f"{server.url}/v1/chat/completions", json=body, headers=headers()))
         await until(lambda: engine.generated_tokens >= before + 8)
         if streamed:
             (await asking).close()
@@ -377,7 +382,7 @@ async def test_health_and_models(server):
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{server.url}/health") as response:
             assert (await response.json())["status"] == "ok"
-        async with session.get(f"{server.url}/v1/models") as response:
+        async with session.get(f"{server.url}/v1/models", headers=headers()) as response:
             (model,) = (await response.json())["data"]
             assert (model["id"], model["max_model_len"]) == ("policy", 400)
 
@@ -393,7 +398,7 @@ async def test_a_closed_engine_is_a_503(tiny_policy):
     engine = LocalEngine(*tiny_policy, max_model_len=400)
     server = PolicyServer(engine)
     await server.start()
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=access_token(), max_retries=0) as client:
         waiting = asyncio.ensure_future(client.chat.completions.create(model="policy", messages=HELLO, max_tokens=300))
         await until(lambda: engine.generated_tokens)
         engine.close()
@@ -412,8 +417,6 @@ async def test_a_closed_engine_is_a_503(tiny_policy):
     ],
 )
 async def test_json_that_no_client_writes_is_refused(server, body, said):
-    async with aiohttp.ClientSession() as session:
-        headers = {"Content-Type": "application/json"}
-        async with session.post(f"{server.url}/v1/chat/completions", data=body, headers=headers) as reply:
-            assert reply.status == 400
-            assert said in await reply.text()
+    async with aiohttp.request("POST", f"{server.url}/v1/chat/completions", data=body, headers=headers()) as reply:
+        assert reply.status == 400
+        assert said in await reply.text()

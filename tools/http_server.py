@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from groundwire.tools.access_token import check_listen, given_token
+from groundwire.tools.http_guard import Guard, middleware
+
 __all__ = ["HttpServer", "make_runner"]
 
 Server = TypeVar("Server", bound="HttpServer")
@@ -76,11 +79,14 @@ class HttpServer(ABC):
     """Listens from :meth:`start` to :meth:`stop` on the running event loop; also an async context manager.
 
     ``port`` 0 takes any free port. Requests still running ``drain_timeout_s`` after :meth:`stop` are cancelled, and so
-    is a request whose client disconnects.
+    is a request whose client disconnects. Without a ``token``, here or in the environment, only this machine is served.
     """
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0, drain_timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, *, host: str = "127.0.0.1", port: int = 0, drain_timeout_s: float = 1.0, token: str | None = None
+    ) -> None:
         self.host, self.port, self.drain_timeout_s = host, port, drain_timeout_s
+        self.token = token or given_token()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -92,9 +98,19 @@ class HttpServer(ABC):
     def application(self) -> web.Application:
         """The application to serve."""
 
+    def guard(self) -> Guard:
+        """Which requests are refused: here those of web pages."""
+        return Guard(hosts=[self.host])
+
     async def start(self) -> None:
-        """Listen; ``port`` is the real one afterwards. Raises ``OSError`` if the address cannot be used."""
-        runner = make_runner(self.application(), handler_cancellation=True, shutdown_timeout=self.drain_timeout_s)
+        """Listen; ``port`` is the real one afterwards.
+
+        Raises ``OSError`` if the address cannot be used, :class:`TokenError` if it needs a token.
+        """
+        check_listen(self.host, self.token)
+        application = self.application()
+        application.middlewares.insert(0, middleware(self.guard()))
+        runner = make_runner(application, handler_cancellation=True, shutdown_timeout=self.drain_timeout_s)
         await runner.setup()
         try:
             await web.TCPSite(runner, self.host, self.port, backlog=_BACKLOG).start()

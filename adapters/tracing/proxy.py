@@ -51,6 +51,7 @@ from groundwire.adapters.tracing.openai_wire import (
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanSink
 from groundwire.tools.errors import UserError
+from groundwire.tools.http_guard import Guard
 from groundwire.tools.http_server import HttpServer
 from groundwire.tools.secrets import MIN_LENGTH, masked_values, register_secret
 
@@ -118,6 +119,7 @@ class LLMProxy(HttpServer):
         port: the port to listen on; 0 takes any free one.
         timeout_s: how long a server may be silent, in seconds.
         drain_timeout_s: how long :meth:`stop` waits for calls and for the store, in seconds.
+        token: needed to listen to other machines. Agents need none: the address of their attempt is theirs alone.
     """
 
     def __init__(
@@ -133,8 +135,9 @@ class LLMProxy(HttpServer):
         port: int = 0,
         timeout_s: float = 600.0,
         drain_timeout_s: float = 30.0,
+        token: str | None = None,
     ) -> None:
-        super().__init__(host=host, port=port, drain_timeout_s=drain_timeout_s)
+        super().__init__(host=host, port=port, drain_timeout_s=drain_timeout_s, token=token)
         if policy is not None and upstreams:
             raise TypeError("give either the upstreams or a policy in this process, not both")
         if isinstance(upstreams, str):
@@ -147,6 +150,10 @@ class LLMProxy(HttpServer):
         self._session: aiohttp.ClientSession
         self._writer: SpanWriter
         self._open_attempts = OpenAttempts(sink.is_open)
+
+    def guard(self) -> Guard:
+        """The routes of an attempt need no token."""
+        return Guard(token=self.token, public=["/rollout/"], hosts=[self.host])
 
     def application(self) -> web.Application:
         """The routes of the proxy."""
@@ -268,10 +275,7 @@ class LLMProxy(HttpServer):
     async def _forward(self, request: web.Request, exchange: HttpExchange, pending: PendingSpan) -> web.StreamResponse:
         url = self._upstream(exchange.rollout_id)
         sent = json.dumps(traced_request(exchange.request, model=self.model, ids=self._ids)).encode()
-        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
-        if self._api_key is not None:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        headers[SESSION_HEADER] = _session_id(exchange)
+        headers = {**self._upstream_headers(request), SESSION_HEADER: _session_id(exchange)}
         try:
             async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
                 exchange.status = reply.status
@@ -326,7 +330,7 @@ class LLMProxy(HttpServer):
             return await self._policy.models(request)
         url = self._upstream(request.match_info.get("rollout_id", ""))
         try:
-            async with self._session.get(f"{url}/models") as reply:
+            async with self._session.get(f"{url}/models", headers=self._upstream_headers(request)) as reply:
                 return web.Response(
                     status=reply.status, body=self._without_key(await reply.read()), headers=_returned_headers(reply)
                 )
@@ -337,6 +341,12 @@ class LLMProxy(HttpServer):
         """``data`` without the API key: a server may repeat the key that it refuses."""
         key = self._api_key or ""
         return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
+
+    def _upstream_headers(self, request: web.Request) -> dict[str, str]:
+        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        return headers
 
     def _upstream(self, rollout_id: str) -> str:
         if not self.upstreams:

@@ -24,6 +24,7 @@ import torch
 from benchmarks._processes import free_port
 from benchmarks.gpu.agents import sql_messages
 from groundwire import domains
+from groundwire.tools.access_token import access_token
 from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import load_policy
@@ -95,7 +96,8 @@ def _logprobs(policy: Any, reply: Reply) -> torch.Tensor:
 async def _chat(client: httpx.AsyncClient, url: str, messages: list[Any], temperature: float) -> Reply:
     body = {"model": "policy", "messages": messages, "temperature": temperature, "max_tokens": 64}
     body |= {"logprobs": True, "return_token_ids": True}
-    response = await client.post(f"{url}/v1/chat/completions", json=body)
+    headers = {"Authorization": f"Bearer {access_token()}"}
+    response = await client.post(f"{url}/v1/chat/completions", json=body, headers=headers)
     data = response.raise_for_status().json()
     choice = data["choices"][0]
     return data["prompt_token_ids"], choice["token_ids"], [each["logprob"] for each in choice["logprobs"]["content"]]

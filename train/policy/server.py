@@ -22,6 +22,8 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
+from groundwire.tools.access_token import access_token
+from groundwire.tools.http_guard import Guard
 from groundwire.tools.http_server import HttpServer
 from groundwire.train.policy import chat_template
 from groundwire.train.policy.chat_request import ChatRequest, parse_request
@@ -49,6 +51,7 @@ class PolicyServer(HttpServer):
         model_name: the name of the one served model; another name is answered with 404.
         tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat_response.FORMATS`.
         template_options: further variables of the chat template.
+        token: the API key of its clients; without it, the token of the environment or the user.
 
     Raises:
         OSError: from :meth:`start`, if the port is in use.
@@ -63,12 +66,17 @@ class PolicyServer(HttpServer):
         model_name: str = "policy",
         tool_format: str = "hermes",
         template_options: Mapping[str, Any] | None = None,
+        token: str | None = None,
     ) -> None:
-        super().__init__(host=host, port=port)
+        super().__init__(host=host, port=port, token=token)
         self._engine, self.model_name = engine, model_name
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._token_ids = functools.lru_cache(maxsize=CACHED_PROMPTS)(self._tokenize)
         self._created = int(time.time())
+
+    def guard(self) -> Guard:
+        """All requests but the health check need the token."""
+        return Guard(token=self.token or access_token(), public=["/health"])
 
     def application(self) -> web.Application:
         """The routes of the server."""

@@ -14,7 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from multidict import CIMultiDict
+
 from groundwire.tools.errors import CommandError
+from groundwire.tools.http_guard import Guard
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build
@@ -22,7 +25,6 @@ from groundwire.train.report.build import build
 __all__ = ["make_server", "serve"]
 
 _HOST = "127.0.0.1"
-_HOST_NAMES = (_HOST, "localhost")
 _POLL_MS = 3000
 _RELOAD_SCRIPT = """
 const shown = %r;
@@ -78,13 +80,13 @@ class _Server(ThreadingHTTPServer):
 
 def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
     """The server, not yet serving; its port is ``server_port``. Raises ``OSError`` if the port is in use."""
-    page = _LivePage(run)
+    page, guard = _LivePage(run), Guard()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            # A page of another site may reach this port under its own host name (DNS rebinding): refuse that.
-            if self.headers.get("Host", "").rpartition(":")[0] not in _HOST_NAMES:
-                self._send(403, b"this page is for this machine only", "text/plain")
+            refused = guard.refusal("GET", self.path, CIMultiDict(self.headers.items()))
+            if refused is not None:
+                self._send(refused[0], refused[1].encode(), "text/plain; charset=utf-8")
             elif self.path == "/state":
                 self._send(200, page.state().encode(), "text/plain")
             elif self.path == "/":

@@ -19,7 +19,7 @@ from agentlightning.store.base import LightningStore
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
-from groundwire.tools.access_token import token_for
+from groundwire.tools.access_token import given_token, token_for
 from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -185,7 +185,13 @@ class RolloutRuntime:
             policy |= {"api_key": engine.api_key, "ids": engine.ids}
         else:
             policy = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
-        return LLMProxy(sink=LightningSpanSink(store), host=config.proxy_host, port=config.proxy_port, **policy)
+        return LLMProxy(
+            sink=LightningSpanSink(store),
+            host=config.proxy_host,
+            port=config.proxy_port,
+            token=given_token(config.token_file),
+            **policy,
+        )
 
     async def _start_part(self, part: Any) -> None:
         await part.start()
