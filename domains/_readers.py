@@ -43,7 +43,9 @@ def read_json(file: Path) -> Any:
     try:
         return files.read_json(file)
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); download it again.") from error
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}); download it again, or save it as parquet."
+        ) from error
     except ValueError as error:
         place = re.search(r" at (line \d+) column \d+$", str(error))
         raise DataError(

@@ -10,6 +10,7 @@ import random
 import shutil
 import sqlite3
 import struct
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -200,6 +201,19 @@ def other_state(file: Path, source: random.Random) -> str:
     return kind
 
 
+def other_weights(file: Path, source: random.Random) -> str:
+    """Weights that torch can load, of another shape."""
+    import torch
+
+    weights = torch.load(file, weights_only=True)
+    name = source.choice(list(weights))
+    wrong = [torch.zeros(3), torch.zeros(1).expand(10**12), "x", None, torch.eye(2) > 0, torch.zeros(2, 2)]
+    weights[name] = source.choice(wrong)
+    file.unlink()
+    torch.save(source.choice([weights, weights, weights, [], None, {}, {"a": weights}]), file)
+    return name
+
+
 def _as_lists(value: Any) -> Any:
     return [_as_lists(each) for each in value] if isinstance(value, tuple) else value
 
@@ -301,7 +315,8 @@ def other_zip(file: Path, source: random.Random) -> str:
 
     kind = source.choice(("../x.sqlite", "/tmp/x.sqlite", "a" * 300 + "/dev.json", "dev.json/dev.json", "bomb"))
     memory = io.BytesIO(file.read_bytes())
-    with zipfile.ZipFile(memory, "a", zipfile.ZIP_DEFLATED) as archive:
+    with warnings.catch_warnings(), zipfile.ZipFile(memory, "a", zipfile.ZIP_DEFLATED) as archive:
+        warnings.simplefilter("ignore")  # two members of one name
         if kind == "bomb":
             archive.writestr("spider/dev.json", b"[" + b" " * (300 << 20) + b"]")
         else:
@@ -315,6 +330,7 @@ _BY_SUFFIX: dict[str, tuple[Damage, ...]] = {
     ".jsonl": (other_json, other_json, other_json, other_value, deep_json),
     ".parquet": (other_column, other_column, other_column, other_column),
     ".pt": (other_state, other_state, other_state),
+    ".bin": (other_weights, other_weights),
     ".jinja": (other_template, other_template, other_template),
     ".toml": (other_settings, other_settings),
     ".yaml": (other_settings, other_settings),

@@ -6,7 +6,9 @@ an exit status that no command has, too much output, time or memory.
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import os
 import random
 import re
@@ -51,17 +53,26 @@ _READ_PREPARED = (
     ("-m", "groundwire.train.run", "--data-dir", "prepared", "--print-config"),
     ("-m", "groundwire.domains.spider.prepare", "--source", "spider", "--out", "prepared"),
 )
-_READ_MEDICAL = (("-m", "groundwire.train.audit", "--domain", "medical", "--data-dir", "medical", "--limit", "4"),)
-_READ_MODEL = (
-    ("-m", "groundwire.train.doctor", "--model", "model"),
-    ("-m", "groundwire.train.run", "--dev", "--config", "settings.toml", "--model", "model", "--data-dir", "prepared"),
-    ("-m", "groundwire.train.evaluate", "--model", "model", "--tasks", "1", "--data-dir", "prepared", "max_tokens=8"),
-)
+_MEDICAL = ("medical", "medical-csv", "medical-json", "medical-jsonl")
+_TRAIN = ("-m", "groundwire.train.run", "--config", "settings.toml", "--data-dir", "prepared", "--steps", "1")
+_EVALUATE = ("-m", "groundwire.train.evaluate", "--tasks", "1", "--data-dir", "prepared", "max_tokens=8")
 _READ_SETTINGS = (
     ("-m", "groundwire.train.run", "--print-config", "--config"),
-    ("-m", "groundwire.train.evaluate", "--config"),
+    ("-m", "groundwire.train.evaluate", "--tasks", "1", "--config"),
 )
 _READ_DATABASE = (("-m", "groundwire.tools.mcp_sql", "--database", "prepared/database"), (*_AUDIT, "prepared"))
+
+
+def _read_medical(folder: str) -> tuple[tuple[str, ...], ...]:
+    return ((*_AUDIT, folder, "--domain", "medical", "--limit", "4"),)
+
+
+def _read_model(folder: str) -> tuple[tuple[str, ...], ...]:
+    return (
+        ("-m", "groundwire.train.doctor", "--model", folder),
+        (*_TRAIN, "--dev", "--model", folder),
+        (*_EVALUATE, "--model", folder),
+    )
 
 
 class Case(NamedTuple):
@@ -90,14 +101,19 @@ TARGETS = (
     ),
     Target("run/rollouts", _READ_RUN),
     Target("run/checkpoints", _READ_RUN),
-    *(Target(f"spider/{name}", _READ_SPIDER) for name in ("dev.json", "train_spider.json", "database/*/*.sqlite")),
-    *(Target(f"prepared/{name}", _READ_PREPARED) for name in ("report.json", "*.parquet", "gold_zero_rows.json")),
+    Target("run/report*", (("-m", "groundwire.train.report", "run"),)),
+    Target("run/.lock", (_RESUME,)),
+    Target("runs", (_TRAIN,)),
+    Target("evaluations", (_EVALUATE,)),
+    *(Target(f"spider/{name}", _READ_SPIDER) for name in ("*.json", "*.json", "database/*/*.sqlite")),
+    *(Target(f"prepared/{name}", _READ_PREPARED) for name in ("report.json", "*.parquet", "*.parquet", "database")),
     Target("prepared/database/*/*.sqlite", _READ_DATABASE),
-    *(Target(f"medical/{name}", _READ_MEDICAL) for name in ("questions.parquet", "medical.sqlite")),
+    *(Target(f"{folder}/*", _read_medical(folder)) for folder in _MEDICAL),
     *(
-        Target(f"model/{name}", _READ_MODEL)
+        Target(f"model/{name}", _read_model("model"))
         for name in ("config.json", "config.json", "*.safetensors", "tokenizer*.json", "*.jinja", "generation*.json")
     ),
+    *(Target(f"bin/{name}", _read_model("bin")) for name in ("config.json", "pytorch_model.bin")),
     *(Target(name, tuple((*each, name) for each in _READ_SETTINGS)) for name in ("settings.toml", "settings.yaml")),
     Target("spider.zip", (("-m", "groundwire.domains.spider.prepare", "--source", "spider.zip", "--out", "out"),)),
 )
@@ -111,29 +127,53 @@ def make_pristine(folder: Path) -> Path:
     from groundwire.domains.spider.prepare import prepare
     from groundwire.train.local.grpo import GRPO, GRPOConfig
     from groundwire.train.policy import STARTER
-    from groundwire.train.policy.model import load_policy
+    from groundwire.train.policy.model import load_policy, save_policy
 
     folder.mkdir(parents=True, exist_ok=True)
     make_spider(folder / "spider", train=[TRAIN[0], *TRAIN], dev=[*DEV])
     shutil.make_archive(str(folder / "spider"), "zip", folder, "spider")
     prepare(folder / "spider", folder / "prepared")
-    (folder / "prepared" / "gold_zero_rows.json").write_text('{"train": [], "dev": ["d1"]}')
+    (folder / "spider" / "gold_zero_rows.json").write_text('{"train": [], "dev": ["d1"]}')
     shutil.copytree(BUNDLED, folder / "medical")
+    for name in _MEDICAL[1:]:
+        _write_questions(folder / "medical", folder / name, name.partition("-")[2])
     shutil.copytree(STARTER, folder / "model")
     (folder / "settings.toml").write_text(_SETTINGS)
     (folder / "settings.yaml").write_text(_SETTINGS.replace("=", ": "))
-    command = ("-m", "groundwire.train.run", "--config", "settings.toml", "--data-dir", "prepared", "--steps", "1")
-    result = programs.run(*command, folder=folder)
+    result = programs.run(*_TRAIN, folder=folder)
     assert result.returncode == 0, result.stderr
     (folder / "runs" / "latest").resolve().rename(folder / "run")
-    shutil.rmtree(folder / "runs")
-    model, _ = load_policy(STARTER)
+    (folder / "runs" / "latest").unlink()
+    for name in ("evaluations", "run/report"):
+        (folder / name).mkdir()
+    (folder / "run" / "report.html").touch()
+    model, tokenizer = load_policy(STARTER)
+    save_policy(model, tokenizer, folder / "bin")
+    (folder / "bin" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "bin" / "pytorch_model.bin")
     grpo = GRPO(model, GRPOConfig())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     grpo.optimizer.step()
     torch.save(grpo.state(), folder / "run" / "checkpoints" / "step-00001" / "trainer.pt")
     return folder
+
+
+def _write_questions(source: Path, target: Path, kind: str) -> None:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(source / "questions.parquet") as file:
+        rows = [{name: row[name] for name in ("question", "answer")} for row in file.read().to_pylist()[:40]]
+    target.mkdir()
+    shutil.copy(source / "medical.sqlite", target)
+    questions = target / f"questions.{kind}"
+    if kind == "csv":
+        with questions.open("w", newline="") as text:
+            writer = csv.DictWriter(text, ["question", "answer"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        questions.write_text(json.dumps(rows) if kind == "json" else "\n".join(map(json.dumps, rows)))
 
 
 def cases(seed: int, pristine: Path, work: Path) -> Iterator[Case]:
