@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from groundwire.tools.access_token import access_token
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.server import bind, serve
+from groundwire.train.store.server import _ROUTES, bind, serve
 from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
@@ -169,6 +169,17 @@ async def test_values_out_of_range_are_refused_with_a_reason(path: str, body: An
         status, reply = await server.post(path, body)
         assert status in (400, 422)
         assert reason in reply["detail"]
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"{}", b"[]", b"0", b'""'])
+async def test_no_body_of_another_form_is_a_failure_of_the_store(body: bytes) -> None:
+    async with _serving() as server:
+        for route in _ROUTES:
+            method, path = route.split()
+            if method == "POST":
+                path = path.format(rollout_id="r", attempt_id="a", worker_id="w", resources_id="s")
+                status, _ = await server.post(path, body)
+                assert status < 500, route
 
 
 async def test_json_of_any_shape_is_stored_and_read_again() -> None:

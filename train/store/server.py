@@ -180,9 +180,8 @@ async def _enqueue(store: LightningStore, path: _PathParameters, body: Any) -> A
 
 
 async def _dequeue(store: LightningStore, path: _PathParameters, body: Any) -> Any:
-    limit, worker_id = (1, None) if body is None else (body.limit, body.worker_id)
-    limit = min(limit, _MAX_PAGE)
-    return list(await store.dequeue_many_rollouts(limit=limit, worker_id=worker_id)) if limit > 0 else []
+    limit = min(body.limit, _MAX_PAGE)
+    return list(await store.dequeue_many_rollouts(limit=limit, worker_id=body.worker_id)) if limit > 0 else []
 
 
 async def _add_spans(store: LightningStore, path: _PathParameters, body: Any) -> Any:
