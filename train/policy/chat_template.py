@@ -63,7 +63,11 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
 
 
 def is_trusted(tokenizer: Any) -> bool:
-    """Whether the tokenizer has the starter's own template."""
+    """Whether the tokenizer has the starter's own template, or renders with the code of an installed package."""
+    from transformers import PreTrainedTokenizerBase
+
+    if getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template:
+        return True
     return bool(tokenizer.chat_template == _starter_template())
 
 
