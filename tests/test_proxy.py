@@ -11,6 +11,7 @@ import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout
+from chaos.mutations import gzip_bomb
 
 from groundwire.adapters import AGENT_HEADER
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, open_attempts
@@ -211,7 +212,16 @@ async def test_more_than_one_choice_is_refused(bench: Any) -> None:
     assert [call.status for call in await b.calls()] == [400]
 
 
-@pytest.mark.parametrize(("body", "message"), [(b"{", "not JSON"), (b"[1]", "a JSON list, not an object")])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "a JSON list, not an object"),
+        (b'{"messages": ' + b"[" * 980 + b"]" * 980 + b"}", "recursion limit exceeded"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "a surrogate without its pair"),
+        (gzip_bomb(megabytes=100), "not JSON"),
+    ],
+)
 async def test_a_request_that_is_not_a_json_object_is_refused(bench: Any, body: bytes, message: str) -> None:
     b = await bench([])
     json = {"Content-Type": "application/json"}
@@ -221,6 +231,25 @@ async def test_a_request_that_is_not_a_json_object_is_refused(bench: Any, body: 
     ):
         assert reply.status == 400
         assert message in (await reply.json())["error"]["message"]
+
+
+async def test_a_request_that_is_too_large_is_refused_and_recorded(bench: Any) -> None:
+    b = await bench([])
+    with pytest.raises(openai.APIStatusError, match="larger than 16 MiB") as caught:
+        await b.ask([{"role": "user", "content": "x" * (17 << 20)}])
+    assert caught.value.status_code == 413
+    assert [call.status for call in await b.calls()] == [413]
+
+
+async def test_a_request_that_is_not_complete_in_time_is_refused(bench: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("groundwire.adapters.tracing.proxy._BODY_S", 0.2)
+    b = await bench([])
+    reader, writer = await asyncio.open_connection("127.0.0.1", b.proxy.port)
+    path = b.url.removeprefix(b.proxy.url)
+    head = f"POST {path}/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+    assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
 
 
 async def test_a_call_without_a_rollout_is_refused_with_advice(bench: Any) -> None:

@@ -115,6 +115,17 @@ def test_the_uri_of_a_mongodb_need_not_be_in_the_process_list(monkeypatch: pytes
     assert PASSWORD not in done.output
 
 
+def test_a_message_is_one_line_whatever_ids_are_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    root, before = logging.getLogger(), logging.getLogger().handlers[:]
+    hook = sys.excepthook
+    try:
+        setup_logging()
+        logging.getLogger("groundwire.x").error("rollout %s failed", "ro-1\nerror: \x1b[2Jall is well é")
+    finally:
+        root.handlers[:], sys.excepthook = before, hook
+    assert capsys.readouterr().err == r"rollout ro-1\nerror: \x1b[2Jall is well é failed" + "\n"
+
+
 # -- a provider that repeats the key
 
 

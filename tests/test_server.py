@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 
 import pytest
 
@@ -413,6 +414,7 @@ async def test_a_closed_engine_is_a_503(tiny_policy):
     ("body", "said"),
     [
         ("[" * 100_000 + "]" * 100_000, "the body is not JSON"),
+        ('{"model": "policy", "messages": [], "x": ' + "[" * 980 + "]" * 980 + "}", "recursion limit exceeded"),
         ('{"model": "policy", "messages": [{"role": "user", "content": "a \\ud800"}]}', "a surrogate without its pair"),
     ],
 )
@@ -420,3 +422,36 @@ async def test_json_that_no_client_writes_is_refused(server, body, said):
     async with aiohttp.request("POST", f"{server.url}/v1/chat/completions", data=body, headers=headers()) as reply:
         assert reply.status == 400
         assert said in await reply.text()
+
+
+class Recording:
+    """A tokenizer that notes the length of each text and the thread that gave it."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.tokenized = tokenizer, []
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text, **options):
+        self.tokenized.append((len(text), threading.current_thread()))
+        return self.tokenizer(text, **options)
+
+
+async def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized(scripted):
+    client, engine = await scripted("x")
+    engine.tokenizer = Recording(engine.tokenizer)
+    with pytest.raises(openai.BadRequestError, match=r"has 8\d+ characters, and the model's context of 400") as caught:
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "age " * 2_000_000}])
+    assert caught.value.code == "context_length_exceeded"
+    assert engine.tokenizer.tokenized == []
+
+
+async def test_a_long_request_is_tokenized_in_a_thread_of_its_own_and_not_cached(scripted):
+    client, engine = await scripted("x")
+    engine.tokenizer, engine.max_model_len = Recording(engine.tokenizer), 100_000
+    for content in ("age", "age", "age " * 50_000, "age " * 50_000):
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": content}])
+    calls = engine.tokenizer.tokenized
+    assert [thread is threading.main_thread() for length, thread in calls if length > 100_000] == [False, False]
+    assert [thread is threading.main_thread() for length, thread in calls if 10 < length < 100_000] == [True]

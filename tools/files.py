@@ -38,7 +38,12 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ``ValueError``, also for lone surrogates and for more than 200 nested values."""
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
-    return from_json(text)
+    try:
+        return from_json(text)
+    except ValueError as error:
+        if "hex escape" not in str(error):
+            raise
+        raise ValueError(f"a surrogate without its pair, or an incomplete \\u escape: {error}") from error
 
 
 def read_json(file: Path, *, max_bytes: int = MAX_BYTES) -> Any:

@@ -46,6 +46,11 @@ def setup_logging(debug: bool = False) -> None:
 
 
 class _MaskingFormatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One message is one line, whatever an id in it contains; only tracebacks have several."""
+        line = super().formatMessage(record)
+        return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
     def format(self, record: logging.LogRecord) -> str:
         return mask_secrets(super().format(record))
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from groundwire.adapters._types import AGENT_HEADER
 from groundwire.adapters.tracing.calls import LLMCall, check_ids, to_json
+from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.secrets import mask_secrets
 
 __all__ = [
@@ -86,7 +87,7 @@ class HttpExchange:
 def read_request(body: bytes) -> dict[str, Any]:
     """Parse a request. Raises :class:`RefusedError`."""
     try:
-        payload = json.loads(body)
+        payload = parse_json(body)
     except ValueError as error:
         raise RefusedError(400, f"the request is not JSON: {error}") from error
     if not isinstance(payload, dict):
@@ -97,7 +98,9 @@ def read_request(body: bytes) -> dict[str, Any]:
 def check_one_sample(request: Mapping[str, Any]) -> None:
     """Raise :class:`RefusedError` if the request asks for more than one choice."""
     if request.get("n") not in (None, 1):
-        raise RefusedError(400, f"n is {request['n']!r}, but one call is one sample here: send n=1, several times")
+        raise RefusedError(
+            400, f"n is {shorten_repr(request['n'])}, but one call is one sample here: send n=1, several times"
+        )
 
 
 def calling_agent(headers: Mapping[str, str]) -> str:

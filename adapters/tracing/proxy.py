@@ -58,8 +58,9 @@ from groundwire.tools.secrets import MIN_LENGTH, masked_values, register_secret
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
-_MAX_REQUEST_BYTES = 64 << 20
+_MAX_REQUEST_BYTES = 16 << 20
 _CONNECT_S = 10.0
+_BODY_S = 60.0
 # Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
 _KEEPALIVE_S = 3.0
 _FORWARDED_HEADERS = ("Authorization",)
@@ -239,7 +240,7 @@ class LLMProxy(HttpServer):
             return _refusal(refused)
         pending = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
         try:
-            exchange.request = read_request(await request.read())
+            exchange.request = read_request(await _read_body(request))
             check_one_sample(exchange.request)
             if self._policy is not None:
                 return await self._ask_policy(self._policy, request, exchange, pending)
@@ -357,6 +358,15 @@ class LLMProxy(HttpServer):
         if not exchange.ended:
             exchange.ended = time.time()
             self._writer.finish(pending, lambda sequence: to_span(read_exchange(exchange, sequence=sequence)))
+
+
+async def _read_body(request: web.Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.read(), _BODY_S)
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RefusedError(413, f"the request is larger than {_MAX_REQUEST_BYTES >> 20} MiB") from error
+    except asyncio.TimeoutError as error:
+        raise RefusedError(408, f"the request was not complete after {_BODY_S:g} s") from error
 
 
 def _session_id(exchange: HttpExchange) -> str:

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from groundwire.tools.files import shorten_repr
 from groundwire.train.policy.errors import ChatRequestError
 from groundwire.train.policy.types import Sampling
 
@@ -172,7 +173,7 @@ def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
     except ValidationError as error:
         raise _first_error(error) from error
     if request.model not in (None, served):
-        message = f"the model {request.model!r} does not exist; this server has {served!r}"
+        message = f"the model {shorten_repr(request.model)} does not exist; this server has {served!r}"
         raise ChatRequestError(message, param="model", status=404, code="model_not_found")
     return request
 

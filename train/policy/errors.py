@@ -46,12 +46,11 @@ class EngineClosedError(EngineError):
 
 
 class ContextLengthError(ValueError):
-    """The prompt leaves no tokens for a reply. Both numbers are attributes."""
+    """The prompt leaves no tokens for a reply."""
 
-    def __init__(self, prompt_tokens: int, max_model_len: int) -> None:
-        self.prompt_tokens, self.max_model_len = prompt_tokens, max_model_len
+    def __init__(self, prompt_length: int, max_model_len: int, *, unit: str = "tokens") -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens, and the model's context of {max_model_len} tokens must also hold "
+            f"the prompt has {prompt_length} {unit}, and the model's context of {max_model_len} tokens must also hold "
             "the reply; shorten the messages (the table info, or earlier turns), or serve with a longer context"
         )
 

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
 from groundwire.tools.access_token import access_token
+from groundwire.tools.files import parse_json
 from groundwire.tools.http_guard import Guard
 from groundwire.tools.http_server import HttpServer
 from groundwire.train.policy import chat_template
@@ -37,6 +38,11 @@ MAX_BODY = 16 << 20
 """Largest request, in bytes."""
 CACHED_PROMPTS = 512
 """Rendered prompts whose ids are cached: the rollouts of a group send the same one."""
+LONG_REQUEST = 128 << 10
+"""From this size on, in bytes, a prompt is tokenized in a thread and not cached: it would block the other requests."""
+CHARACTERS_PER_TOKEN = 32
+"""A prompt with more characters for each token of the context is refused without tokenizing it, which could take a
+minute and gigabytes; text has 3 to 5 characters a token."""
 
 
 class PolicyServer(HttpServer):
@@ -72,6 +78,7 @@ class PolicyServer(HttpServer):
         self._engine, self.model_name = engine, model_name
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._token_ids = functools.lru_cache(maxsize=CACHED_PROMPTS)(self._tokenize)
+        self._long_requests = asyncio.Semaphore()
         self._created = int(time.time())
 
     def guard(self) -> Guard:
@@ -100,10 +107,10 @@ class PolicyServer(HttpServer):
         ``on_sampled`` is called as :class:`groundwire.adapters.tracing.proxy.LocalPolicy` describes.
         """
         try:
-            chat = parse_request(body, served=self.model_name, session=session)
+            chat, prompt_ids = await self._prepare(body, session, long=len(await request.read()) > LONG_REQUEST)
             response = ChatResponse(
                 chat,
-                self._token_ids(await self._prompt(chat)),
+                prompt_ids,
                 model=self.model_name,
                 tokenizer=self._engine.tokenizer,
                 tool_format=self._tool_format,
@@ -121,21 +128,33 @@ class PolicyServer(HttpServer):
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = await request.json()
+            body = parse_json(await request.read())
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is larger than {MAX_BODY} bytes"
             return _error(413, message, "invalid_request_error", "request_too_large")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return _refused(ChatRequestError(f"the body is not JSON: {error}"))
         return await self.chat(request, body, session=request.headers.get(SESSION_HEADER, ""))
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
-    async def _prompt(self, chat: ChatRequest) -> str:
+    async def _prepare(self, body: Any, session: str, *, long: bool) -> tuple[ChatRequest, tuple[int, ...]]:
+        """The checked request and its prompt. A ``long`` one is prepared in a thread, one at a time."""
+
+        def prepare() -> tuple[ChatRequest, tuple[int, ...]]:
+            chat = parse_request(body, served=self.model_name, session=session)
+            text, limit = self._render(chat), self._engine.max_model_len
+            if len(text) > CHARACTERS_PER_TOKEN * limit:
+                raise ContextLengthError(len(text), limit, unit="characters")
+            return chat, self._tokenize(text) if long else self._token_ids(text)
+
+        if long:
+            async with self._long_requests:
+                return await asyncio.to_thread(prepare)
         if chat_template.is_trusted(self._engine.tokenizer):
-            return self._render(chat)
-        return await asyncio.to_thread(self._render, chat)  # it waits for another process
+            return prepare()
+        return await asyncio.to_thread(prepare)  # the template waits for another process
 
     def _render(self, chat: ChatRequest) -> str:
         tokenizer, options = self._engine.tokenizer, self._template_options
