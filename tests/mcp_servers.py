@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import sqlite3
 import sys
@@ -30,10 +31,8 @@ def http_server(database: Path, *options: str) -> Iterator[tuple[str, Program]]:
     arguments = ("--database", str(database), "--transport", "http", "--port", "0", *options)
     server = Program("-m", "tools.mcp_sql", *arguments)
     try:
-        until(lambda: server.stderr_so_far().endswith("\n"), server)
-        line = server.stderr_so_far()
-        assert line.startswith("serving "), line
-        yield line.split()[-1], server
+        until(lambda: re.search(r"^serving .*\n", server.stderr_so_far(), re.MULTILINE), server)
+        yield re.findall(r"^serving .* (\S+)\n", server.stderr_so_far(), re.MULTILINE)[0], server
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGKILL)

@@ -417,8 +417,10 @@ def _post(url, **headers):
 
 
 def test_dns_rebinding_by_a_web_page_is_refused(url):
-    assert _post(url, Host="evil.example") == 421
+    assert _post(url, Host="evil.example") == 403
     assert _post(url, Origin="http://evil.example") == 403
+    assert _post(url, Origin="http://127.0.0.1:1") == 403  # a page of another server of this machine
+    assert _post(url, **{"Content-Type": "text/plain"}) == 415
 
 
 async def test_a_client_that_leaves_is_not_reported(database):
@@ -435,12 +437,20 @@ async def test_a_client_that_leaves_is_not_reported(database):
         assert server.stderr_so_far().count("\n") == 1, server.stderr_so_far()
 
 
-async def test_clients_without_the_token_are_refused(database):
-    with http_server(database, "--token", "secret") as (url, _):
+@pytest.mark.parametrize("given", ["option", "file", "variable"])
+async def test_clients_without_the_token_are_refused(database, given, tmp_path, monkeypatch):
+    secret = "a-token-of-this-server"
+    options = {"option": ("--token", secret), "file": ("--token-file", str(tmp_path / "token")), "variable": ()}[given]
+    (tmp_path / "token").write_text(secret)
+    if given == "variable":
+        monkeypatch.setenv("MCP_SQL_TOKEN", secret)
+    with http_server(database, *options) as (url, process):
         assert _post(url) == _post(url, Authorization="Bearer wrong") == 401
-        http = httpx2.AsyncClient(headers={"Authorization": "Bearer secret"})
+        http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {secret}"})
         async with http, Client(streamable_http_client(url, http_client=http)) as client:
             assert len((await client.list_tools()).tools) == 3
+        warned = "all users of this machine see --token in its process list" in process.stderr_so_far()
+        assert warned == (given == "option")
 
 
 @pytest.mark.parametrize(

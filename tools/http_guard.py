@@ -11,6 +11,7 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import json
 import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
@@ -21,7 +22,7 @@ from groundwire.tools.access_token import VARIABLE
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["Guard", "middleware"]
+__all__ = ["AsgiGuard", "Guard", "middleware"]
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
@@ -37,6 +38,7 @@ class Guard:
         hosts: further names of this machine. IP addresses, ``localhost`` and the host name are always accepted, and a
             request with the token may use any name.
         protobuf: paths that also accept protobuf.
+        variable: the environment variable of the token, for messages.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Guard:
         public: Collection[str] = (),
         hosts: Collection[str] = (),
         protobuf: Collection[str] = (),
+        variable: str = VARIABLE,
     ) -> None:
+        self._variable = variable
         self._token = None if token is None else token.encode()
         self._bearer = None if token is None else f"Bearer {token}".encode()
         self._public = frozenset(public)
@@ -66,7 +70,8 @@ class Guard:
             return 403, "refused: the request comes from a page of another site"
         if not has_token and not self._is_own_host(host):
             return 403, (
-                f"refused: {host!r:.100} is no name of this machine; use its IP address, or send the token ({VARIABLE})"
+                f"refused: {host!r:.100} is no name of this machine; use its IP address, or send the token "
+                f"({self._variable})"
             )
         if method not in _READING and (headers.get("Content-Length", "0") != "0" or headers.get("Transfer-Encoding")):
             kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -74,7 +79,9 @@ class Guard:
                 return 415, f"the request's content type is {kind!r:.100}; it must be {_JSON}"
         if self._token is None or has_token or path in self._public or path.startswith(self._public_prefixes):
             return None
-        return 401, f"the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's {VARIABLE}"
+        return 401, (
+            f"the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's {self._variable}"
+        )
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
         value = headers.get("Authorization", "")
@@ -115,9 +122,38 @@ def middleware(guard: Guard) -> Any:
         if refused is None:
             return await handler(request)
         status, reason = refused
-        headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-        # Clients of the store read "detail", those of OpenAI's API "error".
-        body = {"detail": reason, "error": {"message": reason, "type": "invalid_request_error", "code": None}}
-        return web.json_response(body, status=status, headers=headers)
+        return web.Response(status=status, body=_body(reason), headers=_headers(status))
 
     return check
+
+
+class AsgiGuard:
+    """Refuses what ``guard`` refuses, before the ASGI application ``app`` sees it."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        if scope["type"] == "http":
+            from multidict import CIMultiDict
+
+            headers = CIMultiDict((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+            refused = self._guard.refusal(scope["method"], scope["path"], headers)
+            if refused is not None:
+                status, reason = refused
+                own = [(name.lower().encode(), value.encode()) for name, value in _headers(status).items()]
+                await send({"type": "http.response.start", "status": status, "headers": own})
+                await send({"type": "http.response.body", "body": _body(reason)})
+                return
+        await self._app(scope, receive, send)
+
+
+def _headers(status: int) -> dict[str, str]:
+    return {"Content-Type": _JSON} | ({"WWW-Authenticate": "Bearer"} if status == 401 else {})
+
+
+def _body(reason: str) -> bytes:
+    # Clients of the store read "detail", those of OpenAI's API "error".
+    error = {"message": reason, "type": "invalid_request_error", "code": None}
+    return json.dumps({"detail": reason, "error": error}).encode()

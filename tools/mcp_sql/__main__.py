@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
 import logging
 import math
 import os
@@ -20,7 +19,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from groundwire.tools.access_token import check_listen, given_token
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.http_guard import AsgiGuard, Guard
 from groundwire.tools.mcp_sql.databases import Databases
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import
@@ -47,16 +48,24 @@ def main(
     max_rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows read for a query")] = 1000,
     max_chars: Annotated[int, typer.Option(metavar="N", min=1, help="Characters of an answer")] = 2000,
     transport: Annotated[Literal["stdio", "http"], typer.Option(help="How clients connect")] = "stdio",
-    host: Annotated[str, typer.Option(help="For http; any but this machine needs a token")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="For http; any but this machine's own needs a token")] = "127.0.0.1",
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="For http; 0 is any free port")] = 8000,
-    token: Annotated[str | None, typer.Option(envvar=_TOKEN, help="Bearer token that http clients must send")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the bearer token that http clients must send. Without it: {_TOKEN}"),
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="The token itself, for all to see in the process list")] = None,
     version: Version = False,
 ) -> None:
     """Serve read-only SQL over MCP until the client disconnects (stdio) or Ctrl-C."""
     http = transport == "http"
     with exit_on_user_error():
-        if http and not token and not _is_loopback(host):
-            raise CommandError(f"listening on {host} needs a token: pass --token or set {_TOKEN}")
+        if token:
+            hint = f"set {_TOKEN} or give --token-file FILE instead"
+            print(f"warning: all users of this machine see --token in its process list; {hint}", file=sys.stderr)
+        token = (given_token(token_file) if token_file else token or os.environ.get(_TOKEN)) or None
+        if http:
+            check_listen(host, token, f"set {_TOKEN} or give --token-file FILE")
         try:
             databases = Databases(database)
         except DatabaseError as error:
@@ -65,10 +74,12 @@ def main(
 
     with contextlib.suppress(KeyboardInterrupt):
         with fast_import():
+            from starlette.middleware import Middleware
+
             from groundwire.tools.mcp_sql.server import Limits, sql_server
 
         limits = Limits(timeout_s=timeout, max_rows=max_rows, max_chars=max_chars)
-        server = sql_server(databases, limits=limits, token=token or None)
+        server = sql_server(databases, limits=limits, token=token)
         if listener is None:
             # A thread of the server reads stdin and cannot be interrupted; there is nothing to clean up.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -85,7 +96,8 @@ def main(
                 host=host,
                 port=bound_port,
                 sockets=[listener],
-                host_origin_protection="auto",
+                middleware=[Middleware(AsgiGuard, guard=Guard(token=token, variable=_TOKEN, hosts=[host]))],
+                host_origin_protection=False,  # it accepts the pages of all servers of this machine
                 show_banner=False,
                 log_level="ERROR",
             )
@@ -98,13 +110,6 @@ def _is_server_fault(record: logging.LogRecord) -> bool:
 
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (ClientDisconnect, LocalProtocolError))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _listen(host: str, port: int) -> socket.socket:
