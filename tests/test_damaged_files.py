@@ -25,6 +25,7 @@ from groundwire.domains import DataError
 from groundwire.domains.spider.loader import domain
 from groundwire.domains.spider.prepare import prepare
 from groundwire.tools.files import parse_json, read_bytes
+from groundwire.tools.sql import is_sqlite
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.files import read_settings
@@ -112,6 +113,12 @@ def test_a_run_with_the_columns_of_an_older_version_is_refused(run: RunDir) -> N
     run.write_json("config.json", {"format": 1, **run.config()})
     with pytest.raises(RunDirError, match="was written by an older version of groundwire"):
         RunDir.open(run.path)
+
+
+def test_a_lock_that_is_a_device_is_refused(run: RunDir) -> None:
+    (run.path / ".lock").symlink_to("/dev/zero")
+    with pytest.raises(RunDirError, match=r"\.lock is not a regular file"), run.lock():
+        pass
 
 
 def test_a_run_folder_that_links_to_itself_is_no_run(tmp_path: Path) -> None:
@@ -322,6 +329,14 @@ def _with_template(policy: Any, template: str) -> Any:
 
 
 # -- data and settings
+
+
+def test_a_pipe_is_no_database_and_no_download(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.sqlite")
+    with within(10):
+        assert not is_sqlite(tmp_path / "pipe.sqlite")
+        with pytest.raises(DataError, match="is neither a folder nor a file"):
+            prepare(tmp_path / "pipe.sqlite", tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ class QueryResult:
 def is_sqlite(path: str | Path) -> bool:
     """Whether ``path`` is a readable file that begins like a SQLite database."""
     try:
+        if not os.path.isfile(path):  # opening a pipe would wait for its writer
+            return False
         with open(path, "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
     except OSError:

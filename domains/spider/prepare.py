@@ -60,6 +60,8 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any
     """
     if not source.exists():
         raise DataError(f"--source {source} does not exist; name a Spider folder or its zip.")
+    if not source.is_dir() and not source.is_file():
+        raise DataError(f"--source {source} is neither a folder nor a file; name a Spider folder or its zip.")
     out = out.resolve()
     _check_target(source.resolve(), out)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from groundwire.tools.files import read_bytes
 from groundwire.train.artifacts.atomic import sync
 
 __all__ = ["Checkpoints", "step_number"]
@@ -53,7 +54,7 @@ class Checkpoints:
         if paths := self.paths():
             return step_number(paths[-1]) or 0
         with suppress(OSError, ValueError):
-            return int((self.folder / "latest_checkpointed_iteration.txt").read_text())
+            return int(read_bytes(self.folder / "latest_checkpointed_iteration.txt"))
         return 0
 
     def rename_damaged(self, checkpoint: Path) -> Path:

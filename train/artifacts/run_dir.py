@@ -97,7 +97,10 @@ class RunDir:
 
         Raises :class:`RunDirError` if another process has locked the run.
         """
-        with open(self.path / ".lock", "a+") as file:
+        lock = self.path / ".lock"
+        if lock.exists() and not lock.is_file():
+            raise RunDirError(f"{lock} is not a regular file: delete it")
+        with open(lock, "a+") as file:
             try:
                 # A POSIX lock, not flock: forked children do not inherit it, so a child that outlives this process
                 # does not block --resume. This process must not open the file a second time: closing it unlocks.

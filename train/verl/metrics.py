@@ -5,18 +5,33 @@ The lines have the same fields as the local trainer's; ``verl`` holds everything
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+from typing_extensions import NotRequired, TypedDict
+
+from groundwire.tools.files import first_error, parse_json, read_bytes
 from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDir
 
 __all__ = ["archive_verl_log", "follow_verl_log", "write_metrics"]
 
+_MAX_BYTES = 1 << 30
+
+
+class _Line(TypedDict):
+    """A line of verl's log, with ``data``, or of ours, with the ``partition`` and numbers."""
+
+    step: int
+    data: NotRequired[dict[str, Any]]
+    partition: NotRequired[str]
+
+
+_LINE = TypeAdapter(_Line)
 _LOG, _ARCHIVE = "verl.jsonl", "verl-before.jsonl"
 
 
@@ -25,7 +40,9 @@ def write_metrics(run: RunDir) -> None:
     logged: dict[int, dict[str, Any]] = {}
     for line in _verl_lines(run.path):
         logged.setdefault(int(line["step"]), {}).update(line["data"])
-    rollouts = {(int(line["step"]), line["partition"]): line for line in _read_lines(run.path / "rollouts.jsonl")}
+    rollouts = {
+        (int(line["step"]), line["partition"]): line for line in _read_lines(run.path / "rollouts.jsonl", "partition")
+    }
     lines, wall_time_s = [], 0.0
     for step, data in sorted(logged.items()):
         wall_time_s += float(data.get("timing_s/step", 0.0)) + float(data.get("timing_s/testing", 0.0))
@@ -67,9 +84,9 @@ def archive_verl_log(run: RunDir) -> None:
 
 def _verl_lines(run_dir: Path) -> list[dict[str, Any]]:
     """The archived and the current log; archived steps that the resumed run repeated are left out."""
-    current = _read_lines(run_dir / _LOG)
+    current = _read_lines(run_dir / _LOG, "data")
     first = min((int(line["step"]) for line in current if "timing_s/step" in line["data"]), default=None)
-    archived = _read_lines(run_dir / _ARCHIVE)
+    archived = _read_lines(run_dir / _ARCHIVE, "data")
     return [line for line in archived if first is None or int(line["step"]) < first] + current
 
 
@@ -96,10 +113,11 @@ def _metrics_line(
     return {**line, "wall_time_s": round(wall_time_s, 2), "verl": dict(logged)}
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, key: str) -> list[dict[str, Any]]:
     lines = []
     with suppress(FileNotFoundError):
-        for text in path.read_text().splitlines():
+        for text in read_bytes(path, max_bytes=_MAX_BYTES).splitlines():
             with suppress(ValueError):  # a kill may truncate the last line
-                lines.append(dict(json.loads(text)))
+                if not first_error(_LINE, line := parse_json(text)) and key in line:
+                    lines.append(line)
     return lines
