@@ -15,7 +15,6 @@ _WORDS = "database question query name select from where singer age count order 
 async def main() -> None:
     """Print the ports and the path of an attempt, then serve until SIGTERM."""
     import torch
-    from agentlightning.types import EnqueueRolloutRequest
 
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.train.policy.engine import LocalEngine
@@ -32,7 +31,7 @@ async def main() -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={})])
+    await store.enqueue_rollout(input={})
     [taken] = await store.dequeue_many_rollouts(limit=1)
     try:
         async with server, LLMProxy(sink=LightningSpanSink(store), policy=server, drain_timeout_s=5.0) as proxy:

@@ -70,10 +70,20 @@ async def _client(server: Server, end: float, rng: random.Random, tally: Tally) 
             request = replace(request, body=gzip_bomb(start=rng.choice([b"[", b"{", b"\x0a"])), headers=headers)
             tally.add("decompression bombs")
         else:
-            request = mutate(request, rng)
+            request = _mutate(request, rng)
             if request.method in server.excluded:
                 continue
         await _send(server, request, tally)
+
+
+def _mutate(request: Request, rng: random.Random) -> Request:
+    """A changed copy. A request of JSON-RPC has its own id: the reply to one of two with the same id is lost."""
+    if not isinstance(request.body, dict) or "jsonrpc" not in request.body:
+        return mutate(request, rng)
+    number = rng.getrandbits(48)
+    changed = mutate(replace(request, body={**request.body, "id": number}), rng)
+    own = isinstance(changed.body, dict) and changed.body.get("id") == number
+    return changed if own else replace(changed, waits=True)
 
 
 async def _send(server: Server, request: Request, tally: Tally) -> None:

@@ -254,7 +254,7 @@ def report(folder: Path, processes: Processes) -> Wait:
 
 def _printed(process: Process, pattern: str) -> re.Match[str]:
     """Wait until the process has printed ``pattern``."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (found := re.search(pattern, process.output, re.MULTILINE)) is None:
         if process.status is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{process.name} does not start: {process.output}")
