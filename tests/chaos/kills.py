@@ -25,7 +25,7 @@ from groundwire.train.store.health import check_store
 __all__ = ["Pieces", "check_journal", "check_trained", "disturbed_run", "run"]
 
 _RUNNERS = 2
-_PAUSE_S = 0.2
+_PAUSE_S = 0.1
 _CALM_S = 2 * workers.DEADLINE_S
 
 
@@ -63,7 +63,7 @@ def _disturb(pieces: Pieces, rng: random.Random) -> None:
     """One process is killed, stopped, or frozen for a moment; then it is started again."""
     name = rng.choice(sorted(pieces.running))
     process, processes = pieces.running[name], pieces.processes
-    how = rng.choice(["kill"] * 6 + ["stop"] * 2 + ["freeze"])
+    how = rng.choice(["kill"] * 12 + ["stop"] * 2 + ["freeze"])
     if how == "freeze":
         process.signal(signal.SIGSTOP)
         time.sleep(rng.uniform(0, 1.5 * workers.UNRESPONSIVE_S))

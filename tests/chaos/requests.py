@@ -97,7 +97,7 @@ async def _send(server: Server, request: Request, tally: Tally) -> None:
     except (OSError, ValueError, IndexError):  # closed without an answer
         status = None
     tally.add(f"requests: {server.name}")
-    if status is not None and status >= _ERROR:
+    if status is not None:
         tally.add(f"status {status // 100}xx: {server.name}")
         if status == _ERROR:
             kind, path = request.method, request.path[:40].decode(errors="replace")
