@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span, SpanCoreFields, TraceStatus
+from aiohttp import web
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
@@ -23,8 +24,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
 from groundwire.tools.access_token import access_token
+from groundwire.tools.http_server import make_runner
 from groundwire.train.store.client import StoreClient
-from groundwire.train.store.server import _ROUTES, bind, serve
+from groundwire.train.store.server import _ROUTES, application, bind, serve
 from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
@@ -303,6 +305,32 @@ async def test_a_page_of_large_items_has_few_of_them() -> None:
         await client.start()
         assert [rollout.input["n"] for rollout in await client.query_rollouts()] == list(range(5))
         await client.stop()
+
+
+async def test_the_message_of_a_failing_server_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    failing = True
+
+    @web.middleware
+    async def fail(request: web.Request, handler: Any) -> Any:
+        if failing and request.path.endswith("/rollouts/search"):
+            return web.Response(status=503, text="away\nERROR forged")
+        return await handler(request)
+
+    app = application(SqliteLightningStore(MEMORY), access_token())
+    app.middlewares.append(fail)
+    runner = make_runner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = StoreClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await client.start()
+    query = asyncio.create_task(client.query_rollouts())
+    while not caplog.messages:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    failing = False
+    assert list(await query) == []
+    assert "(status 503: away ERROR forged)" in caplog.messages[0]
+    await client.stop()
+    await runner.cleanup()
 
 
 async def test_a_batch_of_many_requests_is_refused() -> None:

@@ -203,7 +203,7 @@ class SpanWriter:
         self._refused[rollout_id] = error
         if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        _log.error("the store refused %d calls of rollout %s: %s", len(group), rollout_id, error)
+        _log.error("the store refused %d calls of rollout %.100r: %s", len(group), rollout_id, error)
 
     async def _repeat(self, attempt: _Attempt, work: Callable[[], Awaitable[T]]) -> T:
         """The result of ``work``, which is repeated until it succeeds.

@@ -112,7 +112,7 @@ class RunnerPool:
         try:
             await self._runner._step_impl(rollout)
         except Exception as error:  # the store failed before the agent was started
-            _log.warning("rollout %s could not be started: %s", rollout.rollout_id, error)
+            _log.warning("rollout %.100r could not be started: %s", rollout.rollout_id, error)
         finally:
             heartbeat.cancel()
 

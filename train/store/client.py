@@ -193,7 +193,8 @@ def _refusal(status: int, body: bytes) -> str | None:
 
 
 def _error_message(body: bytes) -> str:
-    return str(_parse_error(body).get("detail") or body[:200].decode(errors="replace"))
+    message = str(_parse_error(body).get("detail") or body[:200].decode(errors="replace"))
+    return " ".join(message.split())  # one line of a log
 
 
 def _parse_error(body: bytes) -> dict[str, Any]:
