@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -183,3 +184,23 @@ async def test_emitting_outside_of_a_rollout_is_refused() -> None:
     with pytest.raises(RuntimeError, match="outside of a rollout"):
         emitted[0].create_span("annotation")
     assert get_active_tracer() is None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"groundwire.prompt_token_ids": "AAAA"}, "names that begin with 'groundwire.' are reserved"),
+        ({"note": "half \ud800"}, "cannot be emitted: .*surrogate"),
+        ({"note": [0.0] * (1 << 21)}, "2097152 items"),
+    ],
+)
+async def test_a_span_that_a_store_would_refuse_is_an_error_of_the_agent(attributes: Any, message: str) -> None:
+    async def work(ask: Ask) -> None:
+        await ask()
+        tracer = get_active_tracer()
+        assert tracer is not None
+        tracer.create_span("annotation", attributes)
+
+    [outcome] = await _outcomes(work)
+    assert (outcome.status, outcome.reward) == ("agent", None)
+    assert re.search(message, outcome.message)

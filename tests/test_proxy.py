@@ -429,6 +429,23 @@ async def test_a_rollout_that_cannot_be_numbered_delays_no_other_and_flush_keeps
     await b.proxy.stop()  # without an error: the calls of the poisoned rollout are given up
 
 
+async def test_long_calls_are_stored_in_several_requests_although_they_were_written_at_once(bench: Any) -> None:
+    class Counting(SlowStore):
+        sizes: list[int] = []
+
+        async def add_many_spans(self, spans: Any) -> Any:
+            added = await super().add_many_spans(spans)
+            self.sizes.append(sum(len(span.model_dump_json()) for span in spans))
+            return added
+
+    b = await bench(["x"] * 6, store=Counting())
+    b.store.failures = 1
+    for _ in range(6):
+        await b.ask([{"role": "user", "content": "x" * 900_000}])
+    assert len(await b.calls()) == 6
+    assert max(b.store.sizes) < 16 << 20
+
+
 async def _until(condition: Any) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)

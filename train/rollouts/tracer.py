@@ -16,15 +16,18 @@ from typing import Any
 from agentlightning.tracer.base import Tracer, clear_active_tracer, get_active_tracer, set_active_tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.types import Attributes, Span, SpanCoreFields, TraceStatus
+from pydantic_core import to_json
 
 from groundwire.adapters.tracing.emitted_spans import Emissions, current_emissions
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
+from groundwire.train.store.limits import check_request
 from groundwire.train.store.spans import LightningSpanSink
 
 __all__ = ["RolloutTracer"]
 
 _CLOSE_S = 5.0
 _FLUSH_S = 120.0
+_RESERVED = "groundwire."
 _open_tracers: list[RolloutTracer] = []
 _open_tracers_lock = threading.Lock()
 
@@ -53,11 +56,15 @@ class RolloutTracer(Tracer):
         timestamp: float | None = None,
         status: TraceStatus | None = None,
     ) -> SpanCoreFields:
-        """Store a span that an agent emits, after the calls that its attempt has made so far."""
+        """Store a span that an agent emits, after the calls that its attempt has made so far.
+
+        Raises ``ValueError``, in the agent, if the store would refuse it.
+        """
         emissions = current_emissions()
         if emissions is None:
             raise RuntimeError(f"{name} was emitted outside of a rollout: emit it in the agent, or in what it calls")
         span = DummyTracer().create_span(name, attributes, timestamp, status)
+        _check(span)
         emissions.add(
             span.name,
             span.attributes,
@@ -125,3 +132,14 @@ class RolloutTracer(Tracer):
     def get_last_trace(self) -> list[Span]:
         """Always empty: the spans are in the store."""
         return []
+
+
+def _check(span: SpanCoreFields) -> None:
+    for name in (span.name, *(span.attributes or {})):
+        if name.startswith(_RESERVED):
+            raise ValueError(f"{name!r:.60} cannot be emitted: names that begin with {_RESERVED!r} are reserved")
+    try:
+        check_request({}, span)
+        to_json(span.attributes)
+    except ValueError as error:
+        raise ValueError(f"{span.name!r:.60} cannot be emitted: {error}") from error

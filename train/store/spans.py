@@ -15,6 +15,7 @@ from typing import Any
 
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, Span, TraceStatus
+from pydantic_core import PydanticSerializationError
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
 from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
@@ -26,6 +27,8 @@ __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
 _ENDED = ("succeeded", "failed", "cancelled", "timeout")
 _PACKED = (semconv.PROMPT_IDS, semconv.RESPONSE_IDS, semconv.LOGPROBS)
+_MAX_PART = 4 << 20
+"""Characters of text in one request to the store."""
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 
@@ -58,8 +61,9 @@ class LightningSpanSink:
 
     async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         """Store ``spans``; those that are stored already are skipped."""
-        with _refusals():
-            await self._store.add_many_spans([lightning_span(span, self._mask) for span in spans])
+        for part in _parts(spans):
+            with _refusals():
+                await self._store.add_many_spans([lightning_span(span, self._mask) for span in part])
 
 
 def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -> Span:
@@ -80,12 +84,26 @@ def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -
     )
 
 
+def _parts(spans: Sequence[SpanRecord]) -> Iterator[list[SpanRecord]]:
+    """``spans`` in parts of a size that a store accepts in one request."""
+    part: list[SpanRecord] = []
+    size = 0
+    for span in spans:
+        length = sum(len(value) for value in span.attributes.values() if isinstance(value, str))
+        if part and size + length > _MAX_PART:
+            yield part
+            part, size = [], 0
+        part.append(span)
+        size += length
+    yield part
+
+
 @contextmanager
 def _refusals() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        if type(error) is not ValueError:
+        if type(error) not in (ValueError, PydanticSerializationError):
             raise
         # Agent Lightning raises a plain ValueError for an unknown rollout or attempt.
         raise SpansRefusedError(str(error)) from error
