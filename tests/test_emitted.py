@@ -26,6 +26,7 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runners import RunnerPool
 from groundwire.train.rollouts.tracer import RolloutTracer
+from groundwire.train.store.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
 Ask = Callable[[], Awaitable[None]]
@@ -201,6 +202,6 @@ async def test_a_span_that_a_store_would_refuse_is_an_error_of_the_agent(attribu
         assert tracer is not None
         tracer.create_span("annotation", attributes)
 
-    [outcome] = await _outcomes(work)
+    [outcome] = await _outcomes(work, store=MemoryStore())
     assert (outcome.status, outcome.reward) == ("agent", None)
     assert re.search(message, outcome.message)
