@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from spider_folder import make_spider
+from typer.testing import CliRunner
 
 from groundwire.domains import DataError
 from groundwire.domains.spider.loader import domain
@@ -36,6 +37,7 @@ from groundwire.train.policy import STARTER, chat_template
 from groundwire.train.policy.chat_template import TemplateLimitError, TemplateRefusedError
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy
+from groundwire.train.report.__main__ import app as report_app
 
 ROW = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 
@@ -119,6 +121,14 @@ def test_a_lock_that_is_a_device_is_refused(run: RunDir) -> None:
     (run.path / ".lock").symlink_to("/dev/zero")
     with pytest.raises(RunDirError, match=r"\.lock is not a regular file"), run.lock():
         pass
+
+
+def test_a_report_is_not_written_to_a_pipe(run: RunDir) -> None:
+    os.mkfifo(run.path / "report.html")
+    with within(60):
+        result = CliRunner().invoke(report_app, [str(run.path)])
+    assert result.exit_code == 2
+    assert "report.html is not a regular file: delete it" in result.stderr
 
 
 def test_a_run_folder_that_links_to_itself_is_no_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.report.build import build
@@ -39,6 +39,8 @@ def main(
 
             serve(run, port=port)
             return
+        if output is None and page.exists() and not page.is_file():
+            raise CommandError(f"{page} is not a regular file: delete it, or give --output FILE")
         with spinner("reading the run"):
             report = build(run)
         page.parent.mkdir(parents=True, exist_ok=True)
