@@ -7,11 +7,13 @@ import signal
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from programs import Program, until
 from spider_folder import make_database
 
 from groundwire.tools import _query_process, _readonly_sqlite
@@ -207,3 +209,27 @@ def test_a_forked_process_starts_its_own(database: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert run_query(database, sql).rows == [(1,), (2,)]
     assert _idle_process_ids() == before
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_a_process_ends_with_its_killed_parent(database: Path) -> None:
+    endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(printf('%d', n)) FROM c"
+    code = f"from groundwire.tools.sql import run_query; run_query({str(database)!r}, {endless!r}, timeout_s=600)"
+    parent = Program("-c", code)
+    children = Path(f"/proc/{parent.pid}/task")
+    until(lambda: any((task / "children").read_text().strip() for task in children.iterdir()), parent)
+    [pid] = [int(pid) for task in children.iterdir() for pid in (task / "children").read_text().split()]
+    assert _runs(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(10)
+    deadline = time.monotonic() + 60
+    while _runs(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

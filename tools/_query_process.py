@@ -47,7 +47,7 @@ class _Process:
             descriptor = theirs.fileno()
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}\n"
-                f"from groundwire.tools._query_worker import serve; serve({descriptor})"
+                f"from groundwire.tools._query_worker import serve; serve({descriptor}, {os.getpid()})"
             )
             # A session of its own: Ctrl-C in a terminal does not reach it. -S: sys.path is set already.
             self._process = subprocess.Popen(  # noqa: S603

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import marshal
+import os
 import resource
 import signal
+import threading
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,7 +21,7 @@ _KILL_FACTOR, _KILL_MARGIN_S = 1.1, 0.05
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, parent: int) -> None:
     """Answer the queries that arrive, until the other end of the pipe is closed."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process, whatever it is doing
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -26,6 +29,7 @@ def serve(descriptor: int) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = _MAX_FILE_BYTES if hard_limit == resource.RLIM_INFINITY else min(_MAX_FILE_BYTES, hard_limit)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     with Connection(descriptor) as pipe:
         try:
             while True:
@@ -36,6 +40,13 @@ def serve(descriptor: int) -> None:
                 pipe.send_bytes(answer)
         except (EOFError, ConnectionError):
             return
+
+
+def _end_with_parent(parent: int) -> None:
+    """A killed parent closes the pipe, which nobody reads while a query runs."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _answer(*query: Any) -> tuple[Any, ...]:
