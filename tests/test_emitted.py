@@ -34,7 +34,7 @@ Work = Callable[[Ask], Awaitable[None]]
 
 
 class _SlowStore(InMemoryLightningStore):
-    """A store far away: whoever asks it first is not always served first."""
+    """A store far away: the first request is not always served first."""
 
     def __init__(self) -> None:
         super().__init__()

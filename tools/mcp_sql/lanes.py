@@ -1,4 +1,4 @@
-"""Slow queries do not delay quick ones, whoever sends them.
+"""Slow queries do not delay quick ones, also of the same client.
 
 The server cannot know who sends a query: one connection may serve a hundred agents, and one program may open a hundred
 connections. So queries are separated by their duration. Each runs for at most a quarter of a second in the quick lane.

@@ -1,4 +1,4 @@
-"""Renders chat templates. A template is a program of whoever made the model: it may loop, or write without end.
+"""Renders chat templates. A template is a program of the model's author: it may loop, or write without end.
 
 The starter's own template runs here. Every other one runs in a process that the kernel ends after some seconds of CPU
 time, with little memory (:mod:`groundwire.train.policy._template_worker`). The process is started at the first such

@@ -1,6 +1,6 @@
 """What a process that runs agents takes from a store: only what may differ between rollouts.
 
-Whoever can write to a store chooses a rollout's task, sampling parameters and agent settings. Everything else is given
+A client that can write to a store chooses a rollout's task, sampling parameters and agent settings. The rest is given
 to the process that runs the agent, on its own command line: agent, reward and judge, the folder of the databases, the
 hosts of the policy. A request that names something else is refused, with a message that says which option allows it.
 """
