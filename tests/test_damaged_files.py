@@ -33,8 +33,8 @@ from groundwire.train.config.files import read_settings
 from groundwire.train.config.resolve import resolve
 from groundwire.train.doctor import examine
 from groundwire.train.local.grpo import GRPO, GRPOConfig, check_state
-from groundwire.train.policy import STARTER, chat_template
-from groundwire.train.policy.chat_template import TemplateLimitError, TemplateRefusedError
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy
 from groundwire.train.report.__main__ import app as report_app
@@ -311,7 +311,7 @@ def test_the_doctor_names_a_damaged_template(model: Path) -> None:
 def test_a_template_that_loops_or_grows_is_ended(tiny_policy: Any, template: str) -> None:
     tokenizer = _with_template(tiny_policy, template)
     with within(100), pytest.raises(TemplateLimitError, match=r"runs for too long|too much memory|characters"):
-        chat_template.render(tokenizer, [{"role": "user", "content": "hello"}])
+        render(tokenizer, [{"role": "user", "content": "hello"}])
 
 
 def test_a_model_with_a_template_that_loops_is_refused(model: Path) -> None:
@@ -322,14 +322,14 @@ def test_a_model_with_a_template_that_loops_is_refused(model: Path) -> None:
 
 def test_a_template_of_others_makes_the_same_prompt_in_its_process(tiny_policy: Any) -> None:
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b\N{GRINNING FACE}"}]
-    expected = chat_template.render(tiny_policy[1], messages)
-    assert chat_template.is_trusted(tiny_policy[1])
+    expected = render(tiny_policy[1], messages)
+    assert is_trusted(tiny_policy[1])
     other = _with_template(tiny_policy, tiny_policy[1].chat_template + "{# other #}")
-    assert not chat_template.is_trusted(other)
-    assert chat_template.render(other, messages) == expected
+    assert not is_trusted(other)
+    assert render(other, messages) == expected
     refusing = _with_template(tiny_policy, "{{ raise_exception('no ' + eos_token) }}")
     with pytest.raises(TemplateRefusedError, match=f"no {tiny_policy[1].eos_token}"):
-        chat_template.render(refusing, messages)
+        render(refusing, messages)
 
 
 def _with_template(policy: Any, template: str) -> Any:

@@ -13,7 +13,7 @@ import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
 from groundwire.tools.access_token import access_token  # noqa: E402
-from groundwire.train.policy.chat_response import parse_tool_calls  # noqa: E402
+from groundwire.train.policy.chat.response import parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402

@@ -28,7 +28,7 @@ from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.chat_template import TemplateRefusedError, is_trusted, render
+from groundwire.train.policy.chat.template import TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model_files import check_model_files
 

@@ -26,9 +26,9 @@ from groundwire.tools.access_token import access_token
 from groundwire.tools.files import parse_json
 from groundwire.tools.http_guard import Guard
 from groundwire.tools.http_server import HttpServer
-from groundwire.train.policy import chat_template
-from groundwire.train.policy.chat_request import ChatRequest, parse_request
-from groundwire.train.policy.chat_response import FORMATS, ChatResponse, StreamedChoice, versions
+from groundwire.train.policy.chat.request import ChatRequest, parse_request
+from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
+from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, Engine
 
@@ -55,7 +55,7 @@ class PolicyServer(HttpServer):
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
         model_name: the name of the one served model; another name is answered with 404.
-        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat_response.FORMATS`.
+        tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.response.FORMATS`.
         template_options: further variables of the chat template.
         token: the API key of its clients; without it, the token of the environment or the user.
 
@@ -152,17 +152,17 @@ class PolicyServer(HttpServer):
         if long:
             async with self._long_requests:
                 return await asyncio.to_thread(prepare)
-        if chat_template.is_trusted(self._engine.tokenizer):
+        if is_trusted(self._engine.tokenizer):
             return prepare()
         return await asyncio.to_thread(prepare)  # the template waits for another process
 
     def _render(self, chat: ChatRequest) -> str:
         tokenizer, options = self._engine.tokenizer, self._template_options
         try:
-            return chat_template.render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
-        except chat_template.TemplateRefusedError as error:
+            return render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
+        except TemplateRefusedError as error:
             raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
-        except chat_template.TemplateLimitError as error:
+        except TemplateLimitError as error:
             raise ChatRequestError(f"the chat template cannot be used: {error}", param="messages") from error
 
     def _tokenize(self, text: str) -> tuple[int, ...]:

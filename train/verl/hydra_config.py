@@ -25,7 +25,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.chat_response import FORMATS
+from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.verl.credit_assignment import DISCOUNT
 
 __all__ = [

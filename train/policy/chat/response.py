@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
-from groundwire.train.policy.chat_request import ChatRequest
+from groundwire.train.policy.chat.request import ChatRequest
 from groundwire.train.policy.types import Completion
 
 __all__ = ["FORMATS", "ChatResponse", "StreamedChoice", "ToolFormat", "parse_tool_calls", "versions"]

@@ -1,7 +1,7 @@
 """Renders chat templates. A template is a program of the model's author: it may loop, or write without end.
 
 The starter's own template runs here. Every other one runs in a process that the kernel ends after some seconds of CPU
-time, with little memory (:mod:`groundwire.train.policy._template_worker`). The process is started at the first such
+time, with little memory (:mod:`groundwire.train.policy.chat._template_worker`). The process starts at the first such
 template, takes a second to start, and then serves all of this process.
 """
 
@@ -104,7 +104,7 @@ class _Worker:
         with theirs:
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}\n"
-                f"from groundwire.train.policy._template_worker import serve; serve({theirs.fileno()})"
+                f"from groundwire.train.policy.chat._template_worker import serve; serve({theirs.fileno()})"
             )
             # A session of its own: Ctrl-C in a terminal does not reach it. -S: sys.path is set already.
             self._process = subprocess.Popen(  # noqa: S603

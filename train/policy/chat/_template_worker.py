@@ -1,4 +1,4 @@
-"""The program of the process that :mod:`groundwire.train.policy.chat_template` starts."""
+"""The program of the process that :mod:`groundwire.train.policy.chat.template` starts."""
 
 from __future__ import annotations
 
