@@ -93,7 +93,7 @@ def _client(url: str, runners: int, batches: bool, queue: Any) -> None:
 async def _run_rollouts(url: str, runners: int, batches: bool) -> tuple[int, float]:
     from agentlightning import LightningStoreClient
 
-    from groundwire.tools.access_token import access_token
+    from groundwire.tools.http.access_token import access_token
     from groundwire.train.store.client import StoreClient
 
     with_token = url.replace("://", f"://x:{access_token()}@")

@@ -14,7 +14,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from external_processes import free_port
 from programs import Program, run, until
 
-from groundwire.tools.access_token import TokenError, access_token, check_listen, given_token, token_for
+from groundwire.tools.http.access_token import TokenError, access_token, check_listen, given_token, token_for
 from groundwire.train.cli.prepare import check_store_settings
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError

@@ -7,7 +7,7 @@ import base64
 import pytest
 from multidict import CIMultiDict
 
-from groundwire.tools.http_guard import Guard
+from groundwire.tools.http.guard import Guard
 
 TOKEN = "the-token-of-this-server"
 JSON = {"Host": "127.0.0.1:4747", "Content-Type": "application/json", "Content-Length": "2"}

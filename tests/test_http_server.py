@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from chaos.mutations import gzip_bomb
 
-from groundwire.tools.http_server import HttpServer
+from groundwire.tools.http.server import HttpServer
 
 JSON = {"Content-Type": "application/json"}
 
@@ -75,7 +75,7 @@ async def test_a_body_is_not_decompressed() -> None:
 
 
 async def test_connections_without_a_request_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groundwire.tools.http_server._FIRST_REQUEST_S", 0.1)
+    monkeypatch.setattr("groundwire.tools.http.server._FIRST_REQUEST_S", 0.1)
     async with _Server() as server:
         for data in (b"", b"POST / HTTP/1.1\r\nHost:"):
             assert await _send(server, data) == b""

@@ -14,7 +14,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.tools.access_token import access_token
+from groundwire.tools.http.access_token import access_token
 from groundwire.train.policy.errors import ContextLengthError, EngineError
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Completion, Sampling

@@ -17,7 +17,7 @@ from external_processes import free_port
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.tools.access_token import access_token
+from groundwire.tools.http.access_token import access_token
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest
 from groundwire.train.store.__main__ import app

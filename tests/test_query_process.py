@@ -16,8 +16,16 @@ import pytest
 from programs import Program, until
 from spider_folder import make_database
 
-from groundwire.tools import _query_process, _readonly_sqlite
-from groundwire.tools.sql import DatabaseError, NotAllowedError, QueryTimeoutError, SqlError, run_here, run_query
+from groundwire.tools.sql import (
+    DatabaseError,
+    NotAllowedError,
+    QueryTimeoutError,
+    SqlError,
+    connections,
+    processes,
+    run_query,
+)
+from groundwire.tools.sql.query import run_here
 
 HANGS = "SELECT printf('%.*c%.*c%.*c%.*c', 2147483647, a, 2147483647, a, 2147483647, a, 2147483647, a) FROM t"
 
@@ -28,9 +36,9 @@ def database(tmp_path: Path) -> Iterator[Path]:
     make_database(
         path, "CREATE TABLE t (a INTEGER, b TEXT, c); INSERT INTO t VALUES (1, 'one é', x'00ff'), (2, '', NULL)"
     )
-    _query_process.close()
+    processes.close()
     yield path
-    _query_process.close()
+    processes.close()
 
 
 def _in_process(sql: str) -> str:
@@ -39,7 +47,7 @@ def _in_process(sql: str) -> str:
 
 
 def _idle_process_ids() -> list[int]:
-    return [process._process.pid for process in _query_process._pool._idle]
+    return [process._process.pid for process in processes._pool._idle]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +79,7 @@ def test_a_process_gives_the_same_result(database: Path, sql: str) -> None:
     ],
 )
 def test_only_expensive_queries_need_a_process(database: Path, sql: str) -> None:
-    with pytest.raises(_readonly_sqlite.NeedsProcessError):
+    with pytest.raises(connections.NeedsProcessError):
         run_here(str(database), sql, 5.0, 10, 1000)
     with sqlite3.connect(":memory:") as plain:
         assert run_query(database, sql).rows == plain.execute(sql).fetchall()
@@ -174,11 +182,11 @@ def test_temporary_files_are_bounded(database: Path) -> None:
 
 
 def test_a_query_waits_for_a_free_process_until_its_deadline(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_query_process._pool, "_free", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(processes._pool, "_free", threading.BoundedSemaphore(1))
     with ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(run_query, database, HANGS, timeout_s=1.5)
-        while _query_process._pool._free.acquire(blocking=False):
-            _query_process._pool._free.release()
+        while processes._pool._free.acquire(blocking=False):
+            processes._pool._free.release()
         with pytest.raises(QueryTimeoutError, match=r"longer than 0\.1 s"):
             run_query(database, _in_process("SELECT a FROM t"), timeout_s=0.1)
         with pytest.raises(QueryTimeoutError):
@@ -190,7 +198,7 @@ def test_more_queries_than_processes_wait_for_a_free_one(database: Path) -> None
     with ThreadPoolExecutor(20) as threads:
         results = list(threads.map(lambda _: run_query(database, sql, timeout_s=60).rows, range(40)))
     assert results == [[(1,), (2,)]] * 40
-    assert len(_idle_process_ids()) <= _query_process._MAX_IDLE
+    assert len(_idle_process_ids()) <= processes._MAX_IDLE
 
 
 def test_a_forked_process_starts_its_own(database: Path) -> None:
@@ -202,7 +210,7 @@ def test_a_forked_process_starts_its_own(database: Path) -> None:
         try:
             same = _idle_process_ids() == []
             same = same and run_query(database, sql).rows == [(1,), (2,)] and _idle_process_ids() != before
-            _query_process.close()
+            processes.close()
             os._exit(0 if same else 1)
         finally:
             os._exit(2)

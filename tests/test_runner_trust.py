@@ -23,7 +23,7 @@ from groundwire.domains import database_folders, is_inside
 from groundwire.domains.spider.loader import BUNDLED
 from groundwire.rewards import JudgeSettings
 from groundwire.rewards.judge.settings import API_KEY
-from groundwire.tools.access_token import access_token
+from groundwire.tools.http.access_token import access_token
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings

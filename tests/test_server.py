@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
-from groundwire.tools.access_token import access_token  # noqa: E402
+from groundwire.tools.http.access_token import access_token  # noqa: E402
 from groundwire.train.policy.chat.response import parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402

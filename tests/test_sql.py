@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from spider_folder import make_database
 
-from groundwire.tools import _readonly_sqlite
 from groundwire.tools.sql import (
     DatabaseError,
     NotAllowedError,
@@ -26,6 +25,7 @@ from groundwire.tools.sql import (
     QueryResult,
     QueryTimeoutError,
     SqlError,
+    connections,
     render,
     run_query,
 )
@@ -238,12 +238,12 @@ def test_a_path_may_contain_special_characters_of_uris(tmp_path: Path) -> None:
 
 
 def test_a_connection_is_reused_but_never_by_two_queries_at_once(database: Path) -> None:
-    first = _readonly_sqlite.acquire(str(database))
-    second = _readonly_sqlite.acquire(str(database))
+    first = connections.acquire(str(database))
+    second = connections.acquire(str(database))
     assert first is not second
-    _readonly_sqlite.release(first)
+    connections.release(first)
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(_readonly_sqlite.acquire, str(database)).result() is first
+        assert other.submit(connections.acquire, str(database)).result() is first
     second.close()
     first.close()
 
@@ -273,7 +273,7 @@ def test_many_threads_on_many_databases_keep_few_files_open_and_stay_below_the_h
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
     files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-    assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= _readonly_sqlite._IDLE_CONNECTIONS
+    assert 0 < sum(name.startswith(str(tmp_path)) for name in files) <= connections._IDLE_CONNECTIONS
 
 
 def test_reading_a_database_in_wal_mode_creates_no_file(database: Path) -> None:

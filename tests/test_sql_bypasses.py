@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from spider_folder import make_database
 
-from groundwire.tools._readonly_sqlite import MAX_VALUE_LENGTH
 from groundwire.tools.sql import NotAllowedError, QueryTimeoutError, SqlError, run_query
+from groundwire.tools.sql.connections import MAX_VALUE_LENGTH
 
 WRITES = [
     "INSERT INTO t VALUES (9, 'x')",
@@ -175,11 +175,11 @@ def test_an_endless_query_is_stopped(database: Path, sql: str) -> None:
 @pytest.mark.parametrize("sql", MUCH_MEMORY)
 def test_no_query_needs_much_memory(database: Path, sql: str) -> None:
     code = (
-        "import resource\nfrom groundwire.tools import _query_process\n"
+        "import resource\nfrom groundwire.tools.sql import processes\n"
         "from groundwire.tools.sql import QueryError, run_query\n"
         f"try:\n    run_query({str(database)!r}, {sql!r}, timeout_s=10, max_rows=10**6, max_bytes=16_000_000)\n"
         "except QueryError:\n    pass\n"
-        "_query_process.close()\n"
+        "processes.close()\n"
         "_, _, here = open('/proc/self/status').read().partition('VmHWM:')\n"
         "print(here.split()[0], resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
     )

@@ -32,9 +32,9 @@ from agentlightning.types import (
 )
 from aiohttp import web
 
-from groundwire.tools.access_token import access_token
 from groundwire.tools.errors import CommandError
-from groundwire.tools.http_server import make_runner
+from groundwire.tools.http.access_token import access_token
+from groundwire.tools.http.server import make_runner
 from groundwire.train.store.__main__ import _open_store
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError

@@ -23,8 +23,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 
-from groundwire.tools.access_token import access_token
-from groundwire.tools.http_server import make_runner
+from groundwire.tools.http.access_token import access_token
+from groundwire.tools.http.server import make_runner
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.server import _ROUTES, application, bind, serve
 from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore

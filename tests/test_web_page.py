@@ -21,7 +21,7 @@ from aiohttp import web
 from mcp_servers import http_server, make_database
 
 from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.tools.access_token import access_token
+from groundwire.tools.http.access_token import access_token
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy.engine import LocalEngine

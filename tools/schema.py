@@ -21,8 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from groundwire.tools import _readonly_sqlite
-from groundwire.tools.sql import DatabaseError, QueryError, SqlError, run_query
+from groundwire.tools.sql import DatabaseError, QueryError, SqlError, connections, run_query
 
 __all__ = ["RESERVED", "TableInfo", "describe_table", "table_info"]
 
@@ -71,9 +70,9 @@ def table_info(
     """
     path = os.fspath(database)
     try:
-        return _describe(path, _readonly_sqlite.signature(path), max_chars, example_values, show_keys)
+        return _describe(path, connections.signature(path), max_chars, example_values, show_keys)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
+        raise DatabaseError(connections.read_error(path, error)) from error
 
 
 def describe_table(database: str | Path, table: str, *, example_values: int = 3) -> str:
@@ -83,7 +82,7 @@ def describe_table(database: str | Path, table: str, *, example_values: int = 3)
     """
     path = os.fspath(database)
     try:
-        with contextlib.closing(_readonly_sqlite.open_readonly(path)) as conn:
+        with contextlib.closing(connections.open_readonly(path)) as conn:
             kinds = dict(
                 conn.execute("SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
             )
@@ -99,7 +98,7 @@ def describe_table(database: str | Path, table: str, *, example_values: int = 3)
                 raise SqlError(f"the view {name} cannot be used: {error}") from error
             return line.replace("TABLE", "VIEW", 1)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
+        raise DatabaseError(connections.read_error(path, error)) from error
 
 
 @lru_cache(maxsize=1024)
@@ -109,7 +108,7 @@ def _describe(
     lines: list[str] = []
     cut: list[str] = []
     used = 0
-    with contextlib.closing(_readonly_sqlite.open_readonly(path)) as conn:
+    with contextlib.closing(connections.open_readonly(path)) as conn:
         tables = conn.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         )
@@ -132,7 +131,7 @@ def _describe(
 def _table_lines(
     conn: sqlite3.Connection, path: str, table: str, example_values: int, show_keys: bool
 ) -> Iterable[str]:
-    columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quote_identifier(table)})").fetchall()
+    columns = conn.execute(f"PRAGMA table_info({connections.quote_identifier(table)})").fetchall()
     parts = [f"{_quote_if_needed(name)} {_normalize_type(declared)}" for _, name, declared, *_ in columns]
     if show_keys:
         parts += _keys(conn, table, columns)
@@ -150,7 +149,7 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
         yield f"primary key ( {_name_list(primary)} )"
     foreign: dict[int, tuple[str, list[str], list[str]]] = {}
     for number, _, parent, column, parent_column, *_ in conn.execute(
-        f"PRAGMA foreign_key_list({_readonly_sqlite.quote_identifier(table)})"
+        f"PRAGMA foreign_key_list({connections.quote_identifier(table)})"
     ):
         _, ours, theirs = foreign.setdefault(number, (parent, [], []))
         ours.append(column)
@@ -158,7 +157,7 @@ def _keys(conn: sqlite3.Connection, table: str, columns: list[Any]) -> Iterable[
             theirs.append(parent_column)
     # SQLite lists the keys in reverse order of declaration.
     for _, (parent, ours, theirs) in sorted(foreign.items(), reverse=True):
-        columns = conn.execute(f"PRAGMA table_info({_readonly_sqlite.quote_identifier(parent)})").fetchall()
+        columns = conn.execute(f"PRAGMA table_info({connections.quote_identifier(parent)})").fetchall()
         theirs = theirs or _primary_key(columns)  # noqa: PLW2901
         yield f"foreign key ( {_name_list(ours)} ) references {_quote_if_needed(parent)}" + (
             f" ( {_name_list(theirs)} )" if theirs else ""
@@ -170,7 +169,7 @@ def _primary_key(columns: list[Any]) -> list[str]:
 
 
 def _examples(path: str, table: str, column: str, count: int) -> list[str]:
-    column, table = _readonly_sqlite.quote_identifier(column), _readonly_sqlite.quote_identifier(table)
+    column, table = connections.quote_identifier(column), connections.quote_identifier(table)
     try:
         rows = run_query(
             path,
@@ -200,11 +199,7 @@ def _normalize_type(declared: str) -> str:
 
 
 def _quote_if_needed(name: str) -> str:
-    return (
-        name
-        if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED
-        else _readonly_sqlite.quote_identifier(name)
-    )
+    return name if _PLAIN_NAME.fullmatch(name) and name.lower() not in RESERVED else connections.quote_identifier(name)
 
 
 def _name_list(names: Iterable[str]) -> str:

@@ -19,8 +19,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from groundwire.tools.access_token import TokenError, token_for
 from groundwire.tools.files import read_bytes, read_json
+from groundwire.tools.http.access_token import TokenError, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
 from groundwire.train.verl.checks import peft_problem

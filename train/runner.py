@@ -22,9 +22,9 @@ import typer
 
 from groundwire import adapters, domains
 from groundwire.rewards import JudgeSettings
-from groundwire.tools.access_token import VARIABLE, token_for
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import TokenFile, Version

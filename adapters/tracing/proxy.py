@@ -51,8 +51,8 @@ from groundwire.adapters.tracing.openai_wire import (
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanSink
 from groundwire.tools.errors import UserError
-from groundwire.tools.http_guard import Guard
-from groundwire.tools.http_server import HttpServer
+from groundwire.tools.http.guard import Guard
+from groundwire.tools.http.server import HttpServer
 from groundwire.tools.secrets import MIN_LENGTH, masked_values, register_secret
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]

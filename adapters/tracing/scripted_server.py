@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from groundwire.tools.http_server import HttpServer
+from groundwire.tools.http.server import HttpServer
 
 __all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
 

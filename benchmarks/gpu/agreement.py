@@ -24,7 +24,7 @@ import torch
 from benchmarks._processes import free_port
 from benchmarks.gpu.agents import sql_messages
 from groundwire import domains
-from groundwire.tools.access_token import access_token
+from groundwire.tools.http.access_token import access_token
 from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import load_policy

@@ -19,9 +19,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from groundwire.tools.access_token import check_listen, given_token
 from groundwire.tools.errors import CommandError, exit_on_user_error
-from groundwire.tools.http_guard import AsgiGuard, Guard
+from groundwire.tools.http.access_token import check_listen, given_token
+from groundwire.tools.http.guard import AsgiGuard, Guard
 from groundwire.tools.mcp_sql.databases import Databases
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.startup import fast_import

@@ -28,12 +28,19 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools import Tool, ToolResult
 from mcp_types import ToolAnnotations
 
-from groundwire.tools import _readonly_sqlite
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError
 from groundwire.tools.mcp_sql.lanes import BusyError, Lanes
 from groundwire.tools.schema import describe_table, table_info
 from groundwire.tools.secrets import register_secret
-from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, QueryTimeoutError, render, run_query
+from groundwire.tools.sql import (
+    DatabaseError,
+    QueryError,
+    QueryResult,
+    QueryTimeoutError,
+    connections,
+    render,
+    run_query,
+)
 from groundwire.tools.terminal import version
 
 __all__ = ["Limits", "sql_server"]
@@ -146,9 +153,9 @@ class _Functions:
     def _columns(self, database: str | None) -> dict[str, list[str]]:
         path = str(self.databases.path(database))
         try:
-            return _readonly_sqlite.columns(path, _readonly_sqlite.signature(path))
+            return connections.columns(path, connections.signature(path))
         except (OSError, sqlite3.Error) as error:
-            raise DatabaseError(_readonly_sqlite.read_error(path, error)) from error
+            raise DatabaseError(connections.read_error(path, error)) from error
 
 
 def _tool_result(text: str, structured: dict[str, Any], cut: str | None) -> ToolResult:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groundwire import adapters, domains
-from groundwire.tools.access_token import token_for
 from groundwire.tools.errors import CommandError
+from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
 from groundwire.train.artifacts.run_dir import RunDir

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from groundwire.rewards import JudgeSettings
-from groundwire.tools.access_token import is_loopback
+from groundwire.tools.http.access_token import is_loopback
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError

@@ -22,10 +22,10 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
-from groundwire.tools.access_token import access_token
 from groundwire.tools.files import parse_json
-from groundwire.tools.http_guard import Guard
-from groundwire.tools.http_server import HttpServer
+from groundwire.tools.http.access_token import access_token
+from groundwire.tools.http.guard import Guard
+from groundwire.tools.http.server import HttpServer
 from groundwire.train.policy.chat.request import ChatRequest, parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render

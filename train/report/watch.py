@@ -17,7 +17,7 @@ from typing import Any
 from multidict import CIMultiDict
 
 from groundwire.tools.errors import CommandError
-from groundwire.tools.http_guard import Guard
+from groundwire.tools.http.guard import Guard
 from groundwire.tools.secrets import mask_secrets
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.report.build import build

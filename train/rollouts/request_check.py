@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
 
 from groundwire.domains import Domain, database_folders, is_inside
-from groundwire.tools.access_token import is_loopback
 from groundwire.tools.errors import UserError
+from groundwire.tools.http.access_token import is_loopback
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
 

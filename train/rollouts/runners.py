@@ -25,7 +25,7 @@ from agentlightning.runner.agent import LitAgentRunner
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
 
-from groundwire.tools.access_token import VARIABLE
+from groundwire.tools.http.access_token import VARIABLE
 from groundwire.tools.startup import child_python_path
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.tracer import RolloutTracer

@@ -19,7 +19,7 @@ from agentlightning.store.base import LightningStore
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.domains import Domain
-from groundwire.tools.access_token import given_token, token_for
+from groundwire.tools.http.access_token import given_token, token_for
 from groundwire.tools.step_timer import StepTimer, timed_event_loop
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.access_token import access_token, check_listen, given_token
 from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.http.access_token import access_token, check_listen, given_token
 from groundwire.tools.terminal import TokenFile, Version
 
 __all__ = ["app"]

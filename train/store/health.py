@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.access_token import VARIABLE, token_for
+from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.train.store.errors import StoreAddressError
 
 if TYPE_CHECKING:

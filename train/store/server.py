@@ -31,8 +31,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from groundwire.tools.http_guard import Guard, middleware
-from groundwire.tools.http_server import make_runner
+from groundwire.tools.http.guard import Guard, middleware
+from groundwire.tools.http.server import make_runner
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import API, HEALTH
 from groundwire.train.store.limits import (

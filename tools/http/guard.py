@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.access_token import VARIABLE
+from groundwire.tools.http.access_token import VARIABLE
 
 if TYPE_CHECKING:
     from aiohttp import web

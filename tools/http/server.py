@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from groundwire.tools.access_token import check_listen, given_token
-from groundwire.tools.http_guard import Guard, middleware
+from groundwire.tools.http.access_token import check_listen, given_token
+from groundwire.tools.http.guard import Guard, middleware
 
 __all__ = ["HttpServer", "make_runner"]
 

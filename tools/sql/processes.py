@@ -1,9 +1,9 @@
 """Processes for queries that may hold SQLite for long between two checks of the deadline.
 
 SQLite checks a deadline only where its program jumps, never inside a function or the query planner. A query that may
-stay there for long runs in a process that a timer of the kernel kills a little after the deadline (see
-:mod:`groundwire.tools._query_worker`). Its memory is separate, too. A process runs one query at a time and is reused,
-because its start takes as long as hundreds of queries.
+stay there for long runs in a process that a timer of the kernel kills a little after the deadline
+(:mod:`groundwire.tools.sql._query_worker`). Its memory is separate, too. A process runs one query at a time and is
+reused, because its start takes as long as hundreds of queries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Process:
             descriptor = theirs.fileno()
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}\n"
-                f"from groundwire.tools._query_worker import serve; serve({descriptor}, {os.getpid()})"
+                f"from groundwire.tools.sql._query_worker import serve; serve({descriptor}, {os.getpid()})"
             )
             # A session of its own: Ctrl-C in a terminal does not reach it. -S: sys.path is set already.
             self._process = subprocess.Popen(  # noqa: S603

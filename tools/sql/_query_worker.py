@@ -1,4 +1,4 @@
-"""The program of the processes that :mod:`groundwire.tools._query_process` starts."""
+"""The program of the processes that :mod:`groundwire.tools.sql.processes` starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from groundwire.tools.sql import QueryError, run_here
+from groundwire.tools.sql.errors import QueryError
+from groundwire.tools.sql.query import run_here
 
 __all__ = ["serve"]
 

@@ -1,0 +1,22 @@
+"""Runs an agent's SQL, read-only and within limits.
+
+An agent's SQL is untrusted and often wrong, and a policy in training exploits every gap. So SQLite itself refuses
+everything but reads (:mod:`groundwire.tools.sql.connections`), a query that could take very long or much memory runs
+in a process of its own (:mod:`groundwire.tools.sql.processes`), and an error message tells the agent how to continue
+(:mod:`groundwire.tools.sql.errors`).
+"""
+
+from groundwire.tools.sql.errors import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, SqlError
+from groundwire.tools.sql.query import QueryResult, is_sqlite, render, run_query
+
+__all__ = [
+    "DatabaseError",
+    "NotAllowedError",
+    "QueryError",
+    "QueryResult",
+    "QueryTimeoutError",
+    "SqlError",
+    "is_sqlite",
+    "render",
+    "run_query",
+]

@@ -1,0 +1,117 @@
+"""Why a query failed, with a message that tells the agent how to continue.
+
+QueryError
+├── SqlError            the SQL is wrong; the agent can repair it
+├── NotAllowedError     the SQL does more than read; the agent can write another
+├── QueryTimeoutError   stopped by its deadline or its caller; the agent can write a cheaper one
+└── DatabaseError       the file is missing, damaged or locked; not the agent's fault
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+from groundwire.tools.sql import connections
+
+__all__ = [
+    "DatabaseError",
+    "NotAllowedError",
+    "QueryError",
+    "QueryTimeoutError",
+    "SqlError",
+    "query_error",
+    "timeout_error",
+]
+
+# SQLite's codes of failures that no query can cause, as numbers: Python 3.10 has no names for them. A read-only
+# connection reports READONLY only for a database that a crashed writer left to be repaired.
+_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _PROTOCOL = 3, 5, 6, 8, 10, 11, 13, 14, 15
+_SCHEMA, _NOLFS, _NOTADB = 17, 22, 26
+_INFRASTRUCTURE = frozenset(
+    {_PERM, _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _CANTOPEN, _PROTOCOL, _SCHEMA, _NOLFS, _NOTADB}
+)
+_IOERR_WRITE = _IOERR | 3 << 8
+# Python 3.10 has no codes. A message that quotes a name or a value of the query is never equal to one of these.
+_INFRASTRUCTURE_MESSAGES = {
+    "access permission denied",
+    "attempt to write a readonly database",
+    "database disk image is malformed",
+    "database is locked",
+    "database schema has changed",
+    "database table is locked",
+    "disk I/O error",
+    "file is not a database",
+    "large file support is disabled",
+    "locking protocol",
+    "unable to open database file",
+}
+
+
+class QueryError(Exception):
+    """A query failed. The message is written for the agent."""
+
+
+class SqlError(QueryError):
+    """The SQL is wrong: a syntax error, an unknown name, a value that is too large."""
+
+
+class NotAllowedError(QueryError):
+    """The SQL does more than read, or is more than one statement."""
+
+
+class QueryTimeoutError(QueryError):
+    """The query exceeded its deadline, or its caller cancelled it."""
+
+
+class DatabaseError(QueryError):
+    """The database cannot be read: a failure of the infrastructure, not of the agent."""
+
+
+def timeout_error(timeout_s: float, *, cancelled: bool = False) -> QueryTimeoutError:
+    """The error of a query that was stopped."""
+    return QueryTimeoutError(f"the query {'was cancelled' if cancelled else f'ran longer than {timeout_s:g} s'}")
+
+
+def query_error(conn: connections.Connection, path: str, sql: str, error: Exception, timeout_s: float) -> QueryError:
+    """The error of a query that SQLite ended with ``error`` on the connection ``conn``."""
+    message = str(error)
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    result: QueryError
+    if conn.stopped:
+        result = timeout_error(timeout_s, cancelled=conn.cancelled)
+    elif conn.refused_function:
+        result = SqlError(f"the function {conn.refused_function} is not available")
+    elif conn.refused:
+        result = NotAllowedError(f"{conn.refused} is not allowed: write one SELECT statement")
+    elif message == "You can only execute one statement at a time.":
+        result = NotAllowedError("only one statement at a time: write a single SELECT")
+    elif isinstance(error, MemoryError) or code == connections.IOERR_NOMEM:
+        result = SqlError("the query needs too much memory")
+    elif code == _IOERR_WRITE or code & 0xFF == _FULL:  # SQLite writes nothing but the query's own temporary files
+        result = SqlError("the query needs too much temporary storage")
+    elif code & 0xFF in _INFRASTRUCTURE or message in _INFRASTRUCTURE_MESSAGES:
+        result = DatabaseError(f"the database {path} cannot be read: {message}")
+    else:
+        result = SqlError(message + _hint(path, conn.signature, sql, message))
+    return result
+
+
+def _hint(path: str, signature: tuple[int, ...], sql: str, message: str) -> str:
+    """The existing names, for an error about an unknown one."""
+    kind, _, name = message.partition(": ")
+    if kind not in ("no such table", "no such column"):
+        return ""
+    try:
+        schema = connections.columns(path, signature)
+    except (OSError, sqlite3.Error):
+        return ""
+    words = set(re.findall(r"\w+", sql.lower()))
+    tables = [table for table in schema if table.lower() in words or not table.isidentifier()]
+    if kind == "no such table" or not tables:
+        return f". Tables: {', '.join(schema) or 'none'}"
+    qualifier = name.rpartition(".")[0].lower()
+    if qualifier:
+        aliased = {table.lower() for table in re.findall(rf"(\w+)\W+(?:as\s+)?{re.escape(qualifier)}\b", sql.lower())}
+        tables = [table for table in tables if table.lower() in aliased | {qualifier}] or tables
+    return "".join(f". Columns of {table}: {', '.join(schema[table])}" for table in tables)
