@@ -150,7 +150,7 @@ def history() -> None:
 
 
 async def _fill() -> None:
-    from groundwire.train.store.sqlite import SqliteLightningStore
+    from groundwire.train.store.backends.sqlite import SqliteLightningStore
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"

@@ -16,11 +16,11 @@ from programs import Program, run, until
 
 from groundwire.tools.http.access_token import TokenError, access_token, check_listen, given_token, token_for
 from groundwire.train.cli.prepare import check_store_settings
+from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreAddressError
 from groundwire.train.store.health import check_store
 from groundwire.train.store.server import bind, serve
-from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 GIVEN = "a-token-of-several-machines"
 

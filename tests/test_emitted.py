@@ -26,7 +26,7 @@ from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runners import RunnerPool
 from groundwire.train.rollouts.tracer import RolloutTracer
-from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
 Ask = Callable[[], Awaitable[None]]

@@ -21,12 +21,12 @@ from groundwire.tools.http.access_token import access_token
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest
 from groundwire.train.store.__main__ import app
-from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import StoreLostDataError
 from groundwire.train.store.server import bind, serve
 from groundwire.train.store.spans import LightningSpanSink
-from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 TASK = {"id": "t", "question": "?", "query": "SELECT 1", "db_path": ""}
 JOBS = [RolloutRequest(task=TASK, group="t", mode="train")] * 3

@@ -32,7 +32,7 @@ from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.request_check import RequestCheck
 from groundwire.train.rollouts.runners import RunnerPool
-from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.server import bind, serve
 

@@ -30,7 +30,7 @@ from groundwire.train.evaluate import app
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.report.build import build
 from groundwire.train.store.__main__ import app as store_app
-from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
 KEY, JUDGE_KEY, TOKEN, PASSWORD = (f"marked-{name}-0123456789" for name in ("key", "judge", "token", "password"))

@@ -36,11 +36,11 @@ from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.__main__ import _open_store
+from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
 from groundwire.train.store.health import check_store
 from groundwire.train.store.server import application
-from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 ROOT = Path(__file__).parent.parent
 
@@ -449,7 +449,11 @@ def test_exactly_one_kind_of_store_must_be_chosen() -> None:
 
 
 def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("groundwire.train.store.mongo", "agentlightning.store.mongo", "agentlightning.store.collection.mongo"):
+    for name in (
+        "groundwire.train.store.backends.mongo",
+        "agentlightning.store.mongo",
+        "agentlightning.store.collection.mongo",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "pymongo", None)
     with pytest.raises(CommandError, match=r"--mongo needs MongoDB's driver .* pip install 'agentlightning\[mongo\]'"):
@@ -465,7 +469,7 @@ def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPa
 )
 def test_an_unusable_mongodb_is_reported_in_one_line(uri: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pymongo")
-    monkeypatch.setattr("groundwire.train.store.mongo._TIMEOUT_MS", 300)  # the driver waits though it is refused
+    monkeypatch.setattr("groundwire.train.store.backends.mongo._TIMEOUT_MS", 300)  # the driver waits, though refused
     with pytest.raises(MongoStoreError) as caught:
         _open_store(None, uri)
     assert message in str(caught.value)

@@ -25,9 +25,9 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
+from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.server import _ROUTES, application, bind, serve
-from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
 

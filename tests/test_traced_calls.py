@@ -25,7 +25,7 @@ from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runners import RunnerPool
-from groundwire.train.store.base import MemoryStore
+from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
 GOLD = "SELECT name FROM singer"

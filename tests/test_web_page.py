@@ -27,9 +27,9 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.report.watch import make_server
+from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.server import bind, serve
 from groundwire.train.store.spans import LightningSpanSink
-from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 EVIL_POLICY = {"policy": {"resource_type": "proxy_llm", "endpoint": "http://evil.example/v1", "model": "m"}}

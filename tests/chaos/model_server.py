@@ -21,7 +21,7 @@ async def main() -> None:
     from groundwire.train.policy.model import new_policy
     from groundwire.train.policy.server import PolicyServer
     from groundwire.train.pretrain.tokenizer import train_tokenizer
-    from groundwire.train.store.base import MemoryStore
+    from groundwire.train.store.backends.base import MemoryStore
     from groundwire.train.store.spans import LightningSpanSink
 
     torch.set_num_threads(1)

@@ -28,7 +28,7 @@ from agentlightning.types import (
 from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.request_check import POLICY_RESOURCE
-from groundwire.train.store.base import NotifyAttemptEnd
+from groundwire.train.store.backends.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 
 __all__ = ["RolloutCollector"]

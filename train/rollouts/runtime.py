@@ -31,7 +31,7 @@ from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.request_check import RequestCheck
 from groundwire.train.rollouts.runners import POLL_S, RunnerPool, RunnerProcesses
-from groundwire.train.store.base import SPAN_BYTES, MemoryStore
+from groundwire.train.store.backends.base import SPAN_BYTES, MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.spans import LightningSpanSink
 

@@ -66,13 +66,13 @@ def main(
 def _open_store(path: Path | None, mongo: str | None) -> Any:
     if mongo is not None:
         try:
-            from groundwire.train.store.mongo import MongoStore
+            from groundwire.train.store.backends.mongo import MongoStore
         except ImportError as error:
             raise CommandError(
                 f"--mongo needs MongoDB's driver ({error}): pip install 'agentlightning[mongo]'"
             ) from error
         return MongoStore(mongo)
-    from groundwire.train.store.sqlite import MEMORY, SqliteLightningStore
+    from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 
     return SqliteLightningStore(path or MEMORY)
 

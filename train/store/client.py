@@ -28,7 +28,7 @@ from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Rollout, Span
 
 from groundwire.tools.http.access_token import token_for
-from groundwire.train.store.base import NotifyAttemptEnd
+from groundwire.train.store.backends.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
 

@@ -22,10 +22,10 @@ from agentlightning.store.collection.base import LightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.types import Attempt, ResourcesUpdate, Rollout, Worker
 
-from groundwire.train.store.base import IgnoreLateChanges
+from groundwire.train.store.backends.base import IgnoreLateChanges
+from groundwire.train.store.backends.sqlite_tables import KeyValueTable, QueueTable, Table
 from groundwire.train.store.errors import StoreFileError
 from groundwire.train.store.limits import CheckedSpan
-from groundwire.train.store.sqlite_collections import KeyValueTable, QueueTable, Table
 
 __all__ = ["MEMORY", "SqliteLightningStore"]
 

@@ -12,7 +12,7 @@ from agentlightning.store.mongo import MongoLightningStore
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from groundwire.train.store.base import IgnoreLateChanges
+from groundwire.train.store.backends.base import IgnoreLateChanges
 from groundwire.train.store.errors import MongoStoreError
 
 __all__ = ["MongoStore"]

@@ -1,0 +1,1 @@
+"""Where a Lightning store keeps its data: in memory, in a SQLite file, or in MongoDB."""
