@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 from groundwire import domains
 from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
-from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.prepare import prepare
+from groundwire.train.cli.trained_model import trained_model, with_settings_of_run
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluate import app
+from groundwire.train.evaluate import _resolve, app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
@@ -291,6 +292,63 @@ def test_a_model_is_stored_by_its_resolved_path(tmp_path: Path) -> None:
     done = _evaluate("--tasks", "1", "--model", str(tmp_path / "latest"), "--output-dir", str(out))
     assert done.returncode == 0, done.stderr
     assert RunDir.open(out / "latest").config()["model"] == str(STARTER)
+
+
+def _trained(folder: Path, **settings: Any) -> RunDir:
+    """The directory of a run with two checkpoints, of which the newest has the starter's weights."""
+    config = resolve("fast", **settings)
+    run = RunDir.create(folder, backend=config.backend, domain=config.domain, config=config.to_dict())
+    (run.path / "checkpoints" / "step-00002").mkdir(parents=True)
+    shutil.copytree(STARTER, run.path / "checkpoints" / "step-00010")
+    return run
+
+
+def test_a_runs_model_is_evaluated_with_the_settings_of_its_run(tmp_path: Path) -> None:
+    run = _trained(tmp_path / "runs", backend="openai-agents", max_turns=3, max_tokens=9, seed=5, val_tasks=1)
+    newest = run.path / "checkpoints" / "step-00010"
+    (tmp_path / "latest").symlink_to(run.path)
+    for model in (tmp_path / "latest", newest):
+        config = _resolve({"model": str(model), "seed": 6}, None)
+        assert config.model == str(newest)
+        assert (config.backend, config.max_turns, config.max_tokens, config.seed) == ("openai-agents", 3, 9, 6)
+        assert config.val_tasks == 0
+    done = _evaluate("--model", str(tmp_path / "latest"), "val_tasks=1", "--output-dir", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert RunDir.open(tmp_path / "out" / "latest").config()["backend"] == "openai-agents"
+
+
+def test_settings_that_belong_to_a_runs_backend_or_domain_go_with_it(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    own = {"agent": "mine:answer", "data_dir": folder, "reward": "rule_judge_hybrid", "judge": {"model": "m"}}
+    run = _trained(tmp_path / "runs", backend="custom", **own)
+    given = with_settings_of_run({"model": str(run.path)})
+    assert (given["agent"], given["data_dir"], given["reward"]) == ("mine:answer", folder, "rule_judge_hybrid")
+    assert given["judge"]["model"] == "m"
+    assert "agent" not in with_settings_of_run({"model": str(run.path), "backend": "mcp"})
+    assert not {"data_dir", "reward", "judge"} & with_settings_of_run({"model": str(run.path), "domain": "mine"}).keys()
+    assert "judge" not in with_settings_of_run({"model": str(run.path), "reward": "executes"})
+
+
+def test_the_settings_of_a_run_with_verl_or_with_runners_elsewhere_can_be_evaluated(tmp_path: Path) -> None:
+    settings = {"trainer": "verl", "n_runners": 0, "external_store_address": "http://127.0.0.1:9"}
+    config = resolve("qwen", **settings)
+    run = RunDir.create(tmp_path, backend=config.backend, domain=config.domain, config=config.to_dict())
+    saved = run.path / "checkpoints" / "global_step_4" / "actor" / "huggingface"
+    shutil.copytree(STARTER, saved)
+    (run.path / "model").symlink_to(saved)
+    config = _resolve({"model": str(run.path)}, None)
+    assert (config.model, config.config, config.max_turns, config.n_runners) == (str(saved), "qwen", 3, 128)
+    assert prepare(config).data.validation
+
+
+def test_a_run_without_a_checkpoint_has_no_model(evaluated: tuple[Path, str], tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
+    with pytest.raises(RunDirError, match="has no checkpoint yet"):
+        trained_model(run.path)
+    with pytest.raises(RunDirError, match="has no checkpoint: give its model, starter"):
+        trained_model(evaluated[0])
+    assert trained_model(STARTER) is None
+    assert trained_model("starter") is None
 
 
 def test_a_run_with_an_unreadable_validation_is_refused(evaluated: tuple[Path, str], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import given_settings, takes_settings
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.cli.resume import resolve_path
+from groundwire.train.cli.trained_model import with_settings_of_run
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -84,9 +85,13 @@ def main(
 
 
 def _resolve(given: dict[str, Any], base_url: str | None) -> RunConfig:
-    """The settings of an evaluation; an endpoint has other defaults than a model that is served here."""
+    """The settings of an evaluation; an endpoint has other defaults than a model that is served here.
+
+    A model that a run trained has the settings of its run.
+    """
     remote = {"n_runners": _REMOTE_RUNNERS} if base_url else {}
-    given = {**_DEFAULTS, **remote, **with_file(given), "trainer": "local"}
+    given = with_file(given)
+    given = {**_DEFAULTS, **remote, "trainer": "local", **(given if base_url else with_settings_of_run(given))}
     paths = ("data_dir",) if base_url else ("model", "data_dir")
     given |= {name: resolve_path(given[name]) for name in paths if name in given}
     return resolve(given.pop("config", None) or ("hf" if base_url else "fast"), **given)
