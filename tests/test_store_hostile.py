@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import sqlite3
 import zlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,6 +29,7 @@ from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
+from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 from groundwire.train.store.server import _ROUTES, application, bind, serve
 
 _DEEP = json.loads("[" * 100 + "]" * 100)
@@ -356,3 +359,89 @@ async def test_a_missing_body_is_refused_where_one_is_needed(body: bytes) -> Non
             status, reply = await server.post(path, body)
             assert (status, "does not fit agentlightning 0.3" in reply["detail"]) == (422, True)
         assert await server.post("/queues/rollouts/dequeue", body) == (200, [])
+
+
+@asynccontextmanager
+async def _damaged(path: Path, damage: str) -> AsyncIterator[tuple[str, list[str]]]:
+    """The address of a store whose file of two rollouts is damaged by the statement ``damage``, and their ids."""
+    store = SqliteLightningStore(path)
+    rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input={"n": n}) for n in range(2)])
+    await store.get_next_span_sequence_id(rollouts[0].rollout_id, "a")
+    store.close()
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("PRAGMA ignore_check_constraints=ON")
+        conn.execute("PRAGMA writable_schema=ON")
+        conn.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '')")
+    with closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute(damage)
+    store = SqliteLightningStore(path)
+    async with serve(store, bind("127.0.0.1", 0), token=access_token()) as url:
+        yield url, [rollout.rollout_id for rollout in rollouts]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE rollouts SET body = NULL WHERE id = 1",
+        "UPDATE rollouts SET body = 7 WHERE id = 1",
+        """UPDATE rollouts SET body = '{"status": "queu' WHERE id = 1""",
+        "UPDATE rollouts SET body = CAST(x'ff' AS TEXT) WHERE id = 1",
+        "UPDATE rollout_queue SET item = NULL WHERE id = 1",
+        "UPDATE span_sequence_ids SET value = 'text'",
+    ],
+)
+async def test_a_damaged_value_of_the_stores_file_ends_its_request_with_one_sentence(
+    damage: str, tmp_path: Path
+) -> None:
+    async with _damaged(tmp_path / "store.db", damage) as (url, ids):
+        client = StoreClient(url)
+        await client.start()
+        with pytest.raises(StoreFailedError, match=r"the store fails at .* start the store with a copy of the file"):
+            await asyncio.wait_for(client.get_next_span_sequence_id(ids[0], "a"), 20)
+            await asyncio.wait_for(client.query_rollouts(limit=5), 20)
+            await asyncio.wait_for(client.dequeue_rollout(), 20)
+        if "rollouts SET" in damage:
+            assert (await client.get_rollout_by_id(ids[1])) is not None
+        await client.stop()
+
+
+async def test_a_request_that_alone_fails_ends_at_the_clients_deadline() -> None:
+    @web.middleware
+    async def fail(request: web.Request, handler: Any) -> Any:
+        if request.path.endswith("/rollouts/search"):
+            return web.Response(status=503, text="the store's file: disk I/O error")
+        return await handler(request)
+
+    app = application(SqliteLightningStore(MEMORY), access_token())
+    app.middlewares.append(fail)
+    runner = make_runner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = StoreClient(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout_s=0.5)
+    await client.start()
+
+    async def others() -> None:
+        while True:
+            await client.statistics()
+            await asyncio.sleep(0.01)
+
+    answered = asyncio.create_task(others())
+    with pytest.raises(StoreGoneError, match=r"has been away for .* status 503: the store's file: disk I/O error"):
+        await asyncio.wait_for(client.query_rollouts(), 20)
+    answered.cancel()
+    await client.stop()
+    await runner.cleanup()
+
+
+async def test_spans_that_meet_a_full_disk_may_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _serving() as server:
+        taken = await server.store.start_rollout(input={})
+
+        async def full(*_: Any) -> Any:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(server.store, "add_many_spans", full)
+        ids = {"rollout_id": taken.rollout_id, "attempt_id": taken.attempt.attempt_id}
+        status, body = await server.export(_otlp(ids).SerializeToString())
+        assert (status, json.loads(body)) == (503, {"detail": "the store's file: database or disk is full"})

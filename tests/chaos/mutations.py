@@ -198,7 +198,9 @@ def _path(request: Request, rng: random.Random) -> Request:
 
 
 def _method(request: Request, rng: random.Random) -> Request:
-    return replace(request, method=rng.choice(_METHODS))
+    method = rng.choice(_METHODS)
+    streams = method == "GET" and "event-stream" in request.headers.get("Accept", "")  # an answer without end
+    return replace(request, method=method, waits=request.waits or streams)
 
 
 def _framing(request: Request, rng: random.Random) -> Request:

@@ -29,7 +29,7 @@ from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Rollou
 
 from groundwire.tools.http.access_token import token_for
 from groundwire.train.store.backends.base import NotifyAttemptEnd
-from groundwire.train.store.errors import StoreFailedError, StoreGoneError
+from groundwire.train.store.errors import DAMAGED, StoreFailedError, StoreGoneError
 from groundwire.train.store.health import check_store
 
 __all__ = ["RequestBatcher", "Response", "StoreClient"]
@@ -103,22 +103,24 @@ class StoreClient(NotifyAttemptEnd, LightningStoreClient):
         send: Callable[[str, str, bytes], Awaitable[Response]] = partial(self._send, params=params)
         if self._batcher is not None and params is None and self._batcher.accepts(path):
             send = self._batcher.send
-        delay, failures = _FIRST_DELAY_S, 0
+        delay, failures, failing_since = _FIRST_DELAY_S, 0, float("inf")
         while True:
             try:
                 status, data = await send(method, path, body)
             except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-                self._note_away(error)
+                reason: Any = error
             else:
                 if status < _CLIENT_ERROR:
                     self._note_back()
                     return pydantic_core.from_json(data)
-                if (reason := _refusal(status, data)) is not None:
-                    raise ValueError(f"the store refused {method.upper()} {path}: {reason}")
-                failures += status == _SERVER_ERROR
+                if (refused := _refusal(status, data)) is not None:
+                    raise ValueError(f"the store refused {method.upper()} {path}: {refused}")
+                failures += status == _SERVER_ERROR or _parse_error(data).get("error_type") == DAMAGED
                 if failures > _MAX_FAILURES:
                     raise StoreFailedError(f"the store fails at {method.upper()} {path}: {_error_message(data)}")
-                self._note_away(f"status {status}: {_error_message(data)}")
+                reason = f"status {status}: {_error_message(data)}"
+            failing_since = min(failing_since, time.monotonic())
+            self._note_away(reason, failing_since)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY_S)
 
@@ -135,12 +137,14 @@ class StoreClient(NotifyAttemptEnd, LightningStoreClient):
             _log.warning("the store at %s is back after %.1f s", self.server_address_root, away_s)
             self._away_since = None
 
-    def _note_away(self, error: Any) -> None:
+    def _note_away(self, error: Any, failing_since: float) -> None:
+        """Raises :class:`StoreGoneError` after ``timeout_s`` seconds, also if the store answers other requests."""
         if self._away_since is None:
             self._away_since = time.monotonic()
             _log.warning("the store at %s does not answer (%s); waiting for it", self.server_address_root, error)
-        if (away_s := time.monotonic() - self._away_since) > self._timeout_s:
-            raise StoreGoneError(f"the store at {self.server_address_root} has been away for {away_s:.0f} s")
+        if (away_s := time.monotonic() - min(self._away_since, failing_since)) > self._timeout_s:
+            message = f"the store at {self.server_address_root} has been away for {away_s:.0f} s"
+            raise StoreGoneError(f"{message}; last error: {str(error) or type(error).__name__}")
 
     async def _dequeue_batch(self, *, limit: int, worker_id: str | None) -> list[AttemptedRollout]:
         request = {"limit": limit, "worker_id": worker_id}

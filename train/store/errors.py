@@ -14,6 +14,7 @@ from __future__ import annotations
 from groundwire.tools.errors import UserError
 
 __all__ = [
+    "DAMAGED",
     "MongoStoreError",
     "StoreAddressError",
     "StoreFailedError",
@@ -21,6 +22,9 @@ __all__ = [
     "StoreGoneError",
     "StoreLostDataError",
 ]
+
+DAMAGED = "StoreFileError"
+"""The ``error_type`` of a response whose request will fail again, because the store's file is damaged."""
 
 
 class StoreAddressError(UserError):

@@ -33,7 +33,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from groundwire.tools.http.guard import Guard, middleware
 from groundwire.tools.http.server import make_runner
-from groundwire.train.store.errors import StoreAddressError
+from groundwire.train.store.errors import DAMAGED, StoreAddressError
 from groundwire.train.store.health import API, HEALTH
 from groundwire.train.store.limits import (
     MAX_ITEMS,
@@ -248,9 +248,9 @@ def _endpoint(store: LightningStore, route: str) -> _Endpoint:
             status, detail = 400, str(error)
         except ValueError as error:  # raised by the stores for an unknown rollout or attempt
             status, detail = 404, str(error)
-        except sqlite3.Error as error:  # for example a full disk: the client may try again
+        except sqlite3.Error as error:
             _log.error("%s: %s", route, error)
-            status, detail = 503, f"the store's file: {error}"
+            return 503, _file_error_body(error)
         except Exception as error:  # it must not affect the other requests of a batch
             _log.exception(route)
             status, detail = 500, f"the store failed: {error!r}"
@@ -308,8 +308,16 @@ def _json_response(status: int, body: bytes) -> web.Response:
     return web.Response(status=status, body=body, content_type="application/json")
 
 
-def _error_body(detail: str) -> bytes:
-    return pydantic_core.to_json({"detail": detail})
+def _error_body(detail: str, **fields: str) -> bytes:
+    return pydantic_core.to_json({"detail": detail, **fields})
+
+
+def _file_error_body(error: sqlite3.Error) -> bytes:
+    """The client may repeat the request after an error of the disk, but not after one of a damaged file."""
+    detail = f"the store's file: {error!s:.200}"
+    if isinstance(error, sqlite3.OperationalError) and not str(error).startswith("Could not decode"):
+        return _error_body(detail)
+    return _error_body(f"{detail}; start the store with a copy of the file, or with a new one", error_type=DAMAGED)
 
 
 def _error_response(status: int, detail: str) -> web.Response:
@@ -344,6 +352,9 @@ def _otlp_handler(store: LightningStore) -> Any:
             await intake.add_otlp(message)
         except (ValueError, zlib.error, DecodeError) as error:
             return _error_response(400, f"the spans were refused: {error}")
+        except sqlite3.Error as error:
+            _log.error("%s: %s", _TRACES, error)
+            return _json_response(503, _file_error_body(error))
         if intake.refused and not intake.stored:
             return _error_response(400, intake.message())
         response = ExportTraceServiceResponse()

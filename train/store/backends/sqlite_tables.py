@@ -28,7 +28,7 @@ from agentlightning.store.collection.base import (
 )
 from agentlightning.types import FilterField, FilterOptions, PaginatedResult, SortOptions, Span
 from cachetools import LRUCache
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 __all__ = ["KeyValueTable", "QueueTable", "Table"]
 
@@ -55,6 +55,9 @@ class _NamedTable:
 
     async def size(self) -> int:
         return int(self._conn.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0])
+
+    def _damaged(self, row: str) -> sqlite3.DatabaseError:
+        return sqlite3.DatabaseError(f"table {self._name}, row {row:.100}: the value is damaged")
 
 
 class Table(_NamedTable, Collection[M], Generic[M]):
@@ -108,7 +111,7 @@ class Table(_NamedTable, Collection[M], Generic[M]):
         found = self._conn.execute(
             f"{self._select}{where}{self._order(sort)} LIMIT ? OFFSET ?", (*values, limit, offset)
         )
-        rows = found.fetchall() if limit == -1 else list(_page(found))
+        rows = found.fetchall() if limit == -1 else list(self._page(found))
         total = offset + len(rows)
         if (offset and not rows) or len(rows) == limit or found.fetchone():
             total = self._conn.execute(f"SELECT count(*) FROM {self._name}{where}", values).fetchone()[0]
@@ -179,9 +182,23 @@ class Table(_NamedTable, Collection[M], Generic[M]):
         key = row[:-1]
         if (cached := self._cache.get(key)) is not None:
             return cached[0]
-        item = self._model.model_validate_json(row[-1])
+        try:
+            item = self._model.model_validate_json(row[-1])
+        except ValidationError as error:
+            raise self._damaged(repr(key)) from error
         self._add_to_cache(key, item, row[-1])
         return item
+
+    def _page(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """The first rows, until they are large together."""
+        size = 0
+        for row in rows:
+            if not isinstance(row[-1], str):
+                raise self._damaged(repr(row[:-1]))
+            yield row
+            size += len(row[-1])
+            if size > _PAGE_SIZE:
+                return
 
     def _add_to_cache(self, key: tuple[Any, ...], item: M, body: str) -> None:
         self._cache.pop(key, None)
@@ -278,7 +295,11 @@ class QueueTable(_NamedTable, Queue[str]):
 
     def _front(self, limit: int) -> list[tuple[int, str]]:
         query = f"SELECT id, item FROM {self._name} ORDER BY id LIMIT ?"
-        return self._conn.execute(query, (max(0, limit),)).fetchall()
+        rows = self._conn.execute(query, (max(0, limit),)).fetchall()
+        for number, item in rows:
+            if not isinstance(item, str):
+                raise self._damaged(str(number))
+        return rows
 
 
 class KeyValueTable(_NamedTable, KeyValue[str, int]):
@@ -293,6 +314,8 @@ class KeyValueTable(_NamedTable, KeyValue[str, int]):
 
     async def get(self, key: str, default: int | None = None) -> int | None:
         row = self._conn.execute(f"SELECT value FROM {self._name} WHERE key = ?", (key,)).fetchone()
+        if row is not None and not isinstance(row[0], int):
+            raise self._damaged(repr(key))
         return default if row is None else row[0]
 
     async def set(self, key: str, value: int) -> None:
@@ -316,16 +339,6 @@ class KeyValueTable(_NamedTable, KeyValue[str, int]):
         value = await self.get(key, default)
         self._conn.execute(f"DELETE FROM {self._name} WHERE key = ?", (key,))
         return value
-
-
-def _page(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The first rows, until they are large together."""
-    size = 0
-    for row in rows:
-        yield row
-        size += len(row[-1])
-        if size > _PAGE_SIZE:
-            return
 
 
 def _json(item: BaseModel) -> str:
