@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from chaos import kills, processes, requests, tally
-from chaos.mutations import Request, gzip_bomb, mutate
+from chaos.mutations import Request, _json, gzip_bomb, mutate
 from chaos.processes import Processes
 from chaos.tally import Tally
 
@@ -165,6 +165,15 @@ def test_a_seed_repeats_the_requests() -> None:
     )
     assert first == second != other
     assert len(set(first)) > 150
+
+
+def test_no_request_is_larger_than_the_memory() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        request = Request("POST", b"/a", {"Host": "localhost"}, [[["a", "b"], ["c"]], ["d"]])
+        for _ in range(6):
+            request = _json(request, rng)
+            assert len(request.encode()) < 100_000_000
 
 
 def test_the_bomb_is_valid_gzip() -> None:

@@ -33,7 +33,7 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
     disturbed_run(folder / "full", _FULL_SHARE * seconds, rng, tally, _fill_disk)
     _empty_store(folder / "emptied", tally)
     number = 0
-    while number < 3 or time.monotonic() < started + seconds:
+    while number < 2 or time.monotonic() < started + seconds:
         _open_damaged(folder / "damaged", folder / "full" / "store.db", number, rng, tally)
         number += 1
 

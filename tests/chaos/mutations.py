@@ -16,6 +16,8 @@ from typing import Any
 __all__ = ["Request", "gzip_bomb", "mutate"]
 
 _DEEP = 3000
+_MAX_COPIED, _MAX_COPIES = 1_000_000, 20_000_000
+"""Bytes of JSON that are repeated, before and after: or a few changes would make a request larger than the memory."""
 _BOMB_MB = 2000
 _ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 10**40, 0.1, 1e308, -0.0),
@@ -109,14 +111,15 @@ def _json(request: Request, rng: random.Random) -> Request:
             break
         parent, key = rng.choice(places)
         change = rng.randrange(10)
-        if change < 6:
+        if change < 6 or len(_dump(body)) > _MAX_COPIED:
             parent[key] = copy.deepcopy(rng.choice(_ODD))
         elif change == 6:
             del parent[key]
         elif change == 7:
             parent[key] = copy.deepcopy(rng.choice(places)[0])  # part of another place
         elif change == 8 and isinstance(parent, list):
-            parent.extend([copy.deepcopy(parent[key])] * rng.choice([1, 50, 2000]))
+            times = min(rng.choice([1, 50, 2000]), _MAX_COPIES // len(_dump(parent[key])))
+            parent.extend(copy.deepcopy(parent[key]) for _ in range(times))
         else:
             parent[key] = [parent[key]]
     return replace(request, body=body)
@@ -168,7 +171,7 @@ def _bytes(request: Request, rng: random.Random) -> Request:
             del damaged[rng.randrange(len(damaged)) :]
         return replace(request, body=bytes(damaged), headers=headers)
     else:
-        changed = bytearray(body * rng.choice([2, 30]))
+        changed = bytearray(body * min(rng.choice([2, 30]), _MAX_COPIES // (len(body) + 1)))
     return replace(request, body=bytes(changed))
 
 

@@ -42,11 +42,13 @@ class Server:
 
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
     """Send requests to the servers, each for the same time."""
+    end = time.monotonic() + seconds
     with Processes(folder, tally) as processes:
         started = [start(folder, processes) for start in servers.ALL]
         all_servers = [server for wait in started for server in wait()]
+        each_s = max(end - time.monotonic(), seconds / 2) / len(all_servers)
         for server in all_servers:
-            asyncio.run(fuzz(server, seconds / len(all_servers), rng, tally))
+            asyncio.run(fuzz(server, each_s, rng, tally))
             print(f"  {server.name}: {tally.counts[f'requests: {server.name}']} requests", flush=True)
 
 

@@ -27,6 +27,7 @@ _FINISH_S = 180.0
 
 def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
     """Kill or stop the trainer, resume it, for ``seconds``; then let it finish one more step."""
+    end = time.monotonic() + seconds
     with Processes(folder, tally) as processes:
         port = external_processes.free_port()
         address = f"http://127.0.0.1:{port}"
@@ -45,10 +46,10 @@ def run(folder: Path, seconds: float, rng: random.Random, tally: Tally) -> None:
             unresponsive_s=2.0,
         )
         found = RunDir.create(str(folder), backend="langgraph", domain="spider", config=config.to_dict())
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while not tally.counts["runs resumed"] or time.monotonic() < end:
             trainer = _resume(processes, found.path)
-            time.sleep(rng.uniform(0, _LONGEST_S))
+            tally.add("runs resumed")
+            time.sleep(rng.uniform(0, min(_LONGEST_S, seconds)))
             if not processes.check_running(trainer):
                 continue
             if rng.random() < 0.7:
