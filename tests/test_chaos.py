@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import socket
 import sqlite3
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import external_processes
 import pytest
 from aiohttp import web
 from chaos import kills, processes, requests, tally
@@ -121,6 +123,39 @@ def test_a_kill_and_a_stop_are_counted_and_are_no_faults(tmp_path: Path) -> None
         all_processes.kill(all_processes.python("one", "-c", "import time; time.sleep(60)"))
         all_processes.stop(all_processes.python("another", "-c", "import time; time.sleep(60)"))
     assert (found.counts["kills"], found.counts["stops"], _faults(found)) == (1, 1, {})
+
+
+def forgetful_store(path: str, port: int) -> None:
+    """The store, which acknowledges every 50th span without storing it."""
+    from groundwire.train.store.backends.sqlite import SqliteLightningStore
+
+    spans = itertools.count(1)
+    store_spans = SqliteLightningStore.add_many_spans
+
+    async def forget(self: SqliteLightningStore, added: Any) -> Any:
+        kept = [span for span in added if next(spans) % 50]
+        return added if not kept else [*await store_spans(self, kept), *(span for span in added if span not in kept)]
+
+    SqliteLightningStore.add_many_spans = forget  # type: ignore[method-assign]
+    external_processes.store(path, port)
+
+
+@pytest.mark.parametrize("store", [external_processes.store, forgetful_store])
+def test_a_store_that_forgets_spans_is_noticed_from_end_to_end(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_processes, "store", store)
+    found = Tally()
+
+    def wait(pieces: kills.Pieces, _: random.Random) -> None:
+        deadline = time.monotonic() + 60
+        while len(pieces.steps()) < 6 and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    kills.disturbed_run(tmp_path, 0.1, random.Random(1), found, wait)
+    assert found.counts["acknowledged: span"] > 50
+    lost = {what for (name, what) in found.faults if name == "lost"}
+    assert ("span" in lost) == (store is forgetful_store)
 
 
 class _Running:

@@ -397,10 +397,14 @@ async def test_a_damaged_value_of_the_stores_file_ends_its_request_with_one_sent
     async with _damaged(tmp_path / "store.db", damage) as (url, ids):
         client = StoreClient(url)
         await client.start()
+
+        async def read() -> None:
+            await client.get_next_span_sequence_id(ids[0], "a")
+            await client.query_rollouts(limit=5)
+            await client.dequeue_rollout()
+
         with pytest.raises(StoreFailedError, match=r"the store fails at .* start the store with a copy of the file"):
-            await asyncio.wait_for(client.get_next_span_sequence_id(ids[0], "a"), 20)
-            await asyncio.wait_for(client.query_rollouts(limit=5), 20)
-            await asyncio.wait_for(client.dequeue_rollout(), 20)
+            await asyncio.wait_for(read(), 30)
         if "rollouts SET" in damage:
             assert (await client.get_rollout_by_id(ids[1])) is not None
         await client.stop()
