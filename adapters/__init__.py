@@ -16,9 +16,11 @@ from groundwire.adapters._types import (
     Stoppable,
     ToolError,
 )
+from groundwire.adapters.unmodified.backend import FRAMEWORKS, agent_backend
 
 __all__ = [
     "AGENT_HEADER",
+    "FRAMEWORKS",
     "AgentError",
     "Answer",
     "Backend",
@@ -29,6 +31,7 @@ __all__ = [
     "Question",
     "Stoppable",
     "ToolError",
+    "agent_backend",
     "check",
     "get",
     "names",

@@ -9,7 +9,8 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_backends(register: Callable[[str, str], None]) -> None:
-    """The reference SQL agents, and ``custom`` for any function."""
+    """The reference SQL agents, ``custom`` for any agent object or function, and ``command`` for any program."""
+    register("command", "groundwire.adapters.unmodified.command:CommandBackend")
     register("custom", "groundwire.adapters.custom:CustomBackend")
     register("langgraph", "groundwire.adapters.sql_agents.langgraph:LangGraphSQLBackend")
     register("mcp", "groundwire.adapters.sql_agents.mcp:McpSQLBackend")

@@ -40,6 +40,8 @@ class Question:
     """Path of the SQLite file (empty for a domain without one)."""
     form: AnswerForm = "sql"
     """The form of the answer: a query, or prose."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The task's other columns, without those that hold its gold answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

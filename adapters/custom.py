@@ -13,13 +13,13 @@ function raises a :class:`adapters.BackendError` itself.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from groundwire.adapters._openai_client import typed_failures
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
+from groundwire.adapters.unmodified.loading import load_object
 from groundwire.tools.daemon_threads import in_thread
 
 __all__ = ["CustomBackend"]
@@ -34,7 +34,7 @@ class CustomBackend:
     """
 
     def __init__(self, *, agent: str | Function) -> None:
-        self._function = _import_function(agent) if isinstance(agent, str) else agent
+        self._function = load_object(agent) if isinstance(agent, str) else agent
         self._name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", repr(agent))
         if (problem := _problem(self._function)) is not None:
             raise ValueError(f"agent {self._name!r} {problem}")
@@ -59,33 +59,6 @@ class CustomBackend:
                 return self._function(question, endpoint)
 
         return await asyncio.wrap_future(in_thread(call, name=f"agent {question.id}"))
-
-
-def _import_function(name: str) -> Any:
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise ValueError(f"agent is {name!r}; write it as module:function")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the module is foreign code and may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{module_name}.".startswith(f"{missing}."):
-            why = f"there is no module {missing!r} in this folder or on PYTHONPATH"
-        else:
-            why = f"{module_name} cannot be imported: {type(error).__name__}: {error}"
-        raise ValueError(f"agent {name!r}: {why}") from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError:
-        there = [
-            each
-            for each, value in vars(module).items()
-            if getattr(value, "__module__", None) == module_name and not each.startswith("_") and not _problem(value)
-        ]
-        raise ValueError(
-            f"agent {name!r}: {module_name} has no {attribute!r}; its functions of (question, endpoint): "
-            f"{', '.join(there) or 'none'}"
-        ) from None
 
 
 def _problem(function: Any) -> str | None:

@@ -13,6 +13,7 @@ from groundwire.domains._types import (
     breakdowns_of,
     database_folders,
     is_inside,
+    visible_columns,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "get",
     "is_inside",
     "names",
+    "visible_columns",
 ]

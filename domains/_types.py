@@ -21,13 +21,19 @@ __all__ = [
     "breakdowns_of",
     "database_folders",
     "is_inside",
+    "visible_columns",
 ]
 
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
 
-Only the trainer and the reward see the whole row. A backend gets ``id``, ``question`` and :meth:`Domain.database`.
+Only the trainer and the reward see the whole row. An agent gets :func:`visible_columns`.
 """
+
+_GOLD_COLUMNS = frozenset(
+    {"answer", "answers", "expected", "gold", "label", "labels", "query", "reference", "solution", "sql", "target"}
+)
+"""The columns that hold a gold answer, in a domain that does not name its own."""
 
 Breakdowns = Mapping[str, Mapping[str, str]]
 """Task columns by which accuracy is also reported: for each the labels of its values, in display order.
@@ -72,6 +78,16 @@ def answer_form(domain: Domain) -> AnswerForm:
     """The domain's attribute ``form``; ``sql`` if it has none."""
     form: AnswerForm = getattr(domain, "form", "sql")
     return form
+
+
+def visible_columns(domain: Domain, task: Task) -> dict[str, Any]:
+    """The columns of ``task`` that its agent may see: all but those that hold the gold answer.
+
+    A domain's optional attribute ``gold_columns`` names them. Without it they are the columns with a usual name of one:
+    answer, answers, expected, gold, label, labels, query, reference, solution, sql, target.
+    """
+    gold = frozenset(getattr(domain, "gold_columns", _GOLD_COLUMNS))
+    return {name: value for name, value in task.items() if name not in gold}
 
 
 def breakdowns_of(domain: Domain) -> Breakdowns:

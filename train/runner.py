@@ -42,11 +42,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def main(
     external_store_address: Annotated[str, typer.Option(help="Address of the store, http://HOST:PORT", metavar="URL")],
-    backend: Annotated[str, typer.Option(help="Agent framework")] = "langgraph",
-    agent: Annotated[
-        str | None,
-        typer.Option(help="With --backend custom: your function, written MODULE:FUNCTION", metavar="FUNCTION"),
-    ] = None,
+    backend: Annotated[str | None, typer.Option(help="The trainer's --backend")] = None,
+    agent: Annotated[str | None, typer.Option(help="The trainer's --agent", metavar="AGENT")] = None,
+    agent_input: Annotated[str | None, typer.Option(help="The trainer's --agent-input", metavar="FUNCTION")] = None,
+    agent_output: Annotated[str | None, typer.Option(help="The trainer's --agent-output", metavar="FUNCTION")] = None,
+    train_model: Annotated[str | None, typer.Option(help="The trainer's --train-model", metavar="REGEX")] = None,
     domain: Annotated[str, typer.Option(help="Domain of the tasks")] = "spider",
     reward: Annotated[
         str | None, typer.Option(help="The trainer's --reward. Without it, the domain's own reward")
@@ -76,6 +76,7 @@ def main(
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
     with exit_on_user_error(debug):
+        backend = backend or ("custom" if agent else "langgraph")
         adapters.check(backend)
         reward = reward or domains.get(domain).default_reward
         given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
@@ -85,6 +86,9 @@ def main(
         settings = AgentSettings(
             backend=backend,
             agent=agent,
+            agent_input=agent_input,
+            agent_output=agent_output,
+            train_model=train_model,
             domain=domain,
             reward=reward,
             judge=judge_settings,

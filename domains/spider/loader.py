@@ -45,6 +45,7 @@ class SpiderDomain:
 
     name = "spider"
     default_reward = "spider_exec_match"
+    gold_columns = ("query", "hardness", *_DROPPED_COLUMNS)
     breakdowns = {
         "hardness": {level: level for level in LEVELS},
         "subject_split": {"familiar": "familiar subjects", "new": "new subjects"},

@@ -24,6 +24,8 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     settings = preset_settings(preset, "verl" if verl else "local")
     if chosen.get("external_store_address") is not None:
         settings.pop("runner_processes", None)  # a preset's belong to a store that lives with the run
+    if chosen.get("agent") is not None:
+        settings["backend"] = "custom"  # the framework is found from the agent
     if verl:
         chosen = with_run_names(chosen)
     else:

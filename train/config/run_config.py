@@ -33,11 +33,11 @@ _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
 
 
-def _regular_expression(value: str | None) -> str | None:
+def _regular_expression(name: str, value: str | None) -> str | None:
     try:
         re.compile(value or "")
     except re.error as error:
-        raise ConfigError(f"agent_match {value!r} is not a regular expression: {error}") from None
+        raise ConfigError(f"{name} {value!r} is not a regular expression: {error}") from None
     return value
 
 
@@ -54,7 +54,18 @@ class AgentSettings(Settings):
 
     backend: str = _agent("langgraph", "Agent framework: langgraph, openai-agents, mcp, custom or a plugin's")
     agent: str | None = _agent(
-        None, "With --backend custom: your function, written MODULE:FUNCTION", metavar="FUNCTION"
+        None,
+        "Your agent, MODULE:NAME or FILE.py:NAME: a LangGraph graph, an Agents SDK agent or a function of the task",
+        metavar="AGENT",
+    )
+    agent_input: str | None = _agent(
+        None, "Function MODULE:NAME that makes your agent's input from the task", metavar="FUNCTION"
+    )
+    agent_output: str | None = _agent(
+        None, "Function MODULE:NAME that makes the answer from your agent's result", metavar="FUNCTION"
+    )
+    train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
+        None, "Train only the models of your agent whose names match; others keep their provider", metavar="REGEX"
     )
     domain: str = _agent("spider", "Domain of the tasks: spider, medical or a plugin's")
     reward: str | None = _agent(
@@ -111,7 +122,7 @@ class RunConfig(AgentSettings):
         "broadcast", "With verl: which LLM calls share the rollout's reward: all (broadcast), the last, or discount"
     )
     credit_discount: float = _training(0.9, "With credit discount: factor from a call to the one before", gt=0, le=1)
-    agent_match: Annotated[str | None, AfterValidator(_regular_expression)] = _training(
+    agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
         None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
     )
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
@@ -168,15 +179,16 @@ class RunConfig(AgentSettings):
         return self.model_dump(mode="json")
 
     def for_agents(self) -> dict[str, Any]:
-        """The values of :class:`AgentSettings` for runners, without those that each runner has for itself: ``agent``
+        """The values of :class:`AgentSettings` for runners, without those that each runner has for itself: the agent
         and the judge's ``cache``.
         """
-        own: Any = {"agent": True, "judge": {"cache"}}
+        own: Any = {"agent": True, "agent_input": True, "agent_output": True, "judge": {"cache"}}
         return self.model_dump(mode="json", include=set(AgentSettings.model_fields), exclude=own)
 
     def runner_options(self) -> list[str]:
         """The options with which ``python -m train.runner`` runs the agents of this run."""
         options = {"backend": self.backend, "agent": self.agent, "domain": self.domain, "reward": self.reward}
+        options |= {"agent-input": self.agent_input, "agent-output": self.agent_output, "train-model": self.train_model}
         options |= {"data-dir": self.data_dir, "judge-model": self.judge.model, "judge-base-url": self.judge.base_url}
         store = urlsplit(self.external_store_address or "").hostname
         if self.proxy_host != store and not is_loopback(self.proxy_host):

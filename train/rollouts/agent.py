@@ -20,7 +20,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
 
 from groundwire import adapters, rewards
-from groundwire.domains import Domain, answer_form
+from groundwire.domains import Domain, answer_form, visible_columns
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.train.config.run_config import AgentSettings
@@ -98,6 +98,7 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             text=task["question"],
             database=self.domain.database(task),
             form=answer_form(self.domain),
+            columns=visible_columns(self.domain, task),
         )
         try:
             return await self.backend.run(question, endpoint)

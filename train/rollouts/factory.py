@@ -7,7 +7,8 @@ does not take is an error.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
@@ -18,7 +19,17 @@ from groundwire.train.config.run_config import AgentSettings, RunConfig
 
 __all__ = ["make_backend", "make_reward"]
 
-_OPTIONS = ("agent", "max_turns", "table_info_truncate", "example_values", "show_keys", "execution_truncate")
+_OPTIONS = (
+    "agent",
+    "agent_input",
+    "agent_output",
+    "train_model",
+    "max_turns",
+    "table_info_truncate",
+    "example_values",
+    "show_keys",
+    "execution_truncate",
+)
 """The settings that a backend's constructor may take, as parameters of the same names."""
 
 _PACKAGES = {"agents": "openai-agents"}
@@ -28,15 +39,17 @@ _PACKAGES = {"agents": "openai-agents"}
 def make_backend(settings: AgentSettings) -> adapters.Backend:
     """The backend of a run, or of a runner. Raises :class:`groundwire.train.config.errors.ConfigError`."""
     try:
-        factory = adapters.get(settings.backend)
+        factory: Callable[..., adapters.Backend] = adapters.get(settings.backend)
     except ImportError as error:
         raise ConfigError(f"backend {settings.backend!r} cannot be imported: {error}; {_remedy(error)}") from error
+    if settings.agent is not None and settings.backend in adapters.FRAMEWORKS:
+        factory = partial(adapters.agent_backend, framework=settings.backend)
     parameters = inspect.signature(factory).parameters
     if isinstance(settings, RunConfig):
         _reject_ignored(settings, parameters)
     options = {name: getattr(settings, name) for name in _OPTIONS if name in parameters}
     if options.get("agent", "") is None:
-        raise ConfigError(f"backend {settings.backend!r} needs --agent module:function")
+        raise ConfigError(f"backend {settings.backend!r} needs --agent module:name")
     try:
         return factory(**options)
     except ValueError as error:

@@ -1,0 +1,82 @@
+"""Any program as a backend: ``--backend command --agent "node agent.mjs"``.
+
+Each rollout is a process. It reads its task from standard input, as one JSON object, and writes its answer to standard
+output. The base URL of its attempt and an API key are in the environment, under the names that the clients of OpenAI
+and Anthropic read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from typing import Any
+
+from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
+from groundwire.adapters.unmodified.answers import judged_answer
+from groundwire.adapters.unmodified.backend import agent_task
+from groundwire.adapters.unmodified.conversation import Conversation
+from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.http.access_token import VARIABLE
+
+__all__ = ["CommandBackend"]
+
+_MAX_ANSWER = 1 << 20
+_SHOWN = 1000
+"""Characters of standard error in the message of a failure."""
+
+
+class CommandBackend:
+    """Starts ``agent``, a command line, for each question. Raises ``ValueError`` if there is no such program."""
+
+    agents: tuple[str, ...] = ()
+
+    def __init__(self, *, agent: str) -> None:
+        try:
+            self._command = shlex.split(agent)
+        except ValueError as error:
+            raise ValueError(f"agent {agent!r} is no command line: {error}") from error
+        if not self._command or shutil.which(self._command[0]) is None:
+            raise ValueError(f"agent {agent!r}: there is no program {' '.join(self._command[:1])!r}")
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        """Answer one question. Raises :class:`adapters.AgentError`."""
+        # Not asyncio's own: they need a child watcher, which the policy of uvloop (set by Ray) does not have.
+        process = subprocess.Popen(  # noqa: ASYNC220, S603
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(endpoint),
+            start_new_session=True,
+        )
+        task = json.dumps(agent_task(question), ensure_ascii=False, default=str).encode()
+        try:
+            output, errors = await asyncio.wrap_future(
+                in_thread(lambda: process.communicate(task), name=f"agent {question.id}")
+            )
+        finally:  # also what the agent left running, and an agent whose rollout was cancelled
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            shown = (errors.strip() or output.strip()).decode("utf-8", "replace")[-_SHOWN:]
+            raise AgentError(f"{shlex.join(self._command)} ended with status {process.returncode}: {shown}")
+        text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
+        return Answer(text=judged_answer(text, question.form, Conversation(), {}))
+
+
+def _environment(endpoint: Endpoint) -> dict[str, str]:
+    base = endpoint.base_url.rstrip("/")
+    settings: dict[str, Any] = {
+        "OPENAI_BASE_URL": base,
+        "OPENAI_API_BASE": base,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "ANTHROPIC_BASE_URL": base.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": endpoint.api_key,
+    }
+    return {**{name: value for name, value in os.environ.items() if name != VARIABLE}, **settings}

@@ -1,0 +1,72 @@
+"""Loads the agent that a user names: ``module:name``, or ``path/to/file.py:name``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["load_object"]
+
+_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+"""Clients refuse to be made without a key. The policy needs none, so an agent without a provider still loads."""
+
+
+def load_object(name: str, *, option: str = "agent") -> Any:
+    """The object that ``name`` means. Raises ``ValueError`` that says what is wrong with the value of ``option``."""
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
+    for key in _KEYS:
+        os.environ.setdefault(key, "none")
+    module = _import(name, place, option)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            others = [each for each in vars(module) if not each.startswith("_") and _is_own(module, each)]
+            raise ValueError(f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'none'}")
+        found = getattr(found, part)
+    return found
+
+
+def _import(name: str, place: str, option: str) -> Any:
+    try:
+        return _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if isinstance(error, FileNotFoundError) and error.filename == place:
+            why = f"there is no file {place}"
+        elif missing and f"{place}.".startswith(f"{missing}."):
+            why = f"there is no module {missing!r} in this folder or on PYTHONPATH"
+        elif missing:
+            why = f"{place} needs the package {missing!r}, which is not installed here"
+        else:
+            why = f"{place} cannot be imported: {type(error).__name__}: {error}"
+        raise ValueError(f"{option} {name!r}: {why}") from error
+
+
+def _import_file(path: Path) -> Any:
+    """The module in a file. Its folder is on the path, as for a script, so that it finds the modules beside it."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "no such file", str(path))
+    path = path.resolve()
+    loaded = next((each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == str(path)), None)
+    if loaded is not None:
+        return loaded
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # for pickle and for annotations that are read later
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_own(module: Any, name: str) -> bool:
+    value = vars(module)[name]
+    return not hasattr(value, "__path__") and getattr(value, "__module__", module.__name__) == module.__name__

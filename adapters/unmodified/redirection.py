@@ -1,0 +1,244 @@
+"""Sends the LLM calls of an unmodified agent to the URL of its attempt.
+
+OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and the instrumentation of
+``threading`` carries it into threads. Hooks on httpx, aiohttp and requests look for it. An LLM call in such a context
+goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an agent keeps the
+clients, base URLs and model names of its author, also clients that were made before the run began, and no other host
+sees the URL.
+
+A request is an LLM call if it is a POST to the path of a known API and its body names a model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from opentelemetry import context, trace
+
+from groundwire.adapters._types import AGENT_HEADER, Endpoint
+from groundwire.adapters.tracing.emitted_spans import count_call
+from groundwire.adapters.unmodified.conversation import Conversation
+
+__all__ = ["AttemptCalls", "current_agent", "redirected"]
+
+_KEY = context.create_key("groundwire-attempt")
+_MAX_HOSTS = 20
+# Path of the API, and the field that its requests have besides the model.
+_APIS = {
+    "/chat/completions": ("messages",),
+    "/completions": ("prompt",),
+    "/responses": ("input", "previous_response_id", "prompt"),
+    "/messages": ("messages",),
+    "/messages/count_tokens": ("messages",),
+}
+_GEMINI = re.compile(r"/models/(?P<model>[^/:]+):(stream)?generateContent$", re.IGNORECASE)
+_CREDENTIALS = ("x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-organization", "openai-project")
+
+
+@dataclass(kw_only=True)
+class AttemptCalls:
+    """The calls of one attempt. ``train_model`` finds the names of models that are trained; None: all."""
+
+    endpoint: Endpoint
+    train_model: re.Pattern[str] | None = None
+    traced: int = 0
+    models: Counter[str] = field(default_factory=Counter)
+    """The model names of calls that were left to their own provider."""
+    hosts: Counter[str] = field(default_factory=Counter)
+    """The hosts of all other requests, the first 20."""
+    conversation: Conversation = field(default_factory=Conversation)
+    error: tuple[int, str, str] | None = None
+    """Status, code and message of the last traced call, if it failed."""
+
+    def target(self, method: str, url: str, body: bytes | str | None) -> str | None:
+        """The URL that a request is sent to instead of ``url``; None if it is left as it is."""
+        parts = urlsplit(url)
+        if method.upper() == "POST" and (found := _read_call(parts.path, body)) is not None:
+            path, model, request = found
+            if self.train_model is None or self.train_model.search(model):
+                self.traced += 1
+                self.error = None
+                self.conversation.add(request)
+                count_call()
+                return f"{self.endpoint.base_url.rstrip('/')}{path}"
+            self.models[model] += 1
+            return None
+        if len(self.hosts) < _MAX_HOSTS or parts.netloc in self.hosts:
+            self.hosts[parts.hostname or url] += 1
+        return None
+
+    def headers(self) -> dict[str, str]:
+        """The headers of a traced call that replace the agent's own."""
+        name = current_agent()
+        host = urlsplit(self.endpoint.base_url).netloc
+        headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}"}
+        return {**headers, **({AGENT_HEADER: name} if name else {})}
+
+    def failed(self, status: int, body: bytes) -> None:
+        """Record that the policy refused a traced call."""
+        try:
+            error = json.loads(body)["error"]
+            self.error = status, str(error.get("code") or ""), str(error["message"])
+        except (ValueError, LookupError, TypeError, AttributeError):
+            self.error = status, "", body[:500].decode("utf-8", "replace")
+
+
+def _read_call(path: str, body: bytes | str | None) -> tuple[str, str, Mapping[str, Any]] | None:
+    """The API's path, the model's name and the request of an LLM call; None for any other request."""
+    if (gemini := _GEMINI.search(path)) is not None:
+        return gemini.group(), gemini["model"], {}
+    api = next((api for api in _APIS if path.endswith(api)), None)
+    if api is None or not body:
+        return None
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(request, dict) or not isinstance(request.get("model"), str):
+        return None
+    return (api, request["model"], request) if any(name in request for name in _APIS[api]) else None
+
+
+def _current() -> AttemptCalls | None:
+    found: Any = context.get_value(_KEY)
+    return found
+
+
+@contextmanager
+def redirected(calls: AttemptCalls) -> Iterator[None]:
+    """Send the LLM calls that are made in this block to the endpoint of ``calls``."""
+    _install()
+    token = context.attach(context.set_value(_KEY, calls))
+    try:
+        yield
+    finally:
+        context.detach(token)
+
+
+def current_agent() -> str:
+    """The agent or node that is calling, as its framework names it; empty if no framework says it.
+
+    In this order: the agent of the OpenAI Agents SDK, the node of LangGraph, ``gen_ai.agent.name`` of the current span.
+    """
+    return _sdk_agent() or _langgraph_node() or _otel_agent()
+
+
+def _sdk_agent() -> str:
+    scope = sys.modules.get("agents.tracing.scope")
+    span: Any = scope.Scope.get_current_span() if scope is not None and hasattr(scope, "Scope") else None
+    while span is not None:
+        if getattr(span.span_data, "type", "") == "agent":
+            return str(span.span_data.name)
+        # The span before this one, also where tracing is off and spans have no ids.
+        previous = getattr(getattr(span, "_prev_span_token", None), "old_value", None)
+        span = previous if hasattr(previous, "span_data") else None
+    return ""
+
+
+def _langgraph_node() -> str:
+    config = sys.modules.get("langchain_core.runnables.config")
+    if config is None:
+        return ""
+    found: Any = config.var_child_runnable_config.get()
+    return str(((found or {}).get("metadata") or {}).get("langgraph_node") or "")
+
+
+def _otel_agent() -> str:
+    attributes = getattr(trace.get_current_span(), "attributes", None) or {}
+    return str(attributes.get("gen_ai.agent.name") or "")
+
+
+@cache
+def _install() -> None:
+    """Install the hooks, once; each package is hooked when it is imported."""
+    from opentelemetry.instrumentation.threading import ThreadingInstrumentor
+    from wrapt import register_post_import_hook, wrap_function_wrapper
+
+    def hook(package: str, **wrappers: Any) -> None:
+        def wrap(module: Any) -> None:
+            for name, wrapper in wrappers.items():
+                wrap_function_wrapper(module, name.replace("__", "."), wrapper)
+
+        register_post_import_hook(wrap, package)
+
+    ThreadingInstrumentor().instrument()
+    for package in ("httpx", "httpx2"):
+        hook(package, Client__send=_send, AsyncClient__send=_send_async)
+    hook("aiohttp", ClientSession___request=_request_aiohttp)
+    hook("requests", Session__send=_send_requests)
+
+
+def _redirect_httpx(request: Any) -> AttemptCalls | None:
+    calls = _current()
+    if calls is None:
+        return None
+    target = calls.target(request.method, str(request.url), getattr(request, "_content", None))
+    if target is None:
+        return None
+    request.url = type(request.url)(target)
+    for name in _CREDENTIALS:
+        request.headers.pop(name, None)
+    request.headers.update(calls.headers())
+    return calls
+
+
+def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
+    calls = _redirect_httpx(args[0] if args else kwargs["request"])
+    response = wrapped(*args, **kwargs)
+    if calls is not None and response.status_code >= 400:
+        calls.failed(response.status_code, response.read())
+    return response
+
+
+async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
+    calls = _redirect_httpx(args[0] if args else kwargs["request"])
+    response = await wrapped(*args, **kwargs)
+    if calls is not None and response.status_code >= 400:
+        calls.failed(response.status_code, await response.aread())
+    return response
+
+
+async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
+    calls = _current()
+    if calls is None:
+        return await wrapped(*args, **kwargs)
+    method, url, *rest = args
+    body = kwargs.get("data") if kwargs.get("json") is None else json.dumps(kwargs["json"])
+    if str(url).startswith(calls.endpoint.base_url):  # a client of httpx on top, which was redirected already
+        return await wrapped(*args, **kwargs)
+    target = calls.target(method, str(url), body if isinstance(body, (bytes, str)) else None)
+    if target is None:
+        return await wrapped(*args, **kwargs)
+    headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() != "host"}
+    own = {"authorization", *_CREDENTIALS, AGENT_HEADER}
+    headers = {name: value for name, value in headers.items() if name.lower() not in own}
+    kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None}
+    response = await wrapped(method, target, *rest, **kwargs)
+    if response.status >= 400:
+        calls.failed(response.status, await response.read())
+    return response
+
+
+def _send_requests(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
+    calls = _current()
+    request = args[0] if args else kwargs["request"]
+    target = calls and calls.target(request.method, request.url, request.body)
+    if not calls or target is None:
+        return wrapped(*args, **kwargs)
+    request.url = target
+    for name in _CREDENTIALS:
+        request.headers.pop(name, None)
+    request.headers.update(calls.headers())
+    response = wrapped(*args, **kwargs)
+    if response.status_code >= 400:
+        calls.failed(response.status_code, response.content)
+    return response
