@@ -34,7 +34,7 @@ class CustomBackend:
     """
 
     def __init__(self, *, agent: str | Function) -> None:
-        self._function = load_object(agent) if isinstance(agent, str) else agent
+        self._function = load_object(agent, option="agent") if isinstance(agent, str) else agent
         self._name = agent if isinstance(agent, str) else getattr(agent, "__qualname__", repr(agent))
         if (problem := _problem(self._function)) is not None:
             raise ValueError(f"agent {self._name!r} {problem}")

@@ -46,7 +46,7 @@ def decorated(question: Question, endpoint: Endpoint) -> Any:
     return plain(question, endpoint)
 
 
-async def takes_one(question: Question) -> str:
+async def takes_three(task: Any, endpoint: Any, more: Any) -> str:
     return ""
 
 
@@ -200,16 +200,17 @@ async def test_a_call_to_another_address_is_an_agent_error_with_that_address(mon
     [
         ("nowhere:f", "there is no module 'nowhere'"),
         ("nowhere.deep:f", "there is no module 'nowhere'"),
-        ("test_custom:missing", "has no 'missing'; its functions of .question, endpoint.: plain, synchronous, dec"),
         (
-            "test_custom:not_a_function",
-            "is no function but 'SELECT 1'; write it as: def agent",
+            "test_custom:missing",
+            "has no 'missing'; it has plain, synchronous, decorated, returns_nothing, callable_object",
         ),
-        ("test_custom:Callable", "is no function but <class"),
-        ("test_custom:takes_one", r"takes \(question: 'Question'\)"),
-        ("test_custom", "write it as module:function"),
+        ("test_custom:not_a_function", "is 'SELECT 1': give a compiled LangGraph graph, an Agent of the OpenAI Agents"),
+        ("test_custom:Callable", "is <class .*: give a compiled LangGraph graph"),
+        ("test_custom:takes_three", r"takes \(task: 'Any', endpoint: 'Any', more: 'Any'\)"),
+        ("test_custom", "write it as module:name or path/to/file.py:name"),
         ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),
-        ("needs_more:f", "needs_more cannot be imported: ModuleNotFoundError: No module named 'not_installed'"),
+        ("needs_more:f", "needs_more needs the package 'not_installed', which is not installed here"),
+        ("no/such/file.py:f", "there is no file no/such/file.py"),
     ],
 )
 def test_an_unusable_agent_has_a_one_line_error(
@@ -234,9 +235,9 @@ def test_a_set_option_without_effect_is_refused() -> None:
     make_backend(resolve("hf", **custom))
     with pytest.raises(ConfigError, match="--max-turns means nothing to backend 'custom'"):
         make_backend(resolve("fast", **custom, max_turns=7))
-    with pytest.raises(ConfigError, match="--agent means nothing to backend 'langgraph'"):
-        make_backend(resolve("fast", agent="a:b"))
-    with pytest.raises(ConfigError, match="needs --agent module:function"):
+    with pytest.raises(ConfigError, match="--agent means nothing to backend 'mcp'"):
+        make_backend(resolve("fast", backend="mcp", agent="a:b"))
+    with pytest.raises(ConfigError, match="needs --agent module:name"):
         make_backend(resolve("fast", backend="custom"))
 
 

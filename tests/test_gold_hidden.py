@@ -34,7 +34,7 @@ def squeezed(text: str) -> str:
 
 
 def test_a_question_has_no_field_for_the_gold_and_accepts_no_other() -> None:
-    assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database", "form"}
+    assert {field.name for field in dataclasses.fields(Question)} == {"id", "text", "database", "form", "columns"}
     with pytest.raises(TypeError):
         Question(id="1", text="How many?", database="", query="SELECT 1")  # type: ignore[call-arg]
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -47,7 +47,8 @@ def test_an_endpoint_has_no_field_for_the_gold() -> None:
 
 def test_no_question_of_the_data_holds_its_gold(tasks: list[domains.Task]) -> None:
     for task in tasks:
-        question = Question(id=task["id"], text=task["question"], database=SPIDER.database(task))
+        columns = domains.visible_columns(SPIDER, task)
+        question = Question(id=task["id"], text=task["question"], database=SPIDER.database(task), columns=columns)
         given = squeezed(repr(dataclasses.asdict(question)))
         assert squeezed(task["query"]) not in given, task["id"]
 

@@ -82,7 +82,7 @@ def agent_backend(
     (:class:`groundwire.adapters.custom.CustomBackend`). Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else getattr(agent, "name", None) or getattr(agent, "__name__", repr(agent))
-    found = load_object(agent) if isinstance(agent, str) else agent
+    found = load_object(agent, option="agent", is_candidate=_is_agent) if isinstance(agent, str) else agent
     if isinstance(found, Backend):
         return found
     kind = _framework(found)
@@ -170,6 +170,11 @@ def _framework(agent: Any) -> _Framework | None:
     if "agents.agent.AgentBase" in classes:
         return "openai-agents"
     return "function" if callable(agent) and not inspect.isclass(agent) else None
+
+
+def _is_agent(value: Any) -> bool:
+    kind = _framework(value)
+    return kind is not None and (kind != "function" or _required_parameters(value) in (1, 2))
 
 
 def _required_parameters(function: Any) -> int:

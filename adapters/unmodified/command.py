@@ -28,7 +28,7 @@ __all__ = ["CommandBackend"]
 
 _MAX_ANSWER = 1 << 20
 _SHOWN = 1000
-"""Characters of standard error in the message of a failure."""
+"""Characters of the last line of standard error in the message of a failure."""
 
 
 class CommandBackend:
@@ -64,8 +64,8 @@ class CommandBackend:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         if process.returncode:
-            shown = (errors.strip() or output.strip()).decode("utf-8", "replace")[-_SHOWN:]
-            raise AgentError(f"{shlex.join(self._command)} ended with status {process.returncode}: {shown}")
+            last = [*output.split(b"\n"), *errors.strip().split(b"\n")][-1].decode("utf-8", "replace")[:_SHOWN]
+            raise AgentError(f"{shlex.join(self._command)} ended with status {process.returncode}: {last}")
         text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
         return Answer(text=judged_answer(text, question.form, Conversation(), {}))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ _KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
 """Clients refuse to be made without a key. The policy needs none, so an agent without a provider still loads."""
 
 
-def load_object(name: str, *, option: str = "agent") -> Any:
-    """The object that ``name`` means. Raises ``ValueError`` that says what is wrong with the value of ``option``."""
+def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
+    """The object that ``name`` means, the value of ``option``.
+
+    Raises ``ValueError``: if the module has no such name, the message lists its own that are candidates.
+    """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
@@ -26,8 +31,15 @@ def load_object(name: str, *, option: str = "agent") -> Any:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            others = [each for each in vars(module) if not each.startswith("_") and _is_own(module, each)]
-            raise ValueError(f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'none'}")
+            others = [
+                each
+                for each, value in vars(module).items()
+                if each.isidentifier() and each[0] != "_" and is_candidate(value)
+                if not inspect.isroutine(value) or value.__module__ == module.__name__
+            ]
+            raise ValueError(
+                f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'nothing that fits'}"
+            )
         found = getattr(found, part)
     return found
 
@@ -65,8 +77,3 @@ def _import_file(path: Path) -> Any:
     sys.modules.setdefault(path.stem, module)  # for pickle and for annotations that are read later
     spec.loader.exec_module(module)
     return module
-
-
-def _is_own(module: Any, name: str) -> bool:
-    value = vars(module)[name]
-    return not hasattr(value, "__path__") and getattr(value, "__module__", module.__name__) == module.__name__

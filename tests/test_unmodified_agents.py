@@ -1,0 +1,174 @@
+"""Agents as their authors wrote them run, are traced and are judged, without a changed line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import unmodified_agents
+from agentlightning.store.memory import InMemoryLightningStore
+
+from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, agent_backend
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.adapters.unmodified.command import CommandBackend
+from groundwire.train.store.spans import LightningSpanSink
+
+Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
+# One event loop for all: the agents' clients are made once, as in their authors' modules.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+FENCED = "```sql\nSELECT name FROM singer\n```"
+
+
+class Traced:
+    """A scripted policy behind the proxy; :meth:`run` is one rollout."""
+
+    def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any) -> None:
+        self.server, self.proxy, self._store = server, proxy, store
+
+    async def run(self, backend: Any, question: str = "Which singers?", **columns: Any) -> tuple[Answer, list[LLMCall]]:
+        rollout = await self._store.start_rollout(input={})
+        ids = rollout.rollout_id, rollout.attempt.attempt_id
+        endpoint = Endpoint(base_url=self.proxy.base_url(*ids), model="policy", api_key="of-the-run")
+        asked = Question(id="1", text=question, database="x.sqlite", columns=columns)
+        answer = await backend.run(asked, endpoint)
+        await self.proxy.flush()
+        return answer, all_calls_from_spans(await self._store.query_spans(*ids))
+
+
+@asynccontextmanager
+async def traced(replies: Script) -> AsyncIterator[Traced]:
+    store = InMemoryLightningStore()
+    async with (
+        ScriptedPolicyServer(replies=replies) as server,
+        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+    ):
+        yield Traced(server, proxy, store)
+
+
+def backend_of(name: str, **options: Any) -> Any:
+    return agent_backend(f"unmodified_agents:{name}", **options)
+
+
+async def test_calls_of_a_graph_with_its_own_model_belong_to_their_rollout_and_node() -> None:
+    backend = backend_of("graph")
+    async with traced(lambda _: FENCED) as policy:
+        results = await asyncio.gather(*(policy.run(backend, f"question {i}") for i in range(8)))
+    for i, (answer, calls) in enumerate(results):
+        assert answer.text == "SELECT name FROM singer"
+        assert [call.agent for call in calls] == ["writer", "checker"]
+        assert [call.messages[0]["content"] for call in calls] == [f"write question {i}", f"check question {i}"]
+        assert {call.model for call in calls} == {"gpt-5-mini"}
+
+
+async def test_calls_of_any_client_task_and_thread_belong_to_their_rollout() -> None:
+    backend = backend_of("many_clients")
+    async with traced(lambda _: FENCED) as policy:
+        results = await asyncio.gather(*(policy.run(backend, f"question {i}") for i in range(6)))
+    for i, (_, calls) in enumerate(results):
+        asked = sorted(call.messages[0]["content"] for call in calls)
+        assert asked == [f"first question {i}", *[f"other question {i}"] * 3, f"second question {i}"]
+
+
+async def test_a_plain_function_gets_the_task_and_may_block() -> None:
+    async with traced(lambda _: FENCED) as policy:
+        answer, [call] = await policy.run(backend_of("blocking"))
+    assert (answer.text, call.messages[0]["content"]) == ("SELECT name FROM singer", "Which singers?")
+
+
+async def test_the_author_s_key_is_not_sent_to_the_policy() -> None:
+    seen: list[Any] = []
+
+    class Recording(ScriptedPolicyServer):
+        async def _chat(self, request: Any) -> Any:
+            seen.append(dict(request.headers))
+            return await super()._chat(request)
+
+    store = InMemoryLightningStore()
+    async with (
+        Recording(replies=lambda _: FENCED) as server,
+        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+    ):
+        await Traced(server, proxy, store).run(backend_of("many_clients"))
+    assert len(seen) == 5
+    assert all(headers["Authorization"] == "Bearer of-the-run" for headers in seen)
+
+
+async def test_models_that_are_not_trained_keep_their_provider() -> None:
+    backend = backend_of("two_models", train_model="^writer")
+    async with ScriptedPolicyServer(replies=["fine"]) as provider, traced([FENCED]) as policy:
+        _, calls = await policy.run(backend, provider=provider.base_url)
+        assert [call.model for call in calls] == ["writer-1"]
+        assert [body["model"] for body in provider.requests] == ["judge-1"]
+    backend = backend_of("two_models", train_model="^nothing")
+    async with ScriptedPolicyServer(replies=["fine"] * 2) as provider, traced([]) as policy:
+        with pytest.raises(AgentError, match=r"none of its models \(judge-1, writer-1\) matches --train-model"):
+            await policy.run(backend, provider=provider.base_url)
+
+
+async def test_an_agent_without_a_call_names_the_hosts_that_it_called() -> None:
+    async with ScriptedPolicyServer(replies=[]) as other, traced([]) as policy:
+        with pytest.raises(AgentError, match=r"no LLM call that can be traced; it called 127.0.0.1: the policy serves"):
+            await policy.run(backend_of("calls_nobody"), provider=other.base_url)
+        with pytest.raises(AgentError, match=r"and no HTTP request at all: a call in another process needs --backend"):
+            await policy.run(backend_of("silent"))
+
+
+async def test_a_refusal_of_the_policy_is_an_endpoint_error() -> None:
+    too_long = Reply(text="too long", status=400, code="context_length_exceeded")
+    async with traced([Reply(text="down", status=404), too_long]) as policy:
+        with pytest.raises(EndpointError, match="the model's endpoint answered 404: down"):
+            await policy.run(backend_of("blocking"))
+        with pytest.raises(PromptTooLongError):
+            await policy.run(backend_of("blocking"))
+
+
+async def test_input_and_output_can_be_set() -> None:
+    module = Path(unmodified_agents.__file__)
+    own = {"agent_input": "test_unmodified_agents:shout", "agent_output": "test_unmodified_agents:short"}
+    async with traced(lambda _: FENCED) as policy:
+        answer, [call] = await policy.run(agent_backend(f"{module}:blocking", **own))
+    assert (answer.text, call.messages[0]["content"]) == ("```sql", "WHICH SINGERS?")
+
+
+def shout(task: Any) -> Any:
+    return type(task)({**task, "question": task["question"].upper()})
+
+
+def short(result: str) -> str:
+    return result.splitlines()[0]
+
+
+async def test_what_is_no_agent_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match="is no agent of openai-agents but of langgraph: leave --backend out"):
+        backend_of("graph", framework="openai-agents")
+    with pytest.raises(ValueError, match=r"has no 'grph'; it has llm, many_clients, .*graph|it has .*graph"):
+        backend_of("grph")
+    with pytest.raises(ValueError, match="agent_output 'nowhere:f': there is no module 'nowhere'"):
+        backend_of("graph", agent_output="nowhere:f")
+
+
+async def test_a_program_is_an_agent(tmp_path: Path) -> None:
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import json, os, sys, urllib.request\n"
+        "task = json.load(sys.stdin)\n"
+        "body = {'model': 'm', 'messages': [{'role': 'user', 'content': task['question']}]}\n"
+        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
+        "request = urllib.request.Request(url, json.dumps(body).encode(), {'Content-Type': 'application/json'})\n"
+        "print(json.load(urllib.request.urlopen(request))['choices'][0]['message']['content'])\n"
+        "sys.exit(task['id'] != '1' and 'no such task')\n"
+    )
+    backend = CommandBackend(agent=f"python {program}")
+    async with traced(lambda _: FENCED) as policy:
+        answer, [call] = await policy.run(backend)
+    assert (answer.text, call.messages[0]["content"]) == ("SELECT name FROM singer", "Which singers?")
+    with pytest.raises(ValueError, match="there is no program 'no-such-program'"):
+        CommandBackend(agent="no-such-program x")
+    with pytest.raises(AgentError, match=r"ended with status 1: urllib\.error\.URLError: "):
+        await backend.run(Question(id="2", text="", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))

@@ -1,0 +1,111 @@
+"""Agents as their authors write them: with their own clients, models and prompts, and no line about training."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import aiohttp
+import openai
+import requests
+from agents import Agent, RunContextWrapper, function_tool
+from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, StateGraph
+
+llm = ChatOpenAI(model="gpt-5-mini", temperature=0.7, api_key="sk-of-the-author")  # type: ignore[arg-type]
+helper = openai.AsyncOpenAI(api_key="sk-of-the-author", base_url="https://openrouter.example/api/v1", max_retries=0)
+
+
+class State(TypedDict, total=False):
+    """The state of the graph."""
+
+    question: str
+    database: str
+    query: str
+    critique: str
+
+
+async def write(state: State) -> State:
+    reply = await llm.ainvoke(f"write {state['question']}")
+    return {"query": reply.text}
+
+
+def check(state: State) -> State:
+    """A synchronous node."""
+    return {"critique": llm.invoke(f"check {state['question']}").text}
+
+
+builder = StateGraph(State)
+builder.add_node("writer", write)
+builder.add_node("checker", check)
+builder.add_edge(START, "writer")
+builder.add_edge("writer", "checker")
+builder.add_edge("checker", END)
+graph = builder.compile()
+
+
+async def _ask(client: Any, text: str, model: str = "gpt-5-mini") -> str:
+    reply = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+    return str(reply.choices[0].message.content)
+
+
+async def many_clients(task: dict[str, Any]) -> str:
+    """Calls through each HTTP client, in tasks, threads and a pool."""
+    question = task["question"]
+    body = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": f"other {question}"}]}
+    url, headers = "https://api.openai.com/v1/chat/completions", {"Authorization": "Bearer sk-of-the-author"}
+
+    def in_thread() -> None:
+        requests.post(url, json=body, headers=headers, timeout=30).raise_for_status()
+
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    answers = await asyncio.gather(_ask(helper, f"first {question}"), _ask(helper, f"second {question}"))
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, in_thread)
+    await asyncio.to_thread(thread.join)
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as reply:
+        reply.raise_for_status()
+    return answers[0]
+
+
+def blocking(task: Any) -> str:
+    """A plain function of the task."""
+    client = openai.OpenAI(api_key="sk-of-the-author")
+    reply = client.chat.completions.create(model="gpt-5", messages=[{"role": "user", "content": task.question}])
+    return str(reply.choices[0].message.content)
+
+
+async def two_models(task: Any) -> str:
+    """The second model stays with its own provider."""
+    client = openai.AsyncOpenAI(api_key="sk-of-the-author", base_url=task["provider"], max_retries=0)
+    await _ask(client, "rate this", model="judge-1")
+    return await _ask(client, task["question"], model="writer-1")
+
+
+async def calls_nobody(task: Any) -> str:
+    async with aiohttp.ClientSession() as session, session.get(task["provider"] + "/models"):
+        return "SELECT 1"
+
+
+async def silent(task: Any) -> str:
+    return "SELECT 1"
+
+
+@dataclass
+class Query:
+    """A typed output."""
+
+    sql: str
+
+
+@function_tool
+def run_query(context: RunContextWrapper[Any], query: str) -> str:
+    """Run a query."""
+    return f"rows of {context.context.database}"
+
+
+sql_agent = Agent(name="sql", instructions="Answer with SQL.", tools=[run_query])
+triage_agent = Agent(name="triage", instructions="Hand over.", handoffs=[sql_agent])
