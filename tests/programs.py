@@ -82,6 +82,28 @@ def until(condition: Any, program: Program, timeout: float = 200) -> None:
         time.sleep(0.02)
 
 
+def wait_for(condition: Any, timeout: float = 60) -> None:
+    """Wait until ``condition()``."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that ``pid`` has started, of /proc."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process has not ended, by /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def run_command(command: tuple[str, ...]) -> None:
     """``python COMMAND`` in this process."""
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

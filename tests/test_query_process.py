@@ -7,13 +7,12 @@ import signal
 import sqlite3
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from programs import Program, until
+from programs import Program, children, is_running, until, wait_for
 from spider_folder import make_database
 
 from groundwire.tools.sql import (
@@ -22,10 +21,9 @@ from groundwire.tools.sql import (
     QueryTimeoutError,
     SqlError,
     connections,
-    processes,
     run_query,
 )
-from groundwire.tools.sql.query import run_here
+from groundwire.tools.sql.query import run_here, workers
 
 HANGS = "SELECT printf('%.*c%.*c%.*c%.*c', 2147483647, a, 2147483647, a, 2147483647, a, 2147483647, a) FROM t"
 
@@ -36,9 +34,9 @@ def database(tmp_path: Path) -> Iterator[Path]:
     make_database(
         path, "CREATE TABLE t (a INTEGER, b TEXT, c); INSERT INTO t VALUES (1, 'one é', x'00ff'), (2, '', NULL)"
     )
-    processes.close()
+    workers.close()
     yield path
-    processes.close()
+    workers.close()
 
 
 def _in_process(sql: str) -> str:
@@ -47,7 +45,7 @@ def _in_process(sql: str) -> str:
 
 
 def _idle_process_ids() -> list[int]:
-    return [process._process.pid for process in processes._pool._idle]
+    return [worker.process.pid for worker in workers._idle]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +180,11 @@ def test_temporary_files_are_bounded(database: Path) -> None:
 
 
 def test_a_query_waits_for_a_free_process_until_its_deadline(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes._pool, "_free", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(workers, "_free", threading.BoundedSemaphore(1))
     with ThreadPoolExecutor(1) as thread:
         hanging = thread.submit(run_query, database, HANGS, timeout_s=1.5)
-        while processes._pool._free.acquire(blocking=False):
-            processes._pool._free.release()
+        while workers._free.acquire(blocking=False):
+            workers._free.release()
         with pytest.raises(QueryTimeoutError, match=r"longer than 0\.1 s"):
             run_query(database, _in_process("SELECT a FROM t"), timeout_s=0.1)
         with pytest.raises(QueryTimeoutError):
@@ -198,7 +196,7 @@ def test_more_queries_than_processes_wait_for_a_free_one(database: Path) -> None
     with ThreadPoolExecutor(20) as threads:
         results = list(threads.map(lambda _: run_query(database, sql, timeout_s=60).rows, range(40)))
     assert results == [[(1,), (2,)]] * 40
-    assert len(_idle_process_ids()) <= processes._MAX_IDLE
+    assert len(_idle_process_ids()) <= workers._max_idle
 
 
 def test_a_forked_process_starts_its_own(database: Path) -> None:
@@ -210,7 +208,7 @@ def test_a_forked_process_starts_its_own(database: Path) -> None:
         try:
             same = _idle_process_ids() == []
             same = same and run_query(database, sql).rows == [(1,), (2,)] and _idle_process_ids() != before
-            processes.close()
+            workers.close()
             os._exit(0 if same else 1)
         finally:
             os._exit(2)
@@ -219,25 +217,14 @@ def test_a_forked_process_starts_its_own(database: Path) -> None:
     assert _idle_process_ids() == before
 
 
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 def test_a_process_ends_with_its_killed_parent(database: Path) -> None:
     endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(printf('%d', n)) FROM c"
     code = f"from groundwire.tools.sql import run_query; run_query({str(database)!r}, {endless!r}, timeout_s=600)"
     parent = Program("-c", code)
-    children = Path(f"/proc/{parent.pid}/task")
-    until(lambda: any((task / "children").read_text().strip() for task in children.iterdir()), parent)
-    [pid] = [int(pid) for task in children.iterdir() for pid in (task / "children").read_text().split()]
-    assert _runs(pid)
+    until(lambda: bool(children(parent.pid)), parent)
+    [pid] = children(parent.pid)
+    assert is_running(pid)
     parent.send_signal(signal.SIGKILL)
     parent.wait(10)
-    deadline = time.monotonic() + 60
-    while _runs(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for(lambda: not is_running(pid))

@@ -175,11 +175,11 @@ def test_an_endless_query_is_stopped(database: Path, sql: str) -> None:
 @pytest.mark.parametrize("sql", MUCH_MEMORY)
 def test_no_query_needs_much_memory(database: Path, sql: str) -> None:
     code = (
-        "import resource\nfrom groundwire.tools.sql import processes\n"
+        "import resource\nfrom groundwire.tools.sql.query import workers\n"
         "from groundwire.tools.sql import QueryError, run_query\n"
         f"try:\n    run_query({str(database)!r}, {sql!r}, timeout_s=10, max_rows=10**6, max_bytes=16_000_000)\n"
         "except QueryError:\n    pass\n"
-        "processes.close()\n"
+        "workers.close()\n"
         "_, _, here = open('/proc/self/status').read().partition('VmHWM:')\n"
         "print(here.split()[0], resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
     )

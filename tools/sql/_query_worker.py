@@ -1,18 +1,19 @@
-"""The program of the processes that :mod:`groundwire.tools.sql.processes` starts."""
+"""The program of the processes that run queries which may hold SQLite for long between two checks of the deadline.
+
+SQLite checks a deadline only where its program jumps, never inside a function or the query planner. So a timer of the
+kernel ends this process a little after the deadline. Its memory is separate, too.
+"""
 
 from __future__ import annotations
 
 import marshal
-import os
 import resource
 import signal
-import threading
-import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 from groundwire.tools.sql.errors import QueryError
 from groundwire.tools.sql.query import run_here
+from groundwire.tools.worker_process import answer_requests, time_limit
 
 __all__ = ["serve"]
 
@@ -23,35 +24,20 @@ _MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 def serve(descriptor: int, parent: int) -> None:
-    """Answer the queries that arrive, until the other end of the pipe is closed."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends the process, whatever it is doing
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    """Answer the queries that arrive."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit is an error instead
     _, hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = _MAX_FILE_BYTES if hard_limit == resource.RLIM_INFINITY else min(_MAX_FILE_BYTES, hard_limit)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard_limit))
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    with Connection(descriptor) as pipe:
+    answer_requests(_answer, descriptor, parent)
+
+
+def _answer(request: bytes) -> bytes:
+    path, sql, max_rows, max_bytes, timeout_s = marshal.loads(request)  # noqa: S302 - from our parent
+    answer: tuple[Any, ...]
+    with time_limit(signal.ITIMER_REAL, timeout_s * _KILL_FACTOR + _KILL_MARGIN_S):
         try:
-            while True:
-                path, sql, max_rows, max_bytes, timeout_s = marshal.loads(pipe.recv_bytes())  # noqa: S302 - our parent
-                signal.setitimer(signal.ITIMER_REAL, timeout_s * _KILL_FACTOR + _KILL_MARGIN_S)
-                answer = marshal.dumps(_answer(path, sql, timeout_s, max_rows, max_bytes))
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                pipe.send_bytes(answer)
-        except (EOFError, ConnectionError):
-            return
-
-
-def _end_with_parent(parent: int) -> None:
-    """A killed parent closes the pipe, which nobody reads while a query runs."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
-def _answer(*query: Any) -> tuple[Any, ...]:
-    try:
-        return (None, *run_here(*query, inline=False))
-    except QueryError as error:
-        return type(error).__name__, str(error)
+            answer = None, *run_here(path, sql, timeout_s, max_rows, max_bytes, inline=False)
+        except QueryError as error:
+            answer = type(error).__name__, str(error)
+        return marshal.dumps(answer)

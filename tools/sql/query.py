@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import marshal
 import os
 import sqlite3
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.daemon_threads import fulfil
-from groundwire.tools.sql import connections, processes
+from groundwire.tools.sql import connections
 from groundwire.tools.sql.errors import (
     DatabaseError,
     NotAllowedError,
@@ -23,6 +24,7 @@ from groundwire.tools.sql.errors import (
     query_error,
     timeout_error,
 )
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 
 __all__ = [
     "QueryResult",
@@ -30,10 +32,14 @@ __all__ = [
     "render",
     "run_here",
     "run_query",
+    "workers",
 ]
 
 _MAGIC = b"SQLite format 3\0"
 _SIGNAL_CHECK_S = 0.1
+_MIN_TIME_S = 0.001
+workers = WorkerPool("groundwire.tools.sql._query_worker", size=max(8, os.cpu_count() or 1), max_idle=2)
+"""The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
 
 @dataclass(frozen=True)
@@ -164,25 +170,30 @@ def run_here(
 
 
 def _run_in_process(
-    query: processes.Query, started: float, timeout_s: float, stops: tuple[threading.Event, ...]
+    query: tuple[str, str, int, int], started: float, timeout_s: float, stops: tuple[threading.Event, ...]
 ) -> tuple[list[str], list[tuple[Any, ...]], bool]:
+    deadline = started + timeout_s
+
+    def request() -> bytes:
+        return marshal.dumps((*query, max(deadline - time.perf_counter(), _MIN_TIME_S)))
+
     try:
         cancelled = (lambda: any(stop.is_set() for stop in stops)) if stops else None
-        answer = processes.run(query, started + timeout_s, cancelled)
-    except processes.KilledError as error:
+        answer = workers.ask(request, deadline=deadline, cancelled=cancelled)
+    except WorkerEndedError as error:
         # The status is lost if other code waits for every child process.
-        if error.timed_out or time.perf_counter() > started + timeout_s:
+        if error.timed_out or time.perf_counter() > deadline:
             raise timeout_error(timeout_s) from error
         if error.crashed:
             raise SqlError("the query crashes SQLite") from error
-        raise DatabaseError(str(error)) from error
+        raise DatabaseError(f"the query failed: {error}") from error
     except TimeoutError as error:
         raise timeout_error(timeout_s) from error
     except OSError as error:
         raise DatabaseError(f"no process can be started for the query: {error}") from error
     if answer is None:
         raise timeout_error(timeout_s, cancelled=True)
-    kind, *values = answer
+    kind, *values = marshal.loads(answer)  # noqa: S302 - from our own process
     if kind == QueryTimeoutError.__name__:
         raise timeout_error(timeout_s)
     if kind is not None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import resource
 import signal
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
+
+from groundwire.tools.worker_process import answer_requests, time_limit
 
 __all__ = ["serve"]
 
@@ -17,23 +18,19 @@ _CPU_S = 2.0
 _MEMORY_BYTES = 512 << 20
 
 
-def serve(descriptor: int) -> None:
-    """Answer the requests that arrive, until the other end of the pipe is closed."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the kernel ends the process
+def serve(descriptor: int, parent: int) -> None:
+    """Answer the requests that arrive."""
     _limit_memory()
-    with Connection(descriptor) as pipe:
-        try:
-            while True:
-                asked = json.loads(pipe.recv_bytes())
-                signal.setitimer(signal.ITIMER_PROF, _CPU_S)
-                answer = json.dumps(_answer(asked)).encode()
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                pipe.send_bytes(answer)
-        except (EOFError, ConnectionError):
-            return
+    answer_requests(_answer, descriptor, parent)
 
 
-def _answer(asked: Any) -> dict[str, str]:
+def _answer(request: bytes) -> bytes:
+    asked = json.loads(request)
+    with time_limit(signal.ITIMER_PROF, _CPU_S):
+        return json.dumps(_render(asked)).encode()
+
+
+def _render(asked: Any) -> dict[str, str]:
     try:
         [text], _ = render_jinja_template(add_generation_prompt=True, **asked["request"])
     except (MemoryError, RecursionError, OverflowError) as error:

@@ -7,24 +7,18 @@ template, takes a second to start, and then serves all of this process.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import Pipe
 from typing import Any
 
+from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 from groundwire.train.policy import STARTER
 
 __all__ = ["TemplateLimitError", "TemplateRefusedError", "is_trusted", "render"]
 
 _MAX_CHARACTERS = 8_000_000
+_workers = WorkerPool("groundwire.train.policy.chat._template_worker")
 
 
 class TemplateRefusedError(ValueError):
@@ -54,7 +48,11 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
         raise TemplateRefusedError(str(error).partition(".")[0]) from error
     variables = {name: _text(value) for name, value in tokenizer.special_tokens_map.items()}
     request = {"chat_template": template, "conversations": [list(messages)], **variables, **options}
-    answer = _worker.ask(json.dumps({"limit": _MAX_CHARACTERS, "request": request}).encode())
+    message = json.dumps({"limit": _MAX_CHARACTERS, "request": request}).encode()
+    try:
+        answer = json.loads(_workers.ask(lambda: message) or b"")
+    except WorkerEndedError as error:
+        raise TemplateLimitError("it runs for too long" if error.timed_out else str(error)) from error
     if "limit" in answer:
         raise TemplateLimitError(answer["limit"])
     if "error" in answer:
@@ -78,76 +76,3 @@ def _starter_template() -> str:
 
 def _text(value: Any) -> Any:
     return [str(each) for each in value] if isinstance(value, list) else str(value)
-
-
-class _Worker:
-    """The process, started when it is needed; it ends with this one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Any = None
-
-    def ask(self, request: bytes) -> dict[str, Any]:
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            try:
-                self._pipe.send_bytes(request)
-                return dict(json.loads(self._pipe.recv_bytes()))
-            except (EOFError, OSError):
-                return {"limit": self._end()}
-
-    def _start(self) -> None:
-        self.close()
-        self._pipe, theirs = Pipe()
-        with theirs:
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}\n"
-                f"from groundwire.train.policy.chat._template_worker import serve; serve({theirs.fileno()})"
-            )
-            # A session of its own: Ctrl-C in a terminal does not reach it. -S: sys.path is set already.
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-S", "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-
-    def _end(self) -> str:
-        status = self._process.wait() if self._process else 0
-        self.close()
-        if status == -signal.SIGPROF:
-            return "it runs for too long"
-        return f"its process ended with status {status}"
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._pipe.close()
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-
-_worker = _Worker()
-
-
-def _forget_worker() -> None:
-    """In a forked child: the process belongs to the parent."""
-    global _worker  # noqa: PLW0603
-    if _worker._pipe is not None:
-        with contextlib.suppress(OSError):
-            _worker._pipe.close()
-    if _worker._process is not None:
-        _worker._process.returncode = 0
-    _worker = _Worker()
-
-
-def _close_worker() -> None:
-    _worker.close()
-
-
-os.register_at_fork(after_in_child=_forget_worker)
-atexit.register(_close_worker)
