@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -116,6 +117,8 @@ def _serve() -> None:
         importlib.import_module(name)
     gc.freeze()  # each process would look through all of this for garbage, and to look at a page is to copy it
     gc.enable()
+    for finalizer in list(weakref.finalize._registry):  # those of torch touch, and so copy, a third of these pages
+        finalizer.atexit = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     parent = os.getppid()

@@ -33,7 +33,7 @@ def _new_run(runs: Path) -> RunDir:
         group_size=4,
         val_tasks=2,
         val_every=2,
-        val_every_tasks=24,
+        val_every_tasks=12,
         n_runners=16,
         checkpoint_every=10,
     )

@@ -138,14 +138,14 @@ def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment
 
 
 def test_a_run_whose_reward_sometimes_fails_counts_the_failures(tmp_path: Path, environment: dict[str, str]) -> None:
-    run, done = _resumed(tmp_path, environment, reward="half", tasks_per_step=8, val_tasks=12)
+    run, done = _resumed(tmp_path, environment, reward="half", tasks_per_step=4, val_tasks=6)
     assert done.returncode == 0, done.stderr
     before, after = run.metrics()
     validated = before["validation"]
     assert validated["accuracy"] == 1.0
-    assert 0 < validated["n"] < validated["total"] == 12
-    assert validated["failures"] == {"reward": 12 - validated["n"]}
-    assert 0 < after["failures"]["reward"] < after["rollouts"] == 16
+    assert 0 < validated["n"] < validated["total"] == 6
+    assert validated["failures"] == {"reward": 6 - validated["n"]}
+    assert 0 < after["failures"]["reward"] < after["rollouts"] == 8
     assert after["reward"] == 1.0
 
 

@@ -24,7 +24,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.run import app
 
-SMALL = ("--val-tasks", "8", "--n-runners", "16", "--tasks-per-step", "4", "group_size=4")
+SMALL = ("--val-tasks", "4", "--n-runners", "16", "--tasks-per-step", "4", "group_size=4")
 
 
 def _environment() -> dict[str, str]:
@@ -58,7 +58,7 @@ def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
     assert summary["rollouts"] == 16
     assert 0 <= summary["validation"]["before"] <= 1
     assert 0 <= summary["validation"]["after"] <= 1
-    assert summary["validation"]["n"] == 8
+    assert summary["validation"]["n"] == 4
     assert set(summary["validation"]["before_by_hardness"]) == set(summary["validation"]["after_by_hardness"])
     assert summary["peak_memory_mb"] > 0
     assert "bundled" in printed
@@ -102,7 +102,7 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 def _not_begun(runs: Path, *, steps: int) -> Path:
     """The run directory of a run of small steps: resumed, it begins."""
     track = ["tensorboard"] if find_spec("tensorboard") else []
-    config = resolve("fast", steps=steps, tasks_per_step=4, group_size=4, val_tasks=2, n_runners=16, track=track)
+    config = resolve("fast", steps=steps, tasks_per_step=2, group_size=2, val_tasks=2, n_runners=16, track=track)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 
 
@@ -116,7 +116,7 @@ def test_a_killed_run_continues_from_its_last_step(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in RunDir.open(run).metrics()] == [0, 1, 2]
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["steps"], summary["rollouts"]) == (2, 32)
+    assert (summary["steps"], summary["rollouts"]) == (2, 8)
     if find_spec("tensorboard"):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
