@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from groundwire import domains
 from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
+from groundwire.train.api.evaluation import evaluation_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.cli.trained_model import trained_model, with_settings_of_run
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluate import _resolve, app
+from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
@@ -308,7 +309,7 @@ def test_a_runs_model_is_evaluated_with_the_settings_of_its_run(tmp_path: Path) 
     newest = run.path / "checkpoints" / "step-00010"
     (tmp_path / "latest").symlink_to(run.path)
     for model in (tmp_path / "latest", newest):
-        config = _resolve({"model": str(model), "seed": 6}, None)
+        config = evaluation_settings({"model": str(model), "seed": 6})
         assert config.model == str(newest)
         assert (config.backend, config.max_turns, config.max_tokens, config.seed) == ("openai-agents", 3, 9, 6)
         assert config.val_tasks == 0
@@ -326,6 +327,7 @@ def test_settings_that_belong_to_a_runs_backend_or_domain_go_with_it(tmp_path: P
     assert given["judge"]["model"] == "m"
     assert "agent" not in with_settings_of_run({"model": str(run.path), "backend": "mcp"})
     assert not {"data_dir", "reward", "judge"} & with_settings_of_run({"model": str(run.path), "domain": "mine"}).keys()
+    assert "backend" not in with_settings_of_run({"model": str(run.path), "agent": "other:agent"})
     assert "judge" not in with_settings_of_run({"model": str(run.path), "reward": "executes"})
 
 
@@ -336,7 +338,7 @@ def test_the_settings_of_a_run_with_verl_or_with_runners_elsewhere_can_be_evalua
     saved = run.path / "checkpoints" / "global_step_4" / "actor" / "huggingface"
     shutil.copytree(STARTER, saved)
     (run.path / "model").symlink_to(saved)
-    config = _resolve({"model": str(run.path)}, None)
+    config = evaluation_settings({"model": str(run.path)})
     assert (config.model, config.config, config.max_turns, config.n_runners) == (str(saved), "qwen", 3, 128)
     assert prepare(config).data.validation
 

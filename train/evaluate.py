@@ -14,25 +14,19 @@ from typing import Annotated, Any, Literal
 import typer
 
 from groundwire import domains
-from groundwire.tools.errors import CommandError, exit_on_user_error, raise_keyboard_interrupt
-from groundwire.tools.startup import fast_import
+from groundwire.tools.errors import exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console, spinner
+from groundwire.train.api.evaluation import DEFAULTS, Endpoint, evaluate, make_evaluation_job
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import given_settings, takes_settings
-from groundwire.train.cli.prepare import prepare
-from groundwire.train.cli.resume import resolve_path
-from groundwire.train.cli.trained_model import with_settings_of_run
-from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.resolve import resolve, with_file
-from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.evaluation.table import comparison, details, table
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-_REMOTE_RUNNERS = 16
-_DEFAULTS = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations"}
 _OPTIONS = {
     **{name: name for name in AgentSettings.model_fields if name != "judge"},
     **{name: name for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "n_runners")},
@@ -44,7 +38,7 @@ _OPTIONS = {
 
 
 @app.command()
-@takes_settings(_OPTIONS, **_DEFAULTS, config="fast, with --base-url hf")
+@takes_settings(_OPTIONS, **DEFAULTS, config="fast, with --base-url hf")
 def main(
     settings: dict[str, Any],
     runs: Annotated[
@@ -79,22 +73,10 @@ def main(
             with spinner("reading the runs"):
                 text = _show_runs(folders, compare=compare, form=form)
         else:
-            config = _resolve(given_settings(settings, pairs, names=_OPTIONS), base_url)
-            text = _evaluate(config, base_url=base_url, api_key_env=api_key_env, samples=samples, form=form)
+            given = given_settings(settings, pairs, names=_OPTIONS)
+            endpoint = Endpoint(base_url, os.environ.get(api_key_env)) if base_url else None
+            text = _evaluate(given, endpoint, samples=samples, form=form)
         typer.echo(text)
-
-
-def _resolve(given: dict[str, Any], base_url: str | None) -> RunConfig:
-    """The settings of an evaluation; an endpoint has other defaults than a model that is served here.
-
-    A model that a run trained has the settings of its run.
-    """
-    remote = {"n_runners": _REMOTE_RUNNERS} if base_url else {}
-    given = with_file(given)
-    given = {**_DEFAULTS, **remote, "trainer": "local", **(given if base_url else with_settings_of_run(given))}
-    paths = ("data_dir",) if base_url else ("model", "data_dir")
-    given |= {name: resolve_path(given[name]) for name in paths if name in given}
-    return resolve(given.pop("config", None) or ("hf" if base_url else "fast"), **given)
 
 
 def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
@@ -111,41 +93,12 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     return comparison(result, [run.path.name for run in runs], form)
 
 
-def _evaluate(config: RunConfig, *, base_url: str | None, api_key_env: str, samples: int, form: str) -> str:
-    with spinner("starting"), fast_import():
-        from groundwire.tools.startup import setup_logging
-        from groundwire.train.cli.progress import ProgressDisplay
-        from groundwire.train.evaluation.evaluator import evaluate
-        from groundwire.train.evaluation.probe_endpoint import probe_endpoint
-        from groundwire.train.evaluation.run_reader import table_entry
-        from groundwire.train.rollouts.runtime import Upstream
-
-    job = prepare(config, own_model=base_url is None)
-    config, data, domain = job.config, job.data, job.domain
-    if not data.validation:
-        raise ConfigError(f"{data.source}: there are no validation tasks")
+def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, samples: int, form: str) -> str:
+    job = make_evaluation_job(given, endpoint)
     setup_logging()
     signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
-    upstream = None
-    if base_url is not None:
-        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
-        api_key = os.environ.get(api_key_env)
-        probe = probe_endpoint(base_url, model=config.model, api_key=api_key, sampling=sampling)
-        upstream = Upstream(base_url=base_url.rstrip("/"), model=config.model, api_key=api_key, ids=probe.accepts_ids)
-    stored = config.to_dict() | {"steps": 0, "evaluation": {"samples": samples, "base_url": base_url}}
-    run = RunDir.create(config.output_dir, backend=config.backend, domain=config.domain, config=stored)
-    shown = console(stderr=True)
-    for note in job.notes:
-        shown.print(note, markup=False)
-    shown.print(f"run:  {run.path}", markup=False)
-    with run.lock(), ProgressDisplay(shown, 0) as display:
-        try:
-            evaluate(config, data=data, domain=domain, run=run, callback=display, samples=samples, upstream=upstream)
-        except KeyboardInterrupt:
-            kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
-            raise CommandError(f"stopped{kept}", 130) from None
-    entry = table_entry(run)
-    breakdowns = domains.breakdowns_of(domain)
+    run, entry = evaluate(job, endpoint, samples=samples, shown=console(stderr=True))
+    breakdowns = domains.breakdowns_of(job.domain)
     texts = {
         each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")
     }

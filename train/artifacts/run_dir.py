@@ -42,7 +42,7 @@ _FORMAT = 2
 """Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
 
 
-_TABLES = ("judge", "verl", "evaluation")
+_TABLES = ("judge", "verl", "evaluation", "objects")
 """Tables in config.json."""
 _MAX_METRICS = 1 << 30
 """Size of the largest ``metrics.jsonl`` that is read: half a million steps."""

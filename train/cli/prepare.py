@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from groundwire import adapters, domains
+from groundwire import adapters, domains, rewards
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets, masked_values
@@ -17,23 +20,49 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
 from groundwire.train.cli.judge_options import check_judge
 from groundwire.train.cli.resume import pin_data_dir
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.store.health import check_store
 
-__all__ = ["Job", "check_store_settings", "default_trainer", "format_config", "prepare"]
+__all__ = ["Job", "Objects", "check_store_settings", "default_trainer", "format_config", "object_name", "prepare"]
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """Parts of a run that are objects of this process, in place of the names in its settings."""
+
+    agent: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of the settings that they stand for: ``agent`` and so on."""
+    domain: domains.Domain | None = None
+    reward: rewards.Reward | None = None
+
+    def names(self) -> dict[str, str]:
+        """What the objects are called, by the parts that they are: agent, tasks, reward."""
+        parts = {"agent": self.agent.get("agent"), "tasks": self.domain, "reward": self.reward}
+        return {part: object_name(value) for part, value in parts.items() if value is not None}
+
+
+def object_name(value: Any) -> str:
+    """A function's name with its module, an object's own name, or its class."""
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}:{name}" if name else str(getattr(value, "name", None) or type(value).__qualname__)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """Checked settings with their data and domain, and notes about them for the user."""
+    """Checked settings with their data and parts, and notes about them for the user."""
 
     config: RunConfig
     data: domains.TaskData
     domain: domains.Domain
+    backend: adapters.Backend
+    reward: rewards.Reward
+    objects: Objects
     notes: list[str]
 
 
@@ -47,15 +76,20 @@ def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str
     return "verl" if torch.cuda.is_available() else "local"
 
 
-def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = True) -> Job:
-    """Check the settings and load the data; ``run`` is resumed. Without ``own_model`` an endpoint has the model.
+def prepare(
+    config: RunConfig, *, run: RunDir | None = None, own_model: bool = True, objects: Objects | None = None
+) -> Job:
+    """Check the settings, load the data, and make the agent's backend and the reward.
 
-    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    ``run`` is resumed. Without ``own_model`` an endpoint has the model. Raises errors derived from
+    :class:`groundwire.tools.errors.UserError`.
     """
+    objects = objects or Objects()
     check_trackers(config.track)
     adapters.check(config.backend)
-    domain = domains.get(config.domain)
-    reward_notes = check_judge(config.reward or domain.default_reward, config.judge)
+    _check_objects(config, objects)
+    domain = objects.domain or domains.get(config.domain)
+    reward_notes = [] if objects.reward else check_judge(config.reward or domain.default_reward, config.judge)
     data = domain.load(config.data_dir)
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
@@ -68,7 +102,39 @@ def prepare(config: RunConfig, *, run: RunDir | None = None, own_model: bool = T
     notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)]
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
-    return Job(config, data, domain, notes)
+    return Job(
+        config=config,
+        data=data,
+        domain=domain,
+        backend=_make_backend(config, objects.agent),
+        reward=objects.reward or make_reward(config, domain),
+        objects=objects,
+        notes=notes,
+    )
+
+
+def _check_objects(config: RunConfig, objects: Objects) -> None:
+    if not (names := objects.names()):
+        return
+    elsewhere = {
+        "trainer is verl": config.trainer == "verl",
+        f"runner_processes is {config.runner_processes}": config.runner_processes > 0,
+        "n_runners is 0": config.n_runners == 0,
+    }
+    for setting, other_process in elsewhere.items():
+        if other_process:
+            raise ConfigError(
+                f"{setting}, so agents run in other processes, which do not have the {' and '.join(names)} of this "
+                "one: give names that they can import or look up (docs/python-api.md)"
+            )
+
+
+def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Backend:
+    backend = make_backend(config, **objects)
+    if backend.agents and not any(re.search(config.agent_match or "", name) for name in backend.agents):
+        names = ", ".join(backend.agents)
+        raise CommandError(f"--agent-match {config.agent_match!r} matches none of its agents: {names}")
+    return backend
 
 
 def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.Domain) -> None:

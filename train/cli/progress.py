@@ -103,9 +103,11 @@ def show_rollouts(console: Console, results: Sequence[RolloutResult], agent_matc
     console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
 
 
-def show_summary(console: Console, summary: Mapping[str, Any], folder: str) -> None:
-    """Print a run's ``summary.json``; ``folder`` is the run's."""
-    breakdowns = domains.breakdowns_of(domains.get(summary["domain"]))
+def show_summary(
+    console: Console, summary: Mapping[str, Any], folder: str, domain: domains.Domain | None = None
+) -> None:
+    """Print a run's ``summary.json``; ``folder`` is the run's. Without ``domain``, it is the one of that name."""
+    breakdowns = domains.breakdowns_of(domain or domains.get(summary["domain"]))
     for name, way in VALIDATIONS.items():
         result = summary[name]
         if "after" not in result:

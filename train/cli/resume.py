@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ def resolve_path(name: str | None) -> str | None:
     return str(Path(name).resolve())
 
 
-def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
-    """The stored settings of a run, with the given changes.
+def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collection[str] = ()) -> RunConfig:
+    """The stored settings of a run, with the given changes. ``objects`` are the parts that are given as objects.
 
     Raises :class:`groundwire.train.config.errors.ConfigError` for a change that would make it another run, and
     :class:`groundwire.train.artifacts.run_dir.RunDamagedError` for incomplete or unknown stored settings.
@@ -54,6 +54,11 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any]) -> RunConfig:
         raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
     if "evaluation" in stored:
         raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
+    if missing := sorted(stored.pop("objects", {}).keys() - set(objects)):
+        raise ConfigError(
+            f"{run.path} was started by a script, with its own {' and '.join(missing)}: continue it there, with "
+            f'fit(..., resume="{relative_path(run.path)}")'
+        )
     if unknown := sorted(stored.keys() - RunConfig.names().keys()):
         raise RunDamagedError(
             f"{run.path / 'config.json'} has the unknown setting {unknown[0]!r}: delete that line, or start a new run"
@@ -106,12 +111,15 @@ def save_step_count(run: RunDir, steps: int) -> None:
 
 
 @contextmanager
-def with_resume_hint(run: RunDir) -> Iterator[None]:
-    """Add to an error that ends training the step of the last checkpoint, and the command that continues the run."""
+def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
+    """Add to an error that ends training the step of the last checkpoint, and the command that continues the run.
+
+    With ``fit`` it is the call of that function.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        raise CommandError(f"stopped; {_resume_hint(run)}", 130) from None
+        raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
     except UserError as error:
         from groundwire.adapters.tracing.span_writer import SpansNotStoredError
         from groundwire.train.verl.launch import TrainingError
@@ -120,16 +128,19 @@ def with_resume_hint(run: RunDir) -> Iterator[None]:
         if isinstance(error, (RolloutsFailedError, *failures)):
             why = f". More: python -m train.why {relative_path(run.path)}"
             more = why if isinstance(error, RolloutsFailedError) else ""
-            error.args = (f"{error}; {_resume_hint(run)}{more}",)
+            error.args = (f"{error}; {_resume_hint(run, fit)}{more}",)
         raise
 
 
-def _resume_hint(run: RunDir) -> str:
+def _resume_hint(run: RunDir, fit: bool) -> str:
     if run.is_empty():
         return "no step is complete, so nothing was written"
     saved = run.checkpoints.last_step()
     checkpoint = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
-    return f"{checkpoint}. Continue with: python -m train.run --resume {relative_path(run.path)}"
+    path = relative_path(run.path)
+    return f"{checkpoint}. Continue with: " + (
+        f'fit(..., resume="{path}")' if fit else f"python -m train.run --resume {path}"
+    )
 
 
 def relative_path(path: Path) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import read_json
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
-from groundwire.train.config.overrides import with_changes
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import flag, with_changes
 from groundwire.train.config.run_config import AgentSettings
 
 __all__ = ["trained_model", "with_settings_of_run"]
@@ -46,10 +47,11 @@ def trained_model(path: str | Path) -> tuple[Path, RunDir] | None:
     return None
 
 
-def with_settings_of_run(given: Mapping[str, Any]) -> dict[str, Any]:
+def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] = ()) -> dict[str, Any]:
     """``given`` with the settings of the run that trained its ``model``, if one did; the given ones win.
 
-    Raises as :func:`trained_model`.
+    ``objects`` are the parts that are given as objects. Raises as :func:`trained_model`, and :class:`ConfigError` for
+    a run whose parts were objects of a script, if they are not given.
     """
     given = {name: value for name, value in given.items() if value is not None}
     trained = trained_model(given.get("model", "starter"))
@@ -57,13 +59,27 @@ def with_settings_of_run(given: Mapping[str, Any]) -> dict[str, Any]:
         return given
     folder, run = trained
     stored = run.config()
+    _check_objects(run, stored, given, objects)
     kept = {name: stored[name] for name in _FROM_RUN if stored.get(name) is not None}
     if not kept.get("n_runners"):  # an external store had its own runners
         kept.pop("n_runners", None)
     for name, dependents in _DEPENDENTS.items():
         if name in given and given[name] != stored.get(name):
             kept = {each: value for each, value in kept.items() if each not in dependents}
+    if "agent" in given:  # its framework is found from the agent
+        kept.pop("backend", None)
     return {**with_changes(kept, given), "model": str(folder)}
+
+
+def _check_objects(run: RunDir, stored: Mapping[str, Any], given: Mapping[str, Any], objects: Collection[str]) -> None:
+    names = {"agent": ("agent", "backend"), "tasks": ("domain",), "reward": ("reward",)}
+    needed = {part for part in stored.get("objects", {}) if not any(name in given for name in names.get(part, ()))}
+    if missing := sorted(needed - set(objects)):
+        raise ConfigError(
+            f"{run.path} was started by a script, with its own {' and '.join(missing)}: give "
+            f"{', '.join(flag(names[part][0]) for part in missing)}, or evaluate in the script, with "
+            "groundwire.train.evaluate(agent, tasks, reward, model=...)"
+        )
 
 
 def _is_run(folder: Path) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from groundwire import domains
+from groundwire.adapters import Backend
 from groundwire.domains import Domain, TaskData
 from groundwire.rewards import Reward, total
 from groundwire.tools.step_timer import StepTimer
@@ -24,7 +25,6 @@ from groundwire.train.evaluation.metrics import compute_accuracy, compute_metric
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 
@@ -36,6 +36,8 @@ def evaluate(
     *,
     data: TaskData,
     domain: Domain,
+    backend: Backend,
+    reward: Reward,
     run: RunDir,
     callback: ProgressCallback,
     samples: int = 1,
@@ -51,10 +53,9 @@ def evaluate(
     breakdowns = domains.breakdowns_of(domain)
     write_predictions = getattr(domain, "write_predictions", None)
     timer = StepTimer()
-    reward = make_reward(config, domain)
     runtime = RolloutRuntime(
         engine=upstream or _engine(config, run, timer),
-        backend=make_backend(config),
+        backend=backend,
         domain=domain,
         reward=reward,
         timer=timer,

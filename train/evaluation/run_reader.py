@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire import domains
-from groundwire.domains import Breakdowns
+from groundwire.domains import Breakdowns, Domain
 from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
@@ -19,17 +19,17 @@ __all__ = ["final_rows", "table_entry"]
 Rows = list[dict[str, Any]]
 
 
-def table_entry(run: RunDir) -> dict[str, Any]:
+def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     """A run as a row of :func:`groundwire.train.evaluation.table.table`.
 
     ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
-    temperature that it validated at; ``before`` is None for an evaluation. Raises
-    :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    temperature that it validated at; ``before`` is None for an evaluation. Without ``domain`` it is the one that the
+    run names. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
     """
     config = run.config()
     breakdowns: Breakdowns = {}
     with suppress(UserError):  # the domain may be a plugin that is not installed here
-        breakdowns = domains.breakdowns_of(domains.get(str(config.get("domain"))))
+        breakdowns = domains.breakdowns_of(domain or domains.get(str(config.get("domain"))))
     before, after = _first_and_last(run)
     agents = sorted({call["agent"] for row in [*before, *after] for call in row["calls"] or () if call["agent"]})
     return {

@@ -21,6 +21,7 @@ import torch
 from groundwire.adapters import Backend
 from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
 from groundwire.domains import Domain, TaskData, breakdowns_of
+from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
@@ -65,6 +66,7 @@ class LocalTrainer:
         run: RunDir,
         callback: ProgressCallback,
         backend: Backend | None = None,
+        reward: Reward | None = None,
         shutdown: GracefulShutdown | None = None,
     ) -> None:
         self.config, self.data, self.run, self.callback = config, data, run, callback
@@ -108,7 +110,7 @@ class LocalTrainer:
             engine=self.engine,
             backend=backend,
             domain=domain,
-            reward=make_reward(config, domain),
+            reward=reward or make_reward(config, domain),
             timer=self.timer,
             run=run,
             config=config,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
@@ -36,18 +37,21 @@ _PACKAGES = {"agents": "openai-agents"}
 """Packages whose name is not their module's; the package named ``agents`` is an unrelated one."""
 
 
-def make_backend(settings: AgentSettings) -> adapters.Backend:
-    """The backend of a run, or of a runner. Raises :class:`groundwire.train.config.errors.ConfigError`."""
+def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
+    """The backend of a run, or of a runner. ``objects`` replace the settings of their names, such as ``agent``.
+
+    Raises :class:`groundwire.train.config.errors.ConfigError`.
+    """
     try:
         factory: Callable[..., adapters.Backend] = adapters.get(settings.backend)
     except ImportError as error:
         raise ConfigError(f"backend {settings.backend!r} cannot be imported: {error}; {_remedy(error)}") from error
-    if settings.agent is not None and settings.backend in adapters.FRAMEWORKS:
+    if objects.get("agent", settings.agent) is not None and settings.backend in adapters.FRAMEWORKS:
         factory = partial(adapters.agent_backend, framework=settings.backend)
     parameters = inspect.signature(factory).parameters
     if isinstance(settings, RunConfig):
         _reject_ignored(settings, parameters)
-    options = {name: getattr(settings, name) for name in _OPTIONS if name in parameters}
+    options = {name: getattr(settings, name) for name in _OPTIONS if name in parameters} | objects
     if options.get("agent", "") is None:
         raise ConfigError(f"backend {settings.backend!r} needs --agent module:name")
     try:

@@ -1,0 +1,109 @@
+"""An evaluation from its settings to its metrics, for the command ``train.evaluate`` and the function ``evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from groundwire.tools.errors import CommandError
+from groundwire.tools.startup import fast_import
+from groundwire.tools.terminal import spinner
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.prepare import Job, Objects, prepare
+from groundwire.train.cli.resume import resolve_path
+from groundwire.train.cli.trained_model import with_settings_of_run
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.config.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["DEFAULTS", "Endpoint", "evaluate", "evaluation_settings", "make_evaluation_job"]
+
+DEFAULTS = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations"}
+"""The settings whose defaults differ from those of a training run."""
+_REMOTE_RUNNERS = 16
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint that has the model."""
+
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+
+
+def make_evaluation_job(
+    given: Mapping[str, Any], endpoint: Endpoint | None = None, *, objects: Objects | None = None
+) -> Job:
+    """Check the ``given`` settings of an evaluation, and load the data.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
+    objects = objects or Objects()
+    config = evaluation_settings(given, endpoint, objects=objects.names())
+    job = prepare(config, own_model=endpoint is None, objects=objects)
+    if not job.data.validation:
+        raise ConfigError(f"{job.data.source}: there are no validation tasks")
+    return job
+
+
+def evaluation_settings(
+    given: Mapping[str, Any], endpoint: Endpoint | None = None, *, objects: Mapping[str, str] | None = None
+) -> RunConfig:
+    """The settings of an evaluation; an endpoint has other defaults than a model that is served here.
+
+    A model that a run trained has the settings of its run. ``objects`` are the parts that are given as objects.
+    """
+    remote = {"n_runners": _REMOTE_RUNNERS} if endpoint else {}
+    given = with_file(dict(given))
+    given = given if endpoint else with_settings_of_run(given, objects=objects or {})
+    given = {**DEFAULTS, **remote, "trainer": "local", **given}
+    paths = ("data_dir",) if endpoint else ("model", "data_dir")
+    given |= {name: resolve_path(given[name]) for name in paths if name in given}
+    return resolve(given.pop("config", None) or ("hf" if endpoint else "fast"), **given)
+
+
+def evaluate(job: Job, endpoint: Endpoint | None, *, samples: int, shown: Console) -> tuple[RunDir, dict[str, Any]]:
+    """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`; an interrupt is one with exit code 130.
+    """
+    with spinner("starting"), fast_import():
+        from groundwire.train.cli.progress import ProgressDisplay
+        from groundwire.train.evaluation import evaluator
+        from groundwire.train.evaluation.probe_endpoint import probe_endpoint
+        from groundwire.train.evaluation.run_reader import table_entry
+        from groundwire.train.rollouts.runtime import Upstream
+
+    config, upstream = job.config, None
+    if endpoint is not None:
+        url, key = endpoint.base_url, endpoint.api_key
+        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
+        probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
+        upstream = Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)
+    about = {"samples": samples, "base_url": endpoint and endpoint.base_url}
+    stored = config.to_dict() | {"steps": 0, "evaluation": about}
+    run = RunDir.create(config.output_dir, backend=config.backend, domain=config.domain, config=stored)
+    for note in job.notes:
+        shown.print(note, markup=False)
+    shown.print(f"run:  {run.path}", markup=False)
+    with run.lock(), ProgressDisplay(shown, 0) as display:
+        try:
+            evaluator.evaluate(
+                config,
+                data=job.data,
+                domain=job.domain,
+                backend=job.backend,
+                reward=job.reward,
+                run=run,
+                callback=display,
+                samples=samples,
+                upstream=upstream,
+            )
+        except KeyboardInterrupt:
+            kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
+            raise CommandError(f"stopped{kept}", 130) from None
+    return run, table_entry(run, job.domain)

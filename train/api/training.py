@@ -1,0 +1,173 @@
+"""A training run from its settings to its summary, for the command ``train.run`` and the function ``fit``.
+
+Heavy packages are imported after the settings are checked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from groundwire import domains
+from groundwire.tools.errors import CommandError
+from groundwire.tools.startup import fast_import
+from groundwire.tools.terminal import spinner
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.summary import summarize
+from groundwire.train.cli.prepare import Job, Objects, check_store_settings, default_trainer, prepare
+from groundwire.train.cli.resume import (
+    config_for_resume,
+    finished,
+    relative_path,
+    resolve_path,
+    save_step_count,
+    with_resume_hint,
+)
+from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.policy import STARTER_NOTES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from groundwire.train.local.trainer import LocalTrainer
+
+__all__ = ["import_trainer", "make_job", "nothing_left", "train"]
+
+
+def make_job(
+    given: Mapping[str, Any], *, resumed: RunDir | None = None, objects: Objects | None = None, dev: bool = False
+) -> Job:
+    """Check the ``given`` settings, which a file, a preset or the ``resumed`` run completes, and load the data.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
+    objects = objects or Objects()
+    given = with_file(dict(given))
+    given |= {name: resolve_path(given[name]) for name in ("model", "data_dir", "token_file") if name in given}
+    if resumed is None:
+        local = dev or bool(objects.names())
+        given.setdefault("trainer", default_trainer(given.get("config"), device=given.get("device"), dev=local))
+        config = resolve(given.pop("config", None) or "fast", **given)
+    else:
+        config = config_for_resume(resumed, given, objects=objects.names())
+    check_store_settings(config.external_store_address, config.token_file)
+    job = prepare(config, run=resumed, objects=objects)
+    if not job.data.train or not job.data.validation:
+        empty = "training" if not job.data.train else "validation"
+        raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
+    return job
+
+
+def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
+    """Train, show the progress and the summary on ``shown``, and return the run, which has all results.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`; one that ends training says how to continue.
+    """
+    config = job.config
+    if config.trainer == "verl":
+        from groundwire.train.verl import launch
+
+        with spinner("starting"):
+            launch.check(config, job.data)  # before the run directory is made
+    run = resumed or RunDir.create(
+        config.output_dir, backend=config.backend, domain=config.domain, config=_stored_config(job)
+    )
+    with run.lock():
+        if resumed is not None:
+            save_step_count(run, config.steps)
+        shown.print(f"run:  {run.path}", markup=False)
+        with with_resume_hint(run, fit=bool(job.objects.names())):
+            summary = _train_verl(job, run) if config.trainer == "verl" else _train_local(job, run, shown)
+    from groundwire.train.cli.progress import show_summary
+
+    show_summary(shown, summary, relative_path(run.path), job.domain)
+    return run
+
+
+def nothing_left(job: Job, run: RunDir) -> str:
+    """A message if the resumed run has no step left, else an empty text."""
+    if not finished(run, job.config):
+        return ""
+    with run.lock():
+        if job.config.trainer == "local":
+            with spinner("reading the newest checkpoint"), fast_import():
+                from groundwire.train.policy.model import load_initial_state
+
+                note = load_initial_state(job.config, run).note
+            if note:  # the newest checkpoint that can be read is older
+                print(f"note: {note}", file=sys.stderr)
+                return ""
+        if not run.has_final_files():  # killed after its last step
+            _conclude(job, run)
+    return finished(run, job.config)
+
+
+@cache
+def import_trainer() -> type[LocalTrainer]:
+    """The local trainer. It is imported once with the garbage collector off."""
+    with spinner("starting"), fast_import():
+        from groundwire.train.cli import progress  # noqa: F401
+        from groundwire.train.local.trainer import LocalTrainer
+    return LocalTrainer
+
+
+def _stored_config(job: Job) -> dict[str, Any]:
+    objects = job.objects.names()
+    return job.config.to_dict() | ({"objects": objects} if objects else {})
+
+
+def _train_local(job: Job, run: RunDir, shown: Console) -> dict[str, Any]:
+    trainer = import_trainer()
+    from groundwire.train.cli.progress import ProgressDisplay
+    from groundwire.train.local.graceful_shutdown import GracefulShutdown
+
+    with GracefulShutdown() as shutdown:
+        try:
+            with ProgressDisplay(shown, job.config.steps) as display:
+                trainer(
+                    job.config,
+                    data=job.data,
+                    domain=job.domain,
+                    backend=job.backend,
+                    reward=job.reward,
+                    run=run,
+                    callback=display,
+                    shutdown=shutdown,
+                ).train()
+        finally:
+            with shutdown.critical_section("writing the summary"):
+                summary = _conclude(job, run)
+    return summary
+
+
+def _train_verl(job: Job, run: RunDir) -> dict[str, Any]:
+    from groundwire.train.verl import launch
+
+    try:
+        launch.train(job.config, job.data, run)
+    finally:
+        summary = _conclude(job, run)
+    return summary
+
+
+def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
+    """Write the summary, the curve and all rollouts of a run that ended in any way; returns the summary."""
+    from groundwire.train.report.plots import draw_curve
+
+    if job.config.trainer == "verl":
+        from groundwire.train.verl import launch
+
+        launch.collect(run)
+    if not (metrics := run.metrics()):
+        return {}
+    note = STARTER_NOTES[domains.answer_form(job.domain)] if job.config.model == "starter" else ""
+    summary = summarize(run, job.config, job.data.source, note=note)
+    run.write_json("summary.json", summary)
+    with spinner("writing rollouts.parquet and the curve"):
+        damaged = run.merge_rollouts()
+        draw_curve(metrics, run.path / "curve.png")
+    for file in damaged:
+        print(f"warning: {file}, and is left out", file=sys.stderr)
+    return summary
