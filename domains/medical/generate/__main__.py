@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from groundwire.domains.medical.generate.facts import make_medicine, write
 from groundwire.domains.medical.generate.lexicon import LANGUAGES
@@ -66,19 +66,6 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    import typer
+    from groundwire.domains._generate_command import run_generator
 
-    from groundwire.tools.errors import exit_on_user_error
-    from groundwire.tools.terminal import Version
-
-    def main(
-        out: Annotated[Path, typer.Option(help="The folder to write")],
-        seed: Annotated[int, typer.Option(help="Another seed, other data")] = 0,
-        version: Version = False,
-    ) -> None:
-        """Generate fictional medical data."""
-        with exit_on_user_error():
-            counts = generate(out, seed=seed)
-        typer.echo(f"{out}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
-
-    typer.run(main)
+    run_generator(generate)

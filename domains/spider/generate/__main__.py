@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from groundwire.domains.spider.generate.databases import Database, fill, make_database
 from groundwire.domains.spider.generate.lexicon import FAMILIAR_SUBJECTS, NEW_SUBJECTS
@@ -105,19 +105,6 @@ def _is_distinctive(rows: list[tuple[Any, ...]]) -> bool:
 
 
 if __name__ == "__main__":
-    import typer
+    from groundwire.domains._generate_command import run_generator
 
-    from groundwire.tools.errors import exit_on_user_error
-    from groundwire.tools.terminal import Version, spinner
-
-    def main(
-        out: Annotated[Path, typer.Option(help="The folder to write")],
-        seed: Annotated[int, typer.Option(help="Another seed, other data")] = 0,
-        version: Version = False,
-    ) -> None:
-        """Generate Spider-shaped data."""
-        with exit_on_user_error(), spinner("generating"):
-            counts = generate(out, seed=seed)
-        typer.echo(f"{out}: {', '.join(f'{name} {count}' for name, count in counts.items())}")
-
-    typer.run(main)
+    run_generator(generate)
