@@ -11,6 +11,7 @@ from groundwire.domains._types import (
     answer_form,
     breakdowns_of,
     database_folders,
+    gold_columns,
     is_inside,
     visible_columns,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "check",
     "database_folders",
     "get",
+    "gold_columns",
     "is_inside",
     "names",
     "visible_columns",

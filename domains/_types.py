@@ -20,6 +20,7 @@ __all__ = [
     "answer_form",
     "breakdowns_of",
     "database_folders",
+    "gold_columns",
     "is_inside",
     "visible_columns",
 ]
@@ -30,9 +31,9 @@ Task = Mapping[str, Any]
 Only the trainer and the reward see the whole row. An agent gets :func:`visible_columns`.
 """
 
-_GOLD_COLUMNS = frozenset(
-    {"answer", "answers", "expected", "gold", "label", "labels", "query", "reference", "solution", "sql", "target"}
-)
+_GOLD_COLUMNS = (
+    "query", "sql", "answer", "answers", "gold", "expected", "reference", "solution", "target", "label", "labels",
+)  # fmt: skip
 """The columns that hold a gold answer, in a domain that does not name its own."""
 
 Breakdowns = Mapping[str, Mapping[str, str]]
@@ -84,10 +85,16 @@ def visible_columns(domain: Domain, task: Task) -> dict[str, Any]:
     """The columns of ``task`` that its agent may see: all but those that hold the gold answer.
 
     A domain's optional attribute ``gold_columns`` names them. Without it they are the columns with a usual name of one:
-    answer, answers, expected, gold, label, labels, query, reference, solution, sql, target.
+    query, sql, answer, answers, gold, expected, reference, solution, target, label, labels.
     """
-    gold = frozenset(getattr(domain, "gold_columns", _GOLD_COLUMNS))
+    gold = gold_columns(domain)
     return {name: value for name, value in task.items() if name not in gold}
+
+
+def gold_columns(domain: Domain) -> tuple[str, ...]:
+    """The columns that hold the gold answer, the answer itself first; see :func:`visible_columns`."""
+    found: tuple[str, ...] = getattr(domain, "gold_columns", _GOLD_COLUMNS)
+    return found
 
 
 def breakdowns_of(domain: Domain) -> Breakdowns:

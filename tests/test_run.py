@@ -159,7 +159,9 @@ def test_dev_prints_every_call_and_triplet_and_writes_nothing(tmp_path: Path) ->
     done = _run("--dev", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("triplet") >= 10
-    assert "response ids" in done.stdout
+    first = done.stdout.split(": succeeded, ")[1]
+    for label in ("question", "call 1: write_query", "response ids", "gold", "answer", "rows [", "reward"):
+        assert label in first, label
     assert not list(tmp_path.iterdir())
 
 

@@ -79,7 +79,8 @@ def _dev(job: Job, shown: Console) -> None:
     from tempfile import TemporaryDirectory
 
     trainer = import_trainer()
-    from groundwire.train.cli.progress import ProgressDisplay, show_rollouts
+    from groundwire.train.cli.progress import ProgressDisplay
+    from groundwire.train.cli.rollout_view import show_rollouts
 
     with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
         results = trainer(
@@ -91,7 +92,7 @@ def _dev(job: Job, shown: Console) -> None:
             run=RunDir(Path(folder)),
             callback=display,
         ).dev()
-    show_rollouts(shown, results, job.config.agent_match)
+    show_rollouts(shown, results, job.domain, agent_match=job.config.agent_match)
 
 
 if __name__ == "__main__":

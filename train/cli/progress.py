@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from groundwire import domains
-from groundwire.adapters.tracing import calls_of_agents, triplets
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.metrics import format_accuracy
 from groundwire.train.evaluation.validation import VALIDATIONS
-from groundwire.train.rollouts.outcome import RolloutResult
 
-__all__ = ["ProgressDisplay", "show_rollouts", "show_summary"]
+__all__ = ["ProgressDisplay", "show_summary"]
 
 
 class ProgressDisplay(ProgressCallback):
@@ -69,38 +67,6 @@ class ProgressDisplay(ProgressCallback):
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items()))
             text += f"  [red]failed: {counts}[/red]"
         self._console.print(f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
-
-
-def show_rollouts(console: Console, results: Sequence[RolloutResult], agent_match: str | None) -> None:
-    """Print every call and triplet of some rollouts."""
-    for result in results:
-        task = result.request.task
-        console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
-        for name, value in result.reward_components.items():
-            console.print(f"component {name} {value:.4g}", markup=False)
-        console.print(f"question  {task['question']}", markup=False)
-        for call in result.calls:
-            console.print(
-                f"span {call.sequence}: {call.agent}, {call.ended - call.started:.3f} s, "
-                f"{call.finish_reason}, weights {call.weights_version}",
-                style="bold",
-                markup=False,
-            )
-            for message in [*call.messages, call.reply]:
-                console.print(f"  {message.get('role', 'assistant'):>9}  {message.get('content')}", markup=False)
-        for triplet in triplets(calls_of_agents(result.calls, agent_match), result.reward):
-            emitted = "" if triplet.call_reward is None else f", emitted for this call {triplet.call_reward}"
-            console.print(
-                f"triplet {triplet.sequence}: {triplet.agent}, reward {triplet.reward}{emitted}\n"
-                f"  prompt ids   {triplet.prompt_ids}\n  response ids {triplet.response_ids}",
-                markup=False,
-            )
-        console.print(f"answer    {result.answer or result.message}", markup=False)
-    rewards = [result.reward for result in results if result.reward is not None]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    calls = sum(len(result.calls) for result in results)
-    console.rule()
-    console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
 
 
 def show_summary(

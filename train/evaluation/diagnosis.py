@@ -10,13 +10,23 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from groundwire.train.evaluation.metrics import is_judged
 
-__all__ = ["KINDS", "Reason", "diagnose", "group_key", "is_transient", "nothing_judged", "nothing_to_train"]
+__all__ = [
+    "KINDS",
+    "Reason",
+    "answer_warning",
+    "diagnose",
+    "group_key",
+    "is_transient",
+    "models_note",
+    "nothing_judged",
+    "nothing_to_train",
+]
 
 Row = Mapping[str, Any]
 
@@ -50,6 +60,8 @@ _ADVICE = {
     "reward": "fix the reward (python -m train.audit tries it without a model)",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
+_MIN_ANSWERS = 5
+"""Fewer equal answers may be right."""
 _MAX_MESSAGE = 300  # characters of a failure's message in an error
 
 _NO_IDS = "the server sent no token ids"
@@ -107,6 +119,26 @@ def nothing_judged(rows: Sequence[Row]) -> str:
     message = " ".join((first["message"] or "no message").split())[:_MAX_MESSAGE]
     parts = [f"none of {len(rows)} {rollouts} could be judged", f"the first failed of {first['status']}: {message}"]
     return "; ".join([*parts, *(text for status, text in _ADVICE.items() if status in statuses)])
+
+
+def answer_warning(rows: Sequence[Row]) -> str:
+    """A warning if all answers to different tasks are empty or equal; empty if not."""
+    answers = {row["task_id"]: row["answer"].strip() for row in rows if row["reward"] is not None}
+    if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
+        return ""
+    [answer] = set(answers.values())
+    same = f"the same: {answer[:_MAX_MESSAGE]!r}" if answer else "empty"
+    return (
+        f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
+        "that reads the answer from its result: --agent-output module:name"
+    )
+
+
+def models_note(models: Iterable[str], served: str) -> str:
+    """A note on the model names that the agents asked for, if the policy answered under other names than its own."""
+    counts = Counter(model for model in models if model not in ("", served))
+    names = ", ".join(f"{name} ({count} calls)" for name, count in counts.most_common())
+    return f"the policy answered the calls to {names}; --train-model selects models" if names else ""
 
 
 def is_transient(rows: Sequence[Row]) -> bool:

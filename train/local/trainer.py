@@ -27,7 +27,13 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged, nothing_to_train
+from groundwire.train.evaluation.diagnosis import (
+    answer_warning,
+    is_transient,
+    models_note,
+    nothing_judged,
+    nothing_to_train,
+)
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import (
     choose_tasks,
@@ -44,7 +50,7 @@ from groundwire.train.policy.model import fitting_length, load_initial_state, sa
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 
 __all__ = ["LocalTrainer"]
 
@@ -141,7 +147,9 @@ class LocalTrainer:
             for task in choose_tasks(self.data.validation, count)
         ]
         with self.runtime:
-            return self._collect("tasks", requests, config.step_deadline_s)
+            results = self._collect("tasks", requests, config.step_deadline_s)
+        self._check_agent(results, [result.to_row(0) for result in results])
+        return results
 
     def _train_step(self, step: int) -> None:
         config = self.config
@@ -216,11 +224,20 @@ class LocalTrainer:
             results = self._collect(f"validation at temperature {temperature:g}", requests, deadline_s)
             rows = [result.to_row(step) for result in results]
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
-            if step == 0 and (reason := nothing_judged(rows) or nothing_to_train(rows)):
-                raise RolloutsFailedError(reason)
+            if step == 0:
+                self._check_agent(results, rows)
             self._check_judged(rows)
             validations[validation_name(temperature)] = compute_accuracy(rows, self._breakdowns)
         return validations
+
+    def _check_agent(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Look at the first rollouts of a run. Raises :class:`RolloutsFailedError` if they are of no use."""
+        models = (call.model for result in results for call in result.calls)
+        for note in (models_note(models, MODEL_NAME), answer_warning(rows)):
+            if note:
+                print(f"note: {note}", file=sys.stderr)
+        if reason := nothing_judged(rows) or nothing_to_train(rows):
+            raise RolloutsFailedError(reason)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
         """Complete the metrics of a run that was interrupted between a step and its validation."""

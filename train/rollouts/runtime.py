@@ -35,7 +35,7 @@ from groundwire.train.store.backends.base import SPAN_BYTES, MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.spans import LightningSpanSink
 
-__all__ = ["RolloutRuntime", "Upstream"]
+__all__ = ["MODEL_NAME", "RolloutRuntime", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"

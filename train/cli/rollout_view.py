@@ -1,0 +1,98 @@
+"""Prints rollouts in the terminal: every call, its tools, the answer beside the gold answer, and the reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from groundwire.adapters.tracing import LLMCall, calls_of_agents, triplets
+from groundwire.domains import Domain, answer_form, gold_columns
+from groundwire.tools.sql import QueryError, render, run_query
+from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.rollouts.outcome import RolloutResult
+
+__all__ = ["show_rollouts"]
+
+_SHOWN_IDS = 8
+_SHOWN_ROWS = 200
+"""Characters of a query's rows."""
+
+
+def show_rollouts(
+    console: Console, results: Sequence[RolloutResult], domain: Domain, *, agent_match: str | None
+) -> None:
+    """Print what happened in ``results``."""
+
+    def show(label: str, text: object) -> None:
+        console.print(f"{label:<12}{text}", markup=False, highlight=False, soft_wrap=True)
+
+    for result in results:
+        task = result.request.task
+        console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
+        show("question", task["question"])
+        shown: list[Mapping[str, Any]] = []
+        for call in result.calls:
+            console.print(
+                f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
+                f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}",
+                style="bold",
+                markup=False,
+            )
+            _show_call(show, call, shown)
+        for triplet in triplets(calls_of_agents(result.calls, agent_match), result.reward):
+            emitted = "" if triplet.call_reward is None else f", emitted for this call {triplet.call_reward}"
+            show("triplet", f"{triplet.sequence}: {triplet.agent or 'agent'}, reward {triplet.reward}{emitted}")
+            show("", f"prompt ids   {_shorten(triplet.prompt_ids)}")
+            show("", f"response ids {_shorten(triplet.response_ids)}")
+        _show_reward(show, result, domain)
+    rewards = [result.reward for result in results if result.reward is not None]
+    mean = sum(rewards) / len(rewards) if rewards else None
+    calls = sum(len(result.calls) for result in results)
+    console.rule()
+    console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
+
+
+def _show_call(show: Any, call: LLMCall, shown: list[Mapping[str, Any]]) -> None:
+    """The offered tools, the messages that no call before has shown, and the reply."""
+    if call.tools:
+        show("  tools", ", ".join(str((tool.get("function") or tool).get("name")) for tool in call.tools))
+    for message in [*call.messages, call.reply]:
+        if message in shown:
+            continue
+        shown.append(message)
+        role = f"  {message.get('role', 'assistant')}"
+        if message.get("content") or not message.get("tool_calls"):
+            show(role, message.get("content"))
+        for tool_call in message.get("tool_calls") or ():
+            function = tool_call.get("function") or {}
+            show(role, f"calls {function.get('name')}({function.get('arguments')})")
+
+
+def _show_reward(show: Any, result: RolloutResult, domain: Domain) -> None:
+    """The gold answer and the agent's, each with the rows of its query, and the reward."""
+    task = result.request.task
+    golds = [str(task[name]) for name in gold_columns(domain) if isinstance(task.get(name), str)]
+    is_query, database = answer_form(domain) == "sql", domain.database(task)
+    for label, text in [("gold", golds[0] if golds else ""), ("answer", result.answer or result.message)]:
+        show(label, text or "(empty)")
+        if is_query and database and text and (label == "gold" or result.answer):
+            show("", f"rows {_rows(database, text)}")
+    components = ", ".join(f"{name} {value:.4g}" for name, value in result.reward_components.items())
+    show("reward", f"{result.reward}{f' ({components})' if components else ''}")
+
+
+def _rows(database: str, query: str) -> str:
+    try:
+        return render(run_query(database, query), max_chars=_SHOWN_ROWS)
+    except QueryError as error:
+        return f"none: {error}"
+
+
+def _shorten(ids: Sequence[int]) -> str:
+    if len(ids) <= 2 * _SHOWN_IDS:
+        return json.dumps(list(ids))
+    first, last = (", ".join(map(str, part)) for part in (ids[:_SHOWN_IDS], ids[-_SHOWN_IDS:]))
+    return f"[{first}, ... {last}] ({len(ids)})"
