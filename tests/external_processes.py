@@ -43,6 +43,32 @@ def their_store(port: int) -> None:
     main(["--host", "127.0.0.1", "--port", str(port), "--log-level", "ERROR"])
 
 
+def their_runner(address: str, agent: str = AGENT) -> None:
+    """Agent Lightning's own runner, client and tracer, with an agent of one call that returns its reward."""
+    from agentlightning.litagent.litagent import LitAgent
+    from agentlightning.runner.agent import LitAgentRunner
+    from agentlightning.store.client_server import LightningStoreClient
+    from agentlightning.tracer.otel import OtelTracer
+
+    from groundwire.tools.http.access_token import access_token
+
+    class Agent(LitAgent[Any]):
+        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+            import openai
+
+            base_url = resources["policy"].get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+            client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
+            messages: Any = [{"role": "user", "content": task["question"]}]
+            reply = await client.chat.completions.create(model=resources["policy"].model, messages=messages)
+            return float(reply.choices[0].message.content == task["query"])
+
+    tracer: Any = OtelTracer()
+    runner: Any = LitAgentRunner(tracer, poll_interval=0.2, interval_jitter=0.05)
+    store = LightningStoreClient(address.replace("://", f"://x:{access_token()}@"))
+    with runner.run_context(agent=Agent(), store=store):
+        asyncio.run(runner.iter())
+
+
 def runner(address: str, n_runners: int, backend: str, agent: str = AGENT, data_dir: str | None = None) -> None:
     from groundwire.train.runner import main
 

@@ -224,6 +224,17 @@ async def test_agent_lightnings_own_store_works_too(pieces: _Pieces, task: Task)
             await client.update_attempt("nothing", "latest", status="failed")
 
 
+async def test_agent_lightnings_own_runner_works_too(pieces: _Pieces, task: Task) -> None:
+    pieces.store()
+    pieces.start(processes.their_runner, pieces.address)
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as policy,
+        _trainer(pieces, policy, unresponsive_s=10.0) as (collector, _),
+    ):
+        results = await collector.run(processes.jobs(task, 3), deadline_s=40)
+    assert _results(results) == [("succeeded", 1.0)] * 3
+
+
 async def test_a_runner_of_another_backend_reports_a_failure_not_zero(pieces: _Pieces, task: Task) -> None:
     pieces.store()
     pieces.runner()
