@@ -9,6 +9,9 @@ import gzip
 import hashlib
 import json
 import re
+import sqlite3
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +40,37 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "CREATE TABLE empty (a INT)",
     )
     return path
+
+
+def test_results_that_are_compared_take_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large.sqlite"
+    make_database(path, "CREATE TABLE t (n INT)")
+    with contextlib.closing(sqlite3.connect(path)) as conn, conn:
+        conn.executemany("INSERT INTO t VALUES (?)", ((n,) for n in range(200_000)))
+    code = (
+        "import resource\n"
+        "from groundwire.rewards.spider.execution_match import execution_match\n"
+        "memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "before = memory()\n"
+        f"result = execution_match('SELECT {{}} FROM t', 'SELECT {{}} FROM t', {str(path)!r}, timeout_s=30)\n"
+        "print(result.score, memory() - before)"
+    )
+    for gold, predicted, refused in (
+        ("n + 1000, n + 2000", "n + 2000, n + 1000", False),
+        ("n, n, n, n, n, n, n, n", "n, n, n, n, n, n, n, n", True),
+    ):
+        run = subprocess.run(
+            [sys.executable, "-c", code.replace("{}", gold, 1).replace("{}", predicted, 1)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if refused:
+            assert "the gold query returns more than 250000 rows or 4000000 bytes" in run.stderr
+        else:
+            score, megabytes = map(float, run.stdout.split())
+            assert score == 1.0
+            assert megabytes < 200
 
 
 def both(database: Path, gold: str, predicted: str) -> float:

@@ -72,6 +72,8 @@ def test_rows_are_capped(database: Path) -> None:
 def test_bytes_are_capped(database: Path) -> None:
     result = run_query(database, ROWS_FOR_EVER, max_rows=10**9, max_bytes=1200)
     assert (len(result.rows), result.truncated) == (100, True)
+    empty = f"SELECT '', '' FROM ({ROWS_FOR_EVER})"  # an object in memory, too
+    assert len(run_query(database, empty, max_rows=10**9, max_bytes=1200).rows) == 150
 
 
 def test_text_that_is_no_utf8_is_read_without_its_bad_bytes(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ from groundwire.tools.types import AgentStep
 
 __all__ = ["MatchResult", "execution_match", "gold_and_database", "spider_exec_match"]
 
-_MAX_ROWS = 1_000_000
-_MAX_BYTES = 16_000_000  # ten to twenty times as much as Python objects
+# Twenty times the largest result of Spider; as Python objects ten to twenty times as much, and there are two results.
+_MAX_ROWS = 250_000
+_MAX_BYTES = 4_000_000
 
 File = tuple[str, int, int, int]
 """Path, inode, modification time in ns and size: a file that changed is another one."""

@@ -37,6 +37,7 @@ __all__ = [
 
 _MAGIC = b"SQLite format 3\0"
 _SIGNAL_CHECK_S = 0.1
+_MIN_SIZE = 4  # an object of Python takes 50 bytes at least
 _MIN_TIME_S = 0.001
 workers = WorkerPool("groundwire.tools.sql._query_worker", size=max(8, os.cpu_count() or 1), max_idle=2)
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
@@ -75,7 +76,8 @@ def run_query(
 ) -> QueryResult:
     """Run one read-only statement on the SQLite file ``database`` and return its first rows.
 
-    ``max_bytes`` counts the characters of text, the bytes of blobs and eight for any other value. Another thread may
+    ``max_bytes`` counts the characters of text and the bytes of blobs, at least four of each, and eight for any other
+    value. Another thread may
     set ``cancelled``: the query then stops within about ten milliseconds, with :class:`QueryTimeoutError`. Raises a
     :class:`QueryError`. No statement can change or create a file.
     """
@@ -211,7 +213,8 @@ def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[
     for row in cursor:
         for value in row:
             kind = value.__class__
-            left -= len(value) if kind is str or kind is bytes else 8
+            size = len(value) if kind is str or kind is bytes else 8
+            left -= size if size > _MIN_SIZE else _MIN_SIZE
         if left < 0 or len(rows) == max_rows:
             return rows, True
         rows.append(row)
