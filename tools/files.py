@@ -46,9 +46,9 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"a surrogate without its pair, or an incomplete \\u escape: {error}") from error
 
 
-def read_json(file: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+def read_json(file: Path) -> Any:
     """The value of a JSON file. Raises ``OSError`` and ``ValueError``."""
-    return parse_json(read_bytes(file, max_bytes=max_bytes))
+    return parse_json(read_bytes(file))
 
 
 def first_error(adapter: TypeAdapter[Any], value: Any) -> str:

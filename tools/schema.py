@@ -75,7 +75,7 @@ def table_info(
         raise DatabaseError(connections.read_error(path, error)) from error
 
 
-def describe_table(database: str | Path, table: str, *, example_values: int = 3) -> str:
+def describe_table(database: str | Path, table: str) -> str:
     """One table as in :func:`table_info`, or one view, without example values, which may be slow to compute.
 
     Raises :class:`groundwire.tools.sql.SqlError` for an unknown name, and :class:`groundwire.tools.sql.DatabaseError`.
@@ -91,7 +91,7 @@ def describe_table(database: str | Path, table: str, *, example_values: int = 3)
                 known = [name for name in kinds if not name.startswith("sqlite_")]
                 raise SqlError(f"no such table: {table}. Tables: {', '.join(known) or 'none'}")
             if kinds[name] == "table":
-                return "\n".join(_table_lines(conn, path, name, example_values, show_keys=True))
+                return "\n".join(_table_lines(conn, path, name, 3, show_keys=True))
             try:
                 (line,) = _table_lines(conn, path, name, 0, show_keys=False)
             except sqlite3.OperationalError as error:  # a view over a dropped table

@@ -30,7 +30,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +228,7 @@ def _machine() -> dict[str, Any]:
     return {"gpus": _gpus(), "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit()}
 
 
-def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -256,7 +256,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="ci, spider, speed, uneven, stop: settings of verl"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
         parser.error(f"--parts has {', '.join(unknown)}; known: {', '.join(PARTS)}")
     return options

@@ -61,8 +61,8 @@ class ScoredRollout:
     trajectories: Sequence[Trajectory]
 
 
-def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: float = 1e-6) -> torch.Tensor:
-    """``(reward - mean) / (std + epsilon)`` within each group.
+def group_advantages(rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
+    """``(reward - mean) / (std + 1e-6)`` within each group.
 
     ``rewards``: float [R], one per rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
     unbiased one. A group of one rollout has mean 0 and deviation 1, as in verl. Equal rewards give advantage 0; verl's
@@ -79,7 +79,7 @@ def group_advantages(rewards: torch.Tensor, groups: Sequence[str], *, epsilon: f
             continue
         mean = scores.mean() if len(indices) > 1 else torch.zeros(())
         std = scores.std() if len(indices) > 1 else torch.ones(())
-        advantages[indices] = (scores - mean) / (std + epsilon)
+        advantages[indices] = (scores - mean) / (std + 1e-6)
     return advantages
 
 

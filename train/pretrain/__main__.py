@@ -75,14 +75,14 @@ def new_tokenizer(*, seed: int = 0, databases: int = 800) -> PreTrainedTokenizer
 
 
 def pretrain(
-    *, seed: int = 0, steps: int = STEPS, on_step: Callable[[float], None] | None = None
+    *, seed: int = 0, on_step: Callable[[float], None] | None = None
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Train a new policy; ``on_step`` is called with the loss of each step."""
     tokenizer = new_tokenizer(seed=seed)
     model = new_policy(tokenizer, seed=seed)
     optimizers = _optimizers(model)
     model.train()
-    for step, batch in enumerate(itertools.islice(_corpus(seed), steps)):
+    for step, batch in enumerate(itertools.islice(_corpus(seed), STEPS)):
         packed = pack(encode(tokenizer, batch))
         loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
         loss.backward()
@@ -124,11 +124,11 @@ def _corpus(seed: int) -> Iterator[list[Dialogues]]:
         yield from itertools.islice(_batches(stream, part.batch), part.steps)
 
 
-def _batches(stream: Iterator[Dialogues], size: int, pool: int = 8) -> Iterator[list[Dialogues]]:
+def _batches(stream: Iterator[Dialogues], size: int) -> Iterator[list[Dialogues]]:
     """Batches of databases of similar length, because rows are padded to the longest; in random order."""
     order = random.Random(0)
     while True:
-        items = sorted(itertools.islice(stream, size * pool), key=lambda item: len(item.prefix))
+        items = sorted(itertools.islice(stream, size * 8), key=lambda item: len(item.prefix))
         batches = [items[i : i + size] for i in range(0, len(items), size)]
         order.shuffle(batches)
         yield from batches
