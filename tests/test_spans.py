@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundwire.adapters.tracing import LLMCall, from_span, to_span
-from groundwire.adapters.tracing.openai_wire import HttpExchange, read_exchange, traced_request
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange, traced_request
 from groundwire.train.store.spans import LightningSpanSink, lightning_span
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too

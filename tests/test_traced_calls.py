@@ -221,10 +221,10 @@ async def test_an_agent_with_its_own_client_is_traced(task: Task) -> None:
     assert (outcome.status, outcome.reward, call.untrainable_reason) == ("succeeded", 1.0, "")
 
 
-async def test_other_endpoints_than_chat_completions_are_refused(task: Task) -> None:
-    async def responds(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
-        return (await client.responses.create(model="m", input="x")).output_text
+async def test_apis_that_sample_nothing_are_refused(task: Task) -> None:
+    async def embeds(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
+        return str(await client.embeddings.create(model="m", input="x"))
 
-    [(outcome, _)] = await _outcomes(task, lambda _: GOLD, responds)
+    [(outcome, _)] = await _outcomes(task, lambda _: GOLD, embeds)
     assert (outcome.status, outcome.reward) == ("endpoint", None)
-    assert "/v1/responses is not traced: use" in outcome.message
+    assert "/v1/embeddings is not traced: use" in outcome.message

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from groundwire.adapters.tracing.openai_wire import RefusedError
+from groundwire.adapters.tracing.wire.errors import RefusedError
 
 __all__ = ["OpenAttempts"]
 

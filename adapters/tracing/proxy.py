@@ -1,9 +1,10 @@
 """The LLM proxy: it stands between any agent and the policy, records every call and changes none.
 
 The URL says which rollout and attempt a call belongs to, so an agent in any language is traced by giving it a base URL.
-Replies are passed on byte for byte, streams chunk by chunk, errors with their status. Replies are parsed and stored
-afterwards (:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop, or none if the
-policy is in this process.
+It may use several APIs (:mod:`groundwire.adapters.tracing.wire`). The policy is in this process, or behind HTTP
+(:mod:`groundwire.adapters.tracing.upstreams`). Replies are parsed and stored afterwards
+(:mod:`groundwire.adapters.tracing.span_writer`), so tracing costs an agent one local hop, or none if the policy is in
+this process.
 
 Only attempts that run may call the policy (:mod:`groundwire.adapters.tracing.open_attempts`).
 
@@ -21,50 +22,44 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import socket
 import time
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 from urllib.parse import quote
 
-import aiohttp
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_span
 from groundwire.adapters.tracing.open_attempts import OpenAttempts
-from groundwire.adapters.tracing.openai_wire import (
-    CLIENT_GONE,
-    SESSION_HEADER,
-    HttpExchange,
-    OnSampled,
-    RefusedError,
-    calling_agent,
-    check_one_sample,
-    error_body,
-    has_ended,
-    read_exchange,
-    read_request,
-    traced_request,
-)
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanSink
+from groundwire.adapters.tracing.upstreams import Upstreams
+from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
+from groundwire.adapters.tracing.wire.conversations import Conversations
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.exchange import (
+    CLIENT_GONE,
+    HttpExchange,
+    calling_agent,
+    check_one_sample,
+    read_exchange,
+    read_request,
+)
+from groundwire.adapters.tracing.wire.local import LocalPolicy, answer
+from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
-from groundwire.tools.secrets import MIN_LENGTH, masked_values, register_secret
+from groundwire.tools.secrets import masked_values
 
 __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "ProxyError", "SpansNotStoredError"]
 
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
-_CONNECT_S = 10.0
 _BODY_S = 60.0
-# Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
-_KEEPALIVE_S = 3.0
-_FORWARDED_HEADERS = ("Authorization",)
-_RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
+_APIS: tuple[type[WireCall], ...] = (ChatCall, ResponsesCall)
 
 
 class ProxyError(UserError):
@@ -81,28 +76,6 @@ class HostUnusableError(ProxyError):
 
 class PortInUseError(ProxyError):
     """Another program listens on the port."""
-
-
-class LocalPolicy(Protocol):
-    """A policy in this process. It answers on the agent's own connection: a second connection, with every id and
-    logprob as JSON, was a third of the work of a rollout.
-    """
-
-    model_name: str
-
-    async def chat(
-        self, request: web.Request, body: dict[str, Any], *, session: str, on_sampled: OnSampled
-    ) -> web.StreamResponse:
-        """Answer ``body`` on ``request``.
-
-        ``on_sampled`` is called before the agent can know that the reply is complete. If the request is refused, it is
-        not called, and the response has the status.
-        """
-        ...
-
-    async def models(self, request: web.Request) -> web.StreamResponse:
-        """OpenAI's list of models."""
-        ...
 
 
 class LLMProxy(HttpServer):
@@ -143,14 +116,29 @@ class LLMProxy(HttpServer):
             raise TypeError("give either the upstreams or a policy in this process, not both")
         if isinstance(upstreams, str):
             raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
-        self.upstreams: Sequence[str] = list(upstreams)
-        self.model = model
-        self._policy, self._sink, self._ids, self._timeout_s = policy, sink, ids, timeout_s
-        self._api_key = api_key
-        register_secret(api_key)
-        self._session: aiohttp.ClientSession
+        self._policy, self._sink = policy, sink
+        self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
+        self._conversations = Conversations()
         self._writer: SpanWriter
         self._open_attempts = OpenAttempts(sink.is_open)
+
+    @property
+    def upstreams(self) -> Sequence[str]:
+        """The OpenAI base URLs of the policy servers."""
+        return self._upstreams.urls
+
+    @upstreams.setter
+    def upstreams(self, urls: Sequence[str]) -> None:
+        self._upstreams.urls = urls
+
+    @property
+    def model(self) -> str | None:
+        """The model's name in requests to the policy servers."""
+        return self._upstreams.model
+
+    @model.setter
+    def model(self, name: str | None) -> None:
+        self._upstreams.model = name
 
     def guard(self) -> Guard:
         """The routes of an attempt need no token."""
@@ -160,7 +148,8 @@ class LLMProxy(HttpServer):
         """The routes of the proxy."""
         app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
         for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):  # Agent Lightning's own resources leave out the /v1
-            app.router.add_post(f"{prefix}/chat/completions", self._chat)
+            for api in _APIS:
+                app.router.add_post(f"{prefix}/{api.api}", partial(self._call, api))
             app.router.add_get(f"{prefix}/models", self._models)
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/{path:.*}", _not_found)
@@ -189,11 +178,7 @@ class LLMProxy(HttpServer):
                 f"port {self.port} on {self.host} {problem}: give another one with --proxy-port, or leave it out for "
                 "any free port"
             ) from error
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._timeout_s),
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
-        )
+        self._upstreams.start()
         self._writer = SpanWriter(self._sink)
 
     async def stop(self) -> None:
@@ -209,7 +194,7 @@ class LLMProxy(HttpServer):
             self._open_attempts.close()
             await self._writer.close(timeout_s=self.drain_timeout_s)
         finally:
-            await self._session.close()
+            await self._upstreams.close()
 
     def base_url(self, rollout_id: str, attempt_id: str) -> str:
         """The base URL for the agent of an attempt; any OpenAI client takes it."""
@@ -219,6 +204,7 @@ class LLMProxy(HttpServer):
     def attempt_ended(self, rollout_id: str) -> None:
         """An attempt of the rollout has ended: ask the store before its next call, which is refused if it is late."""
         self._open_attempts.forget(rollout_id)
+        self._conversations.forget(rollout_id)
 
     async def flush(self, rollout_id: str | None = None, *, timeout_s: float | None = None) -> None:
         """Wait until every call answered so far (of one rollout) is in the store.
@@ -227,7 +213,7 @@ class LLMProxy(HttpServer):
         """
         await self._writer.flush(rollout_id, timeout_s=timeout_s)
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         exchange = HttpExchange(
             rollout_id=request.match_info["rollout_id"],
             attempt_id=request.match_info["attempt_id"],
@@ -237,17 +223,17 @@ class LLMProxy(HttpServer):
         try:
             await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
         except RefusedError as refused:
-            return _refusal(refused)
+            return _refusal(refused, api)
         pending = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
         try:
-            exchange.request = read_request(await _read_body(request))
-            check_one_sample(exchange.request)
-            if self._policy is not None:
-                return await self._ask_policy(self._policy, request, exchange, pending)
-            return await self._forward(request, exchange, pending)
+            body = await _read_body(request)
+            call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
+            exchange.request = call.chat
+            check_one_sample(call.chat)
+            return await self._answer(request, call, exchange, pending)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
-            return _refusal(refused)
+            return _refusal(refused, api)
         except BaseException as error:  # a cancelled handler, or a fault of ours: the call is recorded all the same
             if not exchange.ended:
                 gone = isinstance(error, (asyncio.CancelledError, ConnectionResetError))
@@ -259,100 +245,28 @@ class LLMProxy(HttpServer):
         finally:
             self._finish(exchange, pending)
 
-    async def _ask_policy(
-        self, policy: LocalPolicy, request: web.Request, exchange: HttpExchange, pending: PendingSpan
+    async def _answer(
+        self, request: web.Request, call: WireCall, exchange: HttpExchange, pending: PendingSpan
     ) -> web.StreamResponse:
+        session = quote(exchange.rollout_id, safe="")
+        if self._policy is None:
+            record = partial(self._finish, exchange, pending)
+            return await self._upstreams.answer(request, call, exchange, session=session, record=record)
+
         def on_sampled(sampled: Mapping[str, Any]) -> None:
             exchange.sampled = sampled
             self._finish(exchange, pending)
 
-        body = {**exchange.request, "model": policy.model_name}
-        response = await policy.chat(request, body, session=_session_id(exchange), on_sampled=on_sampled)
-        if not exchange.ended:  # a refusal
-            assert isinstance(response, web.Response)
-            exchange.status, exchange.body = response.status, (response.text or "").encode()
-        return response
-
-    async def _forward(self, request: web.Request, exchange: HttpExchange, pending: PendingSpan) -> web.StreamResponse:
-        url = self._upstream(exchange.rollout_id)
-        sent = json.dumps(traced_request(exchange.request, model=self.model, ids=self._ids)).encode()
-        headers = {**self._upstream_headers(request), SESSION_HEADER: _session_id(exchange)}
-        try:
-            async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
-                exchange.status = reply.status
-                if reply.content_type == "text/event-stream":
-                    exchange.streamed = True
-                    return await self._relay(request, reply, exchange, pending)
-                exchange.body = self._without_key(await reply.read())
-                return web.Response(status=reply.status, body=exchange.body, headers=_returned_headers(reply))
-        except asyncio.TimeoutError as error:
-            raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
-        except aiohttp.ClientError as error:
-            raise RefusedError(
-                502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
-            ) from error
-
-    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        try:
-            return await self._session.post(url, data=body, headers=headers)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if isinstance(error, aiohttp.ClientConnectorError):
-                raise
-            # The server had just closed this kept connection. Nothing was sampled, so asking again is safe.
-            return await self._session.post(url, data=body, headers=headers)
-
-    async def _relay(
-        self, request: web.Request, reply: aiohttp.ClientResponse, exchange: HttpExchange, pending: PendingSpan
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(status=reply.status, headers=_returned_headers(reply))
-        await response.prepare(request)
-        received = bytearray()
-        try:
-            async for data in reply.content.iter_any():
-                chunk = self._without_key(data)
-                received += chunk
-                if has_ended(received, chunk):
-                    # Recorded before the client can know that the reply is complete, so that a flush never misses it.
-                    exchange.body = bytes(received)
-                    self._finish(exchange, pending)
-                await response.write(chunk)
-        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
-            if isinstance(error, aiohttp.ClientConnectionResetError):  # writing to a client that left
-                raise
-            exchange.error = f"the policy server broke off its stream: {error!r}"
-            event = json.dumps(error_body(exchange.error, kind="upstream_error", status=502))
-            await response.write(f"data: {event}\n\n".encode())
-        exchange.body = bytes(received)
-        await response.write_eof()
-        return response
+        call.chat = {**call.chat, "model": self._policy.model_name}
+        return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._policy is not None:
-            return await self._policy.models(request)
-        url = self._upstream(request.match_info.get("rollout_id", ""))
+            return web.json_response(self._policy.models())
         try:
-            async with self._session.get(f"{url}/models", headers=self._upstream_headers(request)) as reply:
-                return web.Response(
-                    status=reply.status, body=self._without_key(await reply.read()), headers=_returned_headers(reply)
-                )
-        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
-            return _refusal(RefusedError(502, f"the policy server at {url} did not answer: {error!r}"))
-
-    def _without_key(self, data: bytes) -> bytes:
-        """``data`` without the API key: a server may repeat the key that it refuses."""
-        key = self._api_key or ""
-        return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
-
-    def _upstream_headers(self, request: web.Request) -> dict[str, str]:
-        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
-        if self._api_key is not None:
-            headers["Authorization"] = f"Bearer {self._api_key}"
-        return headers
-
-    def _upstream(self, rollout_id: str) -> str:
-        if not self.upstreams:
-            raise RefusedError(503, "no policy server is set: give the proxy's upstreams at least one base URL")
-        return self.upstreams[zlib.crc32(rollout_id.encode()) % len(self.upstreams)].rstrip("/")
+            return await self._upstreams.models(request)
+        except RefusedError as refused:
+            return _refusal(refused)
 
     def _finish(self, exchange: HttpExchange, pending: PendingSpan) -> None:
         if not exchange.ended:
@@ -369,12 +283,8 @@ async def _read_body(request: web.Request) -> bytes:
         raise RefusedError(408, f"the request was not complete after {_BODY_S:g} s") from error
 
 
-def _session_id(exchange: HttpExchange) -> str:
-    return quote(exchange.rollout_id, safe="")
-
-
-def _refusal(refused: RefusedError) -> web.Response:
-    return web.json_response(masked_values(refused.body()), status=refused.status)
+def _refusal(refused: RefusedError, api: type[WireCall] = ChatCall) -> web.Response:
+    return web.json_response(masked_values(api.error(refused)), status=refused.status)
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:
@@ -382,10 +292,6 @@ async def _not_found(request: web.Request) -> web.StreamResponse:
         RefusedError(
             404,
             f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
-            f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its chat/completions (not responses, not completions)",
+            f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its {' or '.join(api.api for api in _APIS)}",
         )
     )
-
-
-def _returned_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name: reply.headers[name] for name in _RETURNED_HEADERS if name in reply.headers}

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
+from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.exchange import OnSampled
 from groundwire.tools.http.server import HttpServer
 
 __all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
@@ -75,11 +78,14 @@ class ScriptedPolicyServer(HttpServer):
 
     ``replies`` are given in the order of the requests, or made by a function of the request's body. A request beyond
     the end of the script is answered with status 500.
+
+    It is also a :class:`groundwire.adapters.tracing.wire.local.LocalPolicy`: ``LLMProxy(policy=server, ...)``.
     """
 
     def __init__(self, replies: Script, *, model: str = "scripted") -> None:
         super().__init__(drain_timeout_s=0.1)
         self.replies, self.model = replies, model
+        self.model_name = model
         self.requests: list[dict[str, Any]] = []
         """The body of every request."""
         self.cancelled = 0
@@ -97,13 +103,33 @@ class ScriptedPolicyServer(HttpServer):
         app.router.add_get("/v1/models", self._models)
         return app
 
+    async def complete(self, body: Any, *, session: str, on_sampled: OnSampled) -> dict[str, Any]:
+        """The chat completion of the next reply. Raises :class:`RefusedError` for an error reply."""
+        reply = self._take(body)
+        await asyncio.sleep(reply.delay_s)
+        _refuse_error(reply)
+        on_sampled(_sampled(body, reply))
+        return self._completion(body, reply)
+
+    async def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the next reply. Raises :class:`RefusedError` for an error reply."""
+        reply = self._take(body)
+        _refuse_error(reply)
+        async for chunk, is_last in self._chunks(body, reply):
+            if is_last:
+                on_sampled(_sampled(body, reply))
+            yield chunk
+
+    def models(self) -> dict[str, Any]:
+        """The list of models."""
+        return {"object": "list", "data": [{"id": self.model_name, "object": "model"}]}
+
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+        return web.json_response(self.models())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.requests.append(body)
-        reply = self._next(body)
+        reply = self._take(body)
         try:
             if body.get("stream") and reply.status < _ERROR:
                 return await self._stream(request, body, reply)
@@ -116,6 +142,10 @@ class ScriptedPolicyServer(HttpServer):
             return web.json_response({"error": error}, status=reply.status)
         return web.json_response(self._completion(body, reply))
 
+    def _take(self, body: dict[str, Any]) -> Reply:
+        self.requests.append(body)
+        return self._next(body)
+
     def _next(self, body: dict[str, Any]) -> Reply:
         if callable(self.replies):
             reply = self.replies(body)
@@ -127,52 +157,49 @@ class ScriptedPolicyServer(HttpServer):
 
     def _completion(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
-        if reply.tool_calls:
-            message["tool_calls"] = list(reply.tool_calls)
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": _finish_reason(reply)}
+        choice: dict[str, Any] = {"index": 0, "message": _message(reply), "finish_reason": _finish_reason(reply)}
         if body.get("logprobs"):
             choice["logprobs"] = _logprobs(reply, 0, len(token_ids))
         completion = {
-            **self._head("chat.completion", reply),
-            "choices": [choice],
-            "usage": {
-                "prompt_tokens": len(prompt_ids),
-                "completion_tokens": len(token_ids),
-                "total_tokens": len(prompt_ids) + len(token_ids),
-            },
-        }
+            **self._head("chat.completion", reply), "choices": [choice], "usage": _usage(prompt_ids, token_ids),
+        }  # fmt: skip
         if body.get("return_token_ids"):
             choice["token_ids"] = token_ids
             completion["prompt_token_ids"] = prompt_ids
         return completion
 
     async def _stream(self, request: web.Request, body: dict[str, Any], reply: Reply) -> web.StreamResponse:
-        """Like vLLM: first an empty chunk with the prompt's ids, then a chunk for each token, then ``[DONE]``."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        async for chunk, is_last in self._chunks(body, reply):
+            if is_last and reply.breaks_off and request.transport is not None:
+                request.transport.abort()
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncGenerator[tuple[dict[str, Any], bool], None]:
+        """Like vLLM: an empty chunk with the prompt's ids, one for each token, the last marked, and the usage."""
         head = self._head("chat.completion.chunk", reply)
         ids = body.get("return_token_ids")
-        first = {"prompt_token_ids": _prompt_ids(body, reply)} if ids else {}
+        prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
+        first = {"prompt_token_ids": prompt_ids} if ids else {}
         choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        await _send(response, {**head, "choices": [choice], **first})
-        token_ids = _token_ids(reply)
+        yield {**head, "choices": [choice], **first}, False
         deltas = _deltas(reply, len(token_ids))
         for index, (token, delta) in enumerate(zip(token_ids, deltas, strict=True)):
             last = index == len(token_ids) - 1
             if last:
                 await asyncio.sleep(reply.delay_s)
-                if reply.breaks_off and request.transport is not None:
-                    request.transport.abort()
             choice = {"index": 0, "delta": delta, "finish_reason": _finish_reason(reply) if last else None}
             if body.get("logprobs"):
                 choice["logprobs"] = _logprobs(reply, index, index + 1)
             if ids:
                 choice["token_ids"] = [token]
-            await _send(response, {**head, "choices": [choice]})
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
+            yield {**head, "choices": [choice]}, last
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield {**head, "choices": [], "usage": _usage(prompt_ids, token_ids)}, False
 
     def _head(self, kind: str, reply: Reply) -> dict[str, Any]:
         head: dict[str, Any] = {"id": f"chatcmpl-{len(self.requests)}", "object": kind, "created": 0}
@@ -182,7 +209,34 @@ class ScriptedPolicyServer(HttpServer):
         return head
 
 
-def _prompt_ids(body: dict[str, Any], reply: Reply) -> list[int]:
+def _refuse_error(reply: Reply) -> None:
+    if reply.status >= _ERROR:
+        raise RefusedError(reply.status, reply.text, code=reply.code)
+
+
+def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
+    token_ids = _token_ids(reply)
+    return {
+        "prompt_ids": _prompt_ids(body, reply),
+        "response_ids": token_ids,
+        "logprobs": [each["logprob"] for each in _logprobs(reply, 0, len(token_ids))["content"]],
+        "finish_reason": _finish_reason(reply),
+        "reply_json": to_json(_message(reply)),
+        **({} if reply.weights_version is None else {"weights_version": reply.weights_version}),
+    }
+
+
+def _message(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+    return {**message, "tool_calls": list(reply.tool_calls)} if reply.tool_calls else message
+
+
+def _usage(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> dict[str, int]:
+    prompt, sampled = len(prompt_ids), len(token_ids)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _prompt_ids(body: Mapping[str, Any], reply: Reply) -> list[int]:
     return render(body["messages"]) if reply.prompt_ids is None else list(reply.prompt_ids)
 
 
@@ -215,7 +269,3 @@ def _deltas(reply: Reply, count: int) -> list[dict[str, Any]]:
     if reply.tool_calls:
         deltas[-1]["tool_calls"] = [{"index": index, **call} for index, call in enumerate(reply.tool_calls)]
     return deltas
-
-
-async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 
-from groundwire.adapters.tracing.openai_wire import SESSION_HEADER, OnSampled
-from groundwire.tools.files import parse_json
+from groundwire.adapters.tracing.wire.call import ChatCall
+from groundwire.adapters.tracing.wire.conversations import Conversations
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.exchange import SESSION_HEADER, OnSampled
+from groundwire.adapters.tracing.wire.local import answer
+from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
@@ -48,7 +52,8 @@ minute and gigabytes; text has 3 to 5 characters a token."""
 class PolicyServer(HttpServer):
     """An OpenAI-compatible server in front of an engine, on the running event loop.
 
-    The proxy calls :meth:`chat` and :meth:`models` without a port of this server's own; started, it answers over HTTP.
+    It is a :class:`groundwire.adapters.tracing.wire.local.LocalPolicy`, which the proxy asks without HTTP; started, it
+    answers over HTTP.
 
     Args:
         engine: samples the replies; it is not closed with the server.
@@ -80,6 +85,7 @@ class PolicyServer(HttpServer):
         self._token_ids = functools.lru_cache(maxsize=CACHED_PROMPTS)(self._tokenize)
         self._long_requests = asyncio.Semaphore()
         self._created = int(time.time())
+        self._conversations = Conversations()
 
     def guard(self) -> Guard:
         """All requests but the health check need the token."""
@@ -89,65 +95,86 @@ class PolicyServer(HttpServer):
         """The routes of the server."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
         return app
 
-    async def models(self, _: web.Request) -> web.Response:
+    def models(self) -> dict[str, Any]:
         """OpenAI's list of models, with the served one."""
         model = {"id": self.model_name, "object": "model", "created": self._created, "owned_by": "groundwire"}
         model["max_model_len"] = self._engine.max_model_len
-        return web.json_response({"object": "list", "data": [model]})
+        return {"object": "list", "data": [model]}
 
-    async def chat(
-        self, request: web.Request, body: Any, *, session: str = "", on_sampled: OnSampled = lambda _: None
-    ) -> web.StreamResponse:
-        """Answer ``body`` on ``request``, which may belong to another server on this event loop, such as the proxy.
+    async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = lambda _: None) -> dict[str, Any]:
+        """The chat completion for a request of ``session``. Raises :class:`RefusedError`."""
+        with _refusals():
+            response = await self._prepare(body, session)
+            futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]
+            try:
+                replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
+            finally:
+                for future in futures:
+                    future.cancel()  # has no effect on finished ones
+            messages = [response.message(reply) for reply in replies]
+            on_sampled(response.sampled(replies[0], *messages[0]))
+            return response.body(replies, messages)
 
-        ``on_sampled`` is called as :class:`groundwire.adapters.tracing.proxy.LocalPolicy` describes.
-        """
+    async def stream(
+        self, body: Any, *, session: str = "", on_sampled: OnSampled = lambda _: None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of the completion. Raises :class:`RefusedError`, before the first chunk unless sampling fails."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+
+        def put(index: int, item: tuple[int, float] | Future[Completion]) -> None:
+            if isinstance(item, tuple) or not item.cancelled():
+                loop.call_soon_threadsafe(queue.put_nowait, (index, item))
+
+        futures = []
         try:
-            chat, prompt_ids = await self._prepare(body, session, long=len(await request.read()) > LONG_REQUEST)
-            response = ChatResponse(
-                chat,
-                prompt_ids,
-                model=self.model_name,
-                tokenizer=self._engine.tokenizer,
-                tool_format=self._tool_format,
-            )
-            if chat.stream:
-                return await self._stream(request, response, on_sampled)
-            return await self._complete(response, on_sampled)
-        except ChatRequestError as error:
-            return _refused(error)
-        except ContextLengthError as error:
-            return _error(400, str(error), "invalid_request_error", "context_length_exceeded", "messages")
-        except EngineError as error:
-            closed = isinstance(error, EngineClosedError)
-            return _error(503 if closed else 500, str(error), "server_error", "engine_closed" if closed else None)
+            with _refusals():
+                response = await self._prepare(body, session)
+                for index, sampling in enumerate(response.request.samplings):
+                    future = self._engine.submit(
+                        response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
+                    )
+                    future.add_done_callback(functools.partial(put, index))
+                    futures.append(future)
+                async for event in _events(response, queue, on_sampled):
+                    yield event
+        finally:
+            for future in futures:
+                future.cancel()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session = request.headers.get(SESSION_HEADER, "")
         try:
-            body = parse_json(await request.read())
-        except web.HTTPRequestEntityTooLarge:
-            message = f"the body is larger than {MAX_BODY} bytes"
-            return _error(413, message, "invalid_request_error", "request_too_large")
-        except ValueError as error:
-            return _refused(ChatRequestError(f"the body is not JSON: {error}"))
-        return await self.chat(request, body, session=request.headers.get(SESSION_HEADER, ""))
+            call = ChatCall(await _read_object(request), self._conversations.of(session))
+            return await answer(request, call, self, session=session, on_sampled=lambda _: None)
+        except RefusedError as refused:
+            return web.json_response(ChatCall.error(refused), status=refused.status)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response(self.models())
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "weights_version": self._engine.weights_version})
 
-    async def _prepare(self, body: Any, session: str, *, long: bool) -> tuple[ChatRequest, tuple[int, ...]]:
-        """The checked request and its prompt. A ``long`` one is prepared in a thread, one at a time."""
+    async def _prepare(self, body: Any, session: str) -> ChatResponse:
+        """The response to the checked request, without its replies. Long requests are prepared in a thread, one at a
+        time.
+        """
+        long = _characters(body) > LONG_REQUEST
 
-        def prepare() -> tuple[ChatRequest, tuple[int, ...]]:
+        def prepare() -> ChatResponse:
             chat = parse_request(body, served=self.model_name, session=session)
             text, limit = self._render(chat), self._engine.max_model_len
             if len(text) > CHARACTERS_PER_TOKEN * limit:
                 raise ContextLengthError(len(text), limit, unit="characters")
-            return chat, self._tokenize(text) if long else self._token_ids(text)
+            prompt_ids = self._tokenize(text) if long else self._token_ids(text)
+            return ChatResponse(
+                chat, prompt_ids, model=self.model_name, tokenizer=self._engine.tokenizer, tool_format=self._tool_format
+            )
 
         if long:
             async with self._long_requests:
@@ -174,45 +201,6 @@ class PolicyServer(HttpServer):
             raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
         return ids
 
-    async def _complete(self, response: ChatResponse, on_sampled: OnSampled) -> web.Response:
-        futures = [self._engine.submit(response.prompt_ids, sampling) for sampling in response.request.samplings]
-        try:
-            replies = await asyncio.gather(*map(asyncio.wrap_future, futures))
-        finally:
-            for future in futures:
-                future.cancel()  # has no effect on finished ones
-        messages = [response.message(reply) for reply in replies]
-        on_sampled(response.sampled(replies[0], *messages[0]))
-        return web.json_response(response.body(replies, messages))
-
-    async def _stream(self, request: web.Request, response: ChatResponse, on_sampled: OnSampled) -> web.StreamResponse:
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-
-        def put(index: int, item: tuple[int, float] | Future[Completion]) -> None:
-            if isinstance(item, tuple) or not item.cancelled():
-                loop.call_soon_threadsafe(queue.put_nowait, (index, item))
-
-        futures = []
-        try:
-            for index, sampling in enumerate(response.request.samplings):
-                future = self._engine.submit(
-                    response.prompt_ids, sampling, on_token=lambda *token, index=index: put(index, token)
-                )
-                future.add_done_callback(functools.partial(put, index))
-                futures.append(future)
-            # This sends the status, so later errors can only be events of the stream.
-            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-            await stream.prepare(request)
-            async for event in _events(response, queue, on_sampled):
-                await stream.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-            await stream.write(b"data: [DONE]\n\n")
-            await stream.write_eof()
-            return stream
-        finally:
-            for future in futures:
-                future.cancel()
-
 
 async def _events(
     response: ChatResponse, queue: asyncio.Queue[tuple[int, Any]], on_sampled: OnSampled
@@ -233,8 +221,7 @@ async def _events(
             reply = item.result()
         except EngineError as error:
             on_sampled({"error": str(error)})
-            yield {"error": {"message": str(error), "type": "server_error", "code": None}}
-            return
+            raise
         replies.append(reply)
         message, finish_reason = response.message(reply)
         on_sampled(response.sampled(reply, message, finish_reason))
@@ -243,9 +230,37 @@ async def _events(
         yield response.event(usage=response.usage(replies))
 
 
-def _refused(error: ChatRequestError) -> web.Response:
-    return _error(error.status, str(error), "invalid_request_error", error.code, error.param)
+async def _read_object(request: web.Request) -> dict[str, Any]:
+    try:
+        body = parse_json(await request.read())
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RefusedError(413, f"the body is larger than {MAX_BODY} bytes", code="request_too_large") from error
+    except ValueError as error:
+        raise RefusedError(400, f"the body is not JSON: {error}", code="invalid_value") from error
+    if not isinstance(body, dict):
+        raise RefusedError(400, f"the body must be a JSON object, not {shorten_repr(body)}", code="invalid_value")
+    return body
 
 
-def _error(status: int, message: str, kind: str, code: str | None, param: str | None = None) -> web.Response:
-    return web.json_response({"error": {"message": message, "type": kind, "param": param, "code": code}}, status=status)
+def _characters(value: Any) -> int:
+    """The length of all texts in a request."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise the policy's errors as those of a wire API."""
+    try:
+        yield
+    except ChatRequestError as error:
+        raise RefusedError(error.status, str(error), code=error.code, param=error.param) from error
+    except ContextLengthError as error:
+        raise RefusedError(400, str(error), code="context_length_exceeded", param="messages") from error
+    except EngineError as error:
+        closed = isinstance(error, EngineClosedError)
+        code = "engine_closed" if closed else None
+        raise RefusedError(503 if closed else 500, str(error), code=code) from error

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
-from groundwire.adapters.tracing.openai_wire import UNREADABLE
+from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 from groundwire.train.store.spans import with_call_spans

@@ -18,8 +18,8 @@ from agentlightning.types import AttemptedRollout, Span, TraceStatus
 from pydantic_core import PydanticSerializationError
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
-from groundwire.adapters.tracing.openai_wire import UNREADABLE, read_reply
 from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
+from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.tools.secrets import masked_values, secret_masker
 from groundwire.train.store.errors import StoreFailedError
 

@@ -1,4 +1,4 @@
-"""OpenAI chat completions on the wire, with the token ids that vLLM adds on request.
+"""One request to the policy and its reply, and the LLM call in it: a chat completion with the token ids of vLLM.
 
 A whole reply has ``prompt_token_ids`` at the top level and ``token_ids`` in its choice. A stream has
 ``prompt_token_ids`` in its first chunk and ``token_ids`` beside each ``delta``. Replies are read after the agent has
@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from groundwire.adapters._types import AGENT_HEADER
 from groundwire.adapters.tracing.calls import LLMCall, check_ids, to_json
+from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.secrets import mask_secrets
 
@@ -22,12 +23,12 @@ __all__ = [
     "CLIENT_GONE",
     "SESSION_HEADER",
     "UNREADABLE",
+    "EventReader",
     "HttpExchange",
     "OnSampled",
-    "RefusedError",
     "calling_agent",
     "check_one_sample",
-    "error_body",
+    "error_message",
     "has_ended",
     "read_exchange",
     "read_reply",
@@ -49,19 +50,6 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError,
 """The errors that reading a malformed reply may raise."""
 
 
-class RefusedError(Exception):
-    """A request that the proxy answers itself, with ``status``."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI's API formats it."""
-        kind = "invalid_request_error" if self.status in range(400, 500) else "upstream_error"
-        return error_body(str(self), kind=kind, status=self.status)
-
-
 class _StreamError(Exception):
     """A stream that reports an error, or ends too early."""
 
@@ -78,6 +66,7 @@ class HttpExchange:
     request: Mapping[str, Any] = field(default_factory=dict)
     status: int = _STATUS_OK
     body: bytes = b""
+    """The reply as the policy server sent it."""
     streamed: bool = False
     sampled: Mapping[str, Any] | None = None
     """The argument of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
@@ -122,6 +111,26 @@ def has_ended(received: bytes | bytearray, chunk: bytes) -> bool:
     return _DONE in b"\n" + received[-len(chunk) - len(_DONE) :]
 
 
+class EventReader:
+    """The chat chunks of a stream that arrives in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.ended = False
+        """Whether ``[DONE]`` has arrived."""
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """The chunks that ``data`` completes. Raises ``ValueError`` for one that is not JSON."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                text = line[len(b"data:") :].strip()
+                if text == b"[DONE]":
+                    self.ended = True
+                elif not self.ended:
+                    yield json.loads(text)
+
+
 def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
     """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true."""
     sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
@@ -132,17 +141,12 @@ def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool =
     return sent
 
 
-def error_body(message: str, *, kind: str, status: int) -> dict[str, Any]:
-    """An error as OpenAI's API formats it, so that every client raises its own error type."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-
 def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
     """The call of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
     request, error = exchange.request, exchange.error
     fields: dict[str, Any] = {}
     if not error and exchange.status != _STATUS_OK:
-        error = _error_message(exchange.body)
+        error = error_message(exchange.body)
     if not error:
         try:
             if exchange.sampled is not None:
@@ -205,7 +209,7 @@ def _merge_stream(body: bytes) -> dict[str, Any]:
     reply: dict[str, Any] = {"choices": [choice]}
     for event in _events(body):
         if "error" in event:
-            raise _StreamError(_error_message(json.dumps(event).encode()))
+            raise _StreamError(error_message(json.dumps(event).encode()))
         reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
         reply |= {name: event[name] for name in ("usage", *_VERSIONS) if event.get(name) is not None}
         for part in event.get("choices") or ():  # the event with the usage has none
@@ -259,7 +263,7 @@ def _token_counts(reply: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if isinstance(count, int) and 0 < count < _MAX_TOKENS}
 
 
-def _error_message(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The message in an error body: in OpenAI's format, in the flat one of older servers, or the body itself."""
     try:
         parsed = json.loads(body)

@@ -1,0 +1,216 @@
+"""The policy servers behind the proxy, which are asked over HTTP.
+
+Chat completions are passed on byte for byte, streams chunk by chunk, errors with their status; the replies for other
+APIs are translated. Nothing is parsed that need not be: replies are read for their spans afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.exchange import (
+    SESSION_HEADER,
+    UNREADABLE,
+    EventReader,
+    HttpExchange,
+    error_message,
+    has_ended,
+    traced_request,
+)
+from groundwire.tools.secrets import MIN_LENGTH, register_secret
+
+__all__ = ["Upstreams"]
+
+_CONNECT_S = 10.0
+# Servers close idle connections after 5 s (the default of uvicorn, and so of vLLM): close ours first.
+_KEEPALIVE_S = 3.0
+_OK = 200
+_EVENTS = "text/event-stream"
+_FORWARDED_HEADERS = ("Authorization",)
+_RETURNED_HEADERS = ("Content-Type", "Retry-After", "X-Request-Id")
+
+
+class Upstreams:
+    """OpenAI-compatible servers. The arguments are those of :class:`groundwire.adapters.tracing.proxy.LLMProxy`."""
+
+    def __init__(
+        self, urls: Sequence[str], *, model: str | None, api_key: str | None, ids: bool, timeout_s: float
+    ) -> None:
+        self.urls: Sequence[str] = list(urls)
+        self.model = model
+        self._api_key, self._ids, self._timeout_s = api_key, ids, timeout_s
+        register_secret(api_key)
+        self._session: aiohttp.ClientSession
+
+    def start(self) -> None:
+        """Make the connection pool, on the running event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._timeout_s),
+            headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def answer(
+        self, request: web.Request, call: WireCall, exchange: HttpExchange, *, session: str, record: Callable[[], None]
+    ) -> web.StreamResponse:
+        """Answer ``call`` on ``request`` with the reply of a server, which ``exchange`` gets.
+
+        ``record`` is called before the agent can know that a stream is complete, so that a flush never misses it.
+        Raises :class:`RefusedError` if there is no answer.
+        """
+        url = self._url(exchange.rollout_id)
+        sent = json.dumps(traced_request(call.chat, model=self.model, ids=self._ids)).encode()
+        headers = {**self._headers(request), SESSION_HEADER: session}
+        try:
+            async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
+                exchange.status = reply.status
+                if reply.content_type == _EVENTS:
+                    exchange.streamed = True
+                    relay = self._relay if isinstance(call, ChatCall) else self._translate
+                    return await relay(request, call, reply, exchange, record)
+                exchange.body = self._without_key(await reply.read())
+                body = exchange.body if isinstance(call, ChatCall) else _translated(call, reply.status, exchange.body)
+                return web.Response(status=reply.status, body=body, headers=_returned_headers(reply))
+        except asyncio.TimeoutError as error:
+            raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            raise RefusedError(
+                502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
+            ) from error
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The list of models of a server. Raises :class:`RefusedError` if there is no answer."""
+        url = self._url(request.match_info.get("rollout_id", ""))
+        try:
+            async with self._session.get(f"{url}/models", headers=self._headers(request)) as reply:
+                return web.Response(
+                    status=reply.status, body=self._without_key(await reply.read()), headers=_returned_headers(reply)
+                )
+        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
+            raise RefusedError(502, f"the policy server at {url} did not answer: {error!r}") from error
+
+    async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        try:
+            return await self._session.post(url, data=body, headers=headers)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            # The server had just closed this kept connection. Nothing was sampled, so asking again is safe.
+            return await self._session.post(url, data=body, headers=headers)
+
+    async def _relay(
+        self,
+        request: web.Request,
+        call: WireCall,
+        reply: aiohttp.ClientResponse,
+        exchange: HttpExchange,
+        record: Callable[[], None],
+    ) -> web.StreamResponse:
+        """Pass a stream on as it is."""
+        response = web.StreamResponse(status=reply.status, headers=_returned_headers(reply))
+        await response.prepare(request)
+        received = bytearray()
+        try:
+            async for data in reply.content.iter_any():
+                chunk = self._without_key(data)
+                received += chunk
+                if has_ended(received, chunk):
+                    exchange.body = bytes(received)
+                    record()
+                await response.write(chunk)
+        except (asyncio.TimeoutError, aiohttp.ClientError) as error:
+            await response.write(call.error_event(_broken_off(error, exchange)))
+        exchange.body = bytes(received)
+        await response.write_eof()
+        return response
+
+    async def _translate(
+        self,
+        request: web.Request,
+        call: WireCall,
+        reply: aiohttp.ClientResponse,
+        exchange: HttpExchange,
+        record: Callable[[], None],
+    ) -> web.StreamResponse:
+        """Pass a stream on in the format of the call's API."""
+        response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        reader, received = EventReader(), bytearray()
+        try:
+            async for data in reply.content.iter_any():
+                received += self._without_key(data)
+                events = b"".join(call.events(_checked(chunk)) for chunk in reader.feed(data))
+                if reader.ended:
+                    exchange.body = bytes(received)
+                    record()
+                    events += call.end()
+                if events:
+                    await response.write(events)
+                if reader.ended:
+                    break
+            else:
+                raise RefusedError(502, "the policy server's stream ended before the reply was complete")
+        except RefusedError as refused:
+            exchange.error = str(refused)
+            await response.write(call.error_event(refused))
+        except (asyncio.TimeoutError, aiohttp.ClientError, *UNREADABLE) as error:
+            await response.write(call.error_event(_broken_off(error, exchange)))
+        exchange.body = bytes(received)
+        await response.write_eof()
+        return response
+
+    def _without_key(self, data: bytes) -> bytes:
+        """``data`` without the API key: a server may repeat the key that it refuses."""
+        key = self._api_key or ""
+        return data.replace(key.encode(), b"***") if len(key) >= MIN_LENGTH else data
+
+    def _headers(self, request: web.Request) -> dict[str, str]:
+        headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
+        if self._api_key is not None:
+            headers["Authorization"] = f"Bearer {self._api_key}"
+        return headers
+
+    def _url(self, rollout_id: str) -> str:
+        if not self.urls:
+            raise RefusedError(503, "no policy server is set: give the proxy's upstreams at least one base URL")
+        return self.urls[zlib.crc32(rollout_id.encode()) % len(self.urls)].rstrip("/")
+
+
+def _broken_off(error: Exception, exchange: HttpExchange) -> RefusedError:
+    if isinstance(error, aiohttp.ClientConnectionResetError):  # writing to a client that left
+        raise error
+    exchange.error = f"the policy server broke off its stream: {error!r}"
+    return RefusedError(502, exchange.error)
+
+
+def _checked(chunk: dict[str, Any]) -> dict[str, Any]:
+    """``chunk``, unless it reports an error."""
+    if "error" in chunk:
+        raise RefusedError(502, error_message(json.dumps(chunk).encode()))
+    return chunk
+
+
+def _translated(call: WireCall, status: int, body: bytes) -> bytes:
+    if status != _OK:
+        return json.dumps(call.error(RefusedError(status, error_message(body)))).encode()
+    try:
+        return json.dumps(call.reply(json.loads(body))).encode()
+    except UNREADABLE as error:
+        raise RefusedError(502, f"the policy server's reply cannot be read: {error!r}") from error
+
+
+def _returned_headers(reply: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name: reply.headers[name] for name in _RETURNED_HEADERS if name in reply.headers}

@@ -1,0 +1,191 @@
+"""OpenAI's Responses API: from a request to a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.tools.files import shorten_repr
+
+__all__ = ["chat_options", "input_messages"]
+
+_TRANSLATED = frozenset(
+    {
+        "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "reasoning", "stream",
+        "max_output_tokens", "include", "store", "stream_options", "top_logprobs",
+    }
+)  # fmt: skip
+# Facts for OpenAI's servers that do not change a reply.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "background", "conversation", "context_management", "max_tool_calls", "metadata", "moderation", "prompt",
+        "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier",
+        "truncation", "user",
+    }
+)  # fmt: skip
+_REFUSED = {
+    "background": "a reply is sent on the connection of its request",
+    "conversation": "send the conversation as input, or use previous_response_id",
+    "prompt": "stored prompts are on OpenAI's servers: send the messages as input",
+}
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat request without its messages. Fields that the Responses API does not have are passed on.
+
+    Raises :class:`RefusedError` for what only OpenAI's servers can do.
+    """
+    for name, advice in _REFUSED.items():
+        if request.get(name):
+            raise RefusedError(400, f"{name} is not served: {advice}", param=name)
+    if request.get("truncation") not in (None, "disabled"):
+        raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
+    ignored = _TRANSLATED | _WITHOUT_EFFECT
+    chat = {name: value for name, value in request.items() if name not in ignored and value is not None}
+    if (limit := request.get("max_output_tokens")) is not None:
+        chat["max_completion_tokens"] = limit
+    if tools := request.get("tools"):
+        chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(_a_list(tools, "tools"))]
+    if (choice := request.get("tool_choice")) is not None:
+        chat["tool_choice"] = _tool_choice(choice)
+    text = _an_object(request.get("text") or {}, "text")
+    if format_ := _response_format(_an_object(text.get("format") or {}, "text.format")):
+        chat["response_format"] = format_
+    if verbosity := text.get("verbosity"):
+        chat["verbosity"] = verbosity
+    if effort := _an_object(request.get("reasoning") or {}, "reasoning").get("effort"):
+        chat["reasoning_effort"] = effort
+    if "message.output_text.logprobs" in (request.get("include") or ()):
+        chat |= {"logprobs": True, "top_logprobs": request.get("top_logprobs") or 0}
+    if request.get("stream"):
+        chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
+    return chat
+
+
+def input_messages(items: Any) -> list[dict[str, Any]]:
+    """The chat messages of ``input``. The items that one reply consists of become one assistant's message."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[dict[str, Any]] = []
+    for index, item in enumerate(_a_list(items, "input")):
+        name = f"input[{index}]"
+        kind = _an_object(item, name).get("type") or "message"
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+        if kind == "message" and item.get("role") == "assistant":
+            content = _joined(item.get("content"), f"{name}.content")
+            if last is not None and last.keys() <= {"role", "reasoning", "reasoning_content"}:
+                last["content"] = content
+            else:
+                messages.append({"role": "assistant", "content": content})
+        elif kind == "message":
+            role = "system" if item.get("role") == "developer" else item.get("role")
+            messages.append({"role": role, "content": _content(item.get("content"), f"{name}.content")})
+        elif kind == "function_call":
+            if last is None:
+                messages.append(last := {"role": "assistant"})
+            last.setdefault("content", None)
+            last.setdefault("tool_calls", []).append(_tool_call(item))
+        elif kind == "function_call_output":
+            output = _content(item.get("output"), f"{name}.output")
+            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+        elif kind == "reasoning":
+            if text := _reasoning_text(item):  # servers read one of the two names
+                messages.append({"role": "assistant", "reasoning": text, "reasoning_content": text})
+        else:
+            raise RefusedError(
+                400,
+                f"{name} is of type {kind!r:.60}, which is not served: send messages, function calls with "
+                "their outputs, and reasoning",
+                param="input",
+            )
+    return [each for each in messages if "content" in each]
+
+
+def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
+    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    return {"id": item.get("call_id"), "type": "function", "function": function}
+
+
+def _reasoning_text(item: Mapping[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary") or ()
+    return "".join(part.get("text") or "" for part in parts if isinstance(part, dict))
+
+
+def _content(content: Any, name: str) -> Any:
+    """Text as text; other content as parts."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(part, f"{name}[{index}]") for index, part in enumerate(_a_list(content, name))]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _joined(content: Any, name: str) -> str:
+    parts = _content(content, name)
+    return parts if isinstance(parts, str) else "".join(part.get("text") or "" for part in parts)
+
+
+def _part(part: Any, name: str) -> dict[str, Any]:
+    kind = _an_object(part, name).get("type")
+    if kind in _TEXT_PARTS:
+        return {"type": "text", "text": part.get("text")}
+    if kind == "refusal":
+        return {"type": "text", "text": part.get("refusal")}
+    if kind == "input_image" and part.get("image_url"):
+        image = {"url": part["image_url"], **({"detail": part["detail"]} if part.get("detail") else {})}
+        return {"type": "image_url", "image_url": image}
+    raise RefusedError(
+        400, f"{name} is of type {kind!r:.60}, which is not served; send text, or an image's URL", param="input"
+    )
+
+
+def _tool(tool: Any, name: str) -> dict[str, Any]:
+    kind = _an_object(tool, name).get("type")
+    if kind != "function":
+        raise RefusedError(
+            400,
+            f"{name} is of type {kind!r:.60}, which OpenAI runs on its own servers; offer function tools, which the "
+            "agent runs itself",
+            param="tools",
+        )
+    # strict=false is the default; the prompt shall not depend on the API.
+    fields = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+    return {"type": "function", "function": {**fields, **({"strict": True} if tool.get("strict") else {})}}
+
+
+def _tool_choice(choice: Any) -> Any:
+    if isinstance(choice, str):
+        return choice
+    kind = _an_object(choice, "tool_choice").get("type")
+    if kind == "function":
+        return _named(choice)
+    if kind == "allowed_tools":
+        tools = [_named(_an_object(tool, "tool_choice.tools")) for tool in _a_list(choice.get("tools"), "tool_choice")]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    raise RefusedError(400, f"tool_choice of type {kind!r:.60} is not served; name a function", param="tool_choice")
+
+
+def _named(choice: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _response_format(format_: Mapping[str, Any]) -> dict[str, Any]:
+    kind = format_.get("type", "text")
+    if kind == "text":
+        return {}
+    if kind != "json_schema":
+        return dict(format_)
+    return {"type": kind, "json_schema": {key: value for key, value in format_.items() if key != "type"}}
+
+
+def _a_list(value: Any, name: str) -> Iterable[Any]:
+    if not isinstance(value, list):
+        raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
+    return value
+
+
+def _an_object(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedError(400, f"{name} must be an object, not {shorten_repr(value)}", param=name)
+    return value
