@@ -20,8 +20,6 @@ from groundwire.adapters.unmodified.command import CommandBackend
 from groundwire.train.store.spans import LightningSpanSink
 
 Script = Sequence[str | Reply] | Callable[[dict[str, Any]], str | Reply]
-# One event loop for all: the agents' clients are made once, as in their authors' modules.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 FENCED = "```sql\nSELECT name FROM singer\n```"
 
 
@@ -73,6 +71,14 @@ async def test_calls_of_any_client_task_and_thread_belong_to_their_rollout() -> 
     for i, (_, calls) in enumerate(results):
         asked = sorted(call.messages[0]["content"] for call in calls)
         assert asked == [f"first question {i}", *[f"other question {i}"] * 3, f"second question {i}"]
+
+
+def test_a_client_of_the_agent_s_module_works_in_run_after_run() -> None:
+    async def run() -> str:
+        async with traced(lambda _: FENCED) as policy:
+            return (await policy.run(backend_of("many_clients")))[0].text
+
+    assert [asyncio.run(run()) for _ in range(3)] == ["SELECT name FROM singer"] * 3
 
 
 async def test_a_plain_function_gets_the_task_and_may_block() -> None:
@@ -144,7 +150,7 @@ def short(result: str) -> str:
     return result.splitlines()[0]
 
 
-async def test_what_is_no_agent_is_refused_in_one_sentence() -> None:
+def test_what_is_no_agent_is_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="is no agent of openai-agents but of langgraph: leave --backend out"):
         backend_of("graph", framework="openai-agents")
     with pytest.raises(ValueError, match=r"has no 'grph'; it has llm, many_clients, .*graph|it has .*graph"):

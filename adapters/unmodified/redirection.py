@@ -11,6 +11,7 @@ A request is an LLM call if it is a POST to the path of a known API and its body
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context, trace
 
@@ -41,6 +43,8 @@ _APIS = {
     "/messages/count_tokens": ("messages",),
 }
 _GEMINI = re.compile(r"/models/(?P<model>[^/:]+):(stream)?generateContent$", re.IGNORECASE)
+_loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+"""The event loop on which each asynchronous client made its last traced call."""
 _CREDENTIALS = ("x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-organization", "openai-project")
 
 
@@ -201,10 +205,26 @@ def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
 
 async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     calls = _redirect_httpx(args[0] if args else kwargs["request"])
+    if calls is not None:
+        _forget_closed_loop(client)
     response = await wrapped(*args, **kwargs)
     if calls is not None and response.status_code >= 400:
         calls.failed(response.status_code, await response.aread())
     return response
+
+
+def _forget_closed_loop(client: Any) -> None:
+    """Drop the connections that ``client`` opened on an event loop that is closed, which would fail its next call.
+
+    An agent's module makes its client once, and each run has an event loop of its own.
+    """
+    loop = asyncio.get_running_loop()
+    last, _loops[client] = _loops.get(client), loop
+    if last is not None and last is not loop and last.is_closed():
+        for transport in (client._transport, *client._mounts.values()):
+            pool = getattr(transport, "_pool", None)
+            if hasattr(pool, "_connections"):
+                pool._connections.clear()
 
 
 async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
