@@ -4,8 +4,8 @@
     python -m pytest -p groundwire.adapters.conformance --pyargs groundwire.adapters.conformance --backend-under-test
     my_module:MyBackend
 
-The option names a backend, a class or function without arguments that makes one, a function of (question, endpoint) as
-for ``--backend custom``, or a registered backend. In your own test file, subclass :class:`BackendConformance` instead.
+The option names a backend, a class or function without arguments that makes one, an agent as for ``--agent``, or a
+registered backend. In your own test file, subclass :class:`BackendConformance` instead.
 
 One scripted conversation is served over HTTP and traced by the real proxy. The policy's token ids depend on the place
 of a reply and not on its text: the n-th reply always has the same ids. They stand for a tool call if the agent offers a
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import inspect
 import itertools
 import json
@@ -37,6 +36,7 @@ from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories,
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.unmodified.loading import load_object
 from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]
@@ -235,13 +235,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def load_backend(name: str) -> Backend:
     """The backend called ``name``: ``module:attribute`` (see the module's docstring), or a registered name."""
-    module, _, attribute = name.partition(":")
-    found: Any = getattr(importlib.import_module(module), attribute) if attribute else adapters.get(name)
-    if inspect.isroutine(found) and _requires_arguments(found):
-        from groundwire.adapters.custom import CustomBackend
-
-        return CustomBackend(agent=found)
-    return found if isinstance(found, Backend) and not isinstance(found, type) else found()
+    found: Any = load_object(name, option="--backend-under-test") if ":" in name else adapters.get(name)
+    is_factory = inspect.isclass(found) or (inspect.isroutine(found) and not _requires_arguments(found))
+    return found() if is_factory else adapters.agent_backend(found)
 
 
 def _requires_arguments(function: Callable[..., Any]) -> bool:

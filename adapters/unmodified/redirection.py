@@ -222,7 +222,7 @@ def _forget_closed_loop(client: Any) -> None:
     last, _loops[client] = _loops.get(client), loop
     if last is not None and last is not loop and last.is_closed():
         for transport in (client._transport, *client._mounts.values()):
-            pool = getattr(transport, "_pool", None)
+            pool: Any = getattr(transport, "_pool", None)
             if hasattr(pool, "_connections"):
                 pool._connections.clear()
 
