@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from groundwire.adapters._registry import check, get, names
 from groundwire.adapters._types import (
     AGENT_HEADER,
     AgentError,
@@ -18,7 +17,6 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.unmodified.backend import FRAMEWORKS, agent_backend
-from groundwire.tools.plugins import Registry
 
 __all__ = [
     "AGENT_HEADER",
@@ -38,9 +36,3 @@ __all__ = [
     "get",
     "names",
 ]
-
-# The factories of backends, by name; their keyword arguments are the backend's options.
-_registry: Registry[Callable[..., Backend]] = Registry(
-    "backend", hook="register_backends", builtin="groundwire.adapters._builtin"
-)
-check, get, names = _registry.check, _registry.get, _registry.names

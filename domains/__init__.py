@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from groundwire.domains._registry import check, get, names
 from groundwire.domains._types import (
     Breakdowns,
     DataError,
@@ -15,7 +16,6 @@ from groundwire.domains._types import (
     is_inside,
     visible_columns,
 )
-from groundwire.tools.plugins import PluginError, Registry
 
 __all__ = [
     "Breakdowns",
@@ -33,16 +33,3 @@ __all__ = [
     "names",
     "visible_columns",
 ]
-
-_registry: Registry[Domain] = Registry("domain", hook="register_domains", builtin="groundwire.domains._builtin")
-check, names = _registry.check, _registry.names
-
-
-def get(name: str) -> Domain:
-    """The domain ``name``. Raises :class:`groundwire.tools.plugins.UnknownNameError` and
-    :class:`groundwire.tools.plugins.PluginError`.
-    """
-    try:
-        return _registry.get(name)
-    except (ImportError, AttributeError) as error:
-        raise PluginError(f"domain {name!r} cannot be imported: {error}") from error
