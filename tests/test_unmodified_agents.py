@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -178,3 +179,31 @@ async def test_a_program_is_an_agent(tmp_path: Path) -> None:
         CommandBackend(agent="no-such-program x")
     with pytest.raises(AgentError, match=r"ended with status 1: urllib\.error\.URLError: "):
         await backend.run(Question(id="2", text="", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
+
+
+async def test_an_agent_of_the_agents_sdk_keeps_context_handoffs_and_tools() -> None:
+    def reply(body: dict[str, Any]) -> Reply | str:
+        tools = [tool["function"]["name"] for tool in body.get("tools") or ()]
+        last = body["messages"][-1]
+        if "transfer_to_sql" in tools:
+            return _tool_call("transfer_to_sql", {})
+        if last["role"] == "tool" and last["content"] == "rows of x.sqlite":
+            return "There are two singers."
+        return _tool_call("run_query", {"query": "SELECT name FROM singer"})
+
+    async with traced(reply) as policy:
+        answer, calls = await policy.run(backend_of("triage_agent"))
+    assert answer.text == "SELECT name FROM singer"
+    assert [call.agent for call in calls] == ["triage", "sql", "sql"]
+    assert [(step["agent"], step["output"]) for step in answer.steps][-1] == ("run_query", "rows of x.sqlite")
+
+
+def _tool_call(name: str, arguments: dict[str, Any]) -> Reply:
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    return Reply(tool_calls=[{"id": f"call_{name}", "type": "function", "function": function}])
+
+
+async def test_the_agent_s_name_is_that_of_the_span_around_the_call() -> None:
+    async with traced(lambda _: FENCED) as policy:
+        _, calls = await policy.run(backend_of("speaks_opentelemetry"))
+    assert [call.agent for call in calls] == ["analyst", "analyst", ""]

@@ -13,6 +13,7 @@ import requests
 from agents import Agent, RunContextWrapper, function_tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
+from opentelemetry import trace
 
 llm = ChatOpenAI(model="gpt-5-mini", temperature=0.7, api_key="sk-of-the-author")  # type: ignore[arg-type]
 helper = openai.AsyncOpenAI(api_key="sk-of-the-author", base_url="https://openrouter.example/api/v1", max_retries=0)
@@ -109,3 +110,14 @@ def run_query(context: RunContextWrapper[Any], query: str) -> str:
 
 sql_agent = Agent(name="sql", instructions="Answer with SQL.", tools=[run_query])
 triage_agent = Agent(name="triage", instructions="Hand over.", handoffs=[sql_agent])
+
+
+async def speaks_opentelemetry(task: Any) -> str:
+    """As frameworks with OTel's GenAI conventions do: the agent's span is around the span of the call."""
+    tracer = trace.get_tracer("framework")
+    with tracer.start_as_current_span("invoke_agent", attributes={"gen_ai.agent.name": "analyst"}):
+        first = await _ask(helper, "first")
+        with tracer.start_as_current_span("chat"):
+            await _ask(helper, "second")
+    await _ask(helper, "third")
+    return first

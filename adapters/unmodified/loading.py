@@ -13,8 +13,14 @@ from typing import Any
 
 __all__ = ["load_object"]
 
-_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY")
-"""Clients refuse to be made without a key. The policy needs none, so an agent without a provider still loads."""
+_ENVIRONMENT = {
+    # Clients refuse to be made without a key. The policy needs none.
+    "OPENAI_API_KEY": "none",
+    "ANTHROPIC_API_KEY": "none",
+    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+"""Set before the agent is imported, unless the user has set them."""
 
 
 def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
@@ -25,8 +31,8 @@ def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] =
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
-    for key in _KEYS:
-        os.environ.setdefault(key, "none")
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     module = _import(name, place, option)
     found: Any = module
     for part in attribute.split("."):

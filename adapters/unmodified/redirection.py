@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,13 +23,14 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from opentelemetry import context, trace
+from opentelemetry import context
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint
 from groundwire.adapters.tracing.emitted_spans import count_call
+from groundwire.adapters.unmodified.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.unmodified.conversation import Conversation
 
-__all__ = ["AttemptCalls", "current_agent", "redirected"]
+__all__ = ["AttemptCalls", "redirected"]
 
 _KEY = context.create_key("groundwire-attempt")
 _MAX_HOSTS = 20
@@ -128,39 +128,6 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
         context.detach(token)
 
 
-def current_agent() -> str:
-    """The agent or node that is calling, as its framework names it; empty if no framework says it.
-
-    In this order: the agent of the OpenAI Agents SDK, the node of LangGraph, ``gen_ai.agent.name`` of the current span.
-    """
-    return _sdk_agent() or _langgraph_node() or _otel_agent()
-
-
-def _sdk_agent() -> str:
-    scope = sys.modules.get("agents.tracing.scope")
-    span: Any = scope.Scope.get_current_span() if scope is not None and hasattr(scope, "Scope") else None
-    while span is not None:
-        if getattr(span.span_data, "type", "") == "agent":
-            return str(span.span_data.name)
-        # The span before this one, also where tracing is off and spans have no ids.
-        previous = getattr(getattr(span, "_prev_span_token", None), "old_value", None)
-        span = previous if hasattr(previous, "span_data") else None
-    return ""
-
-
-def _langgraph_node() -> str:
-    config = sys.modules.get("langchain_core.runnables.config")
-    if config is None:
-        return ""
-    found: Any = config.var_child_runnable_config.get()
-    return str(((found or {}).get("metadata") or {}).get("langgraph_node") or "")
-
-
-def _otel_agent() -> str:
-    attributes = getattr(trace.get_current_span(), "attributes", None) or {}
-    return str(attributes.get("gen_ai.agent.name") or "")
-
-
 @cache
 def _install() -> None:
     """Install the hooks, once; each package is hooked when it is imported."""
@@ -175,6 +142,7 @@ def _install() -> None:
         register_post_import_hook(wrap, package)
 
     ThreadingInstrumentor().instrument()
+    follow_agent_names()
     for package in ("httpx", "httpx2"):
         hook(package, Client__send=_send, AsyncClient__send=_send_async)
     hook("aiohttp", ClientSession___request=_request_aiohttp)

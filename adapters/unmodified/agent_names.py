@@ -1,0 +1,72 @@
+"""The name of the agent or node that makes a call, as its framework tells it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+
+from groundwire.adapters.tracing import semconv
+
+__all__ = ["current_agent", "follow_agent_names"]
+
+
+def current_agent() -> str:
+    """The agent or node that is calling; empty if no framework tells it.
+
+    In this order: the agent of the OpenAI Agents SDK, the agent or the node of LangGraph, ``gen_ai.agent.name`` of the
+    current OpenTelemetry span or of the nearest span around it.
+    """
+    return _sdk_agent() or _langgraph_node() or _otel_agent(trace.get_current_span())
+
+
+def follow_agent_names() -> None:
+    """From now on, spans know the name of the agent around them."""
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # without one, spans have no attributes
+        trace.set_tracer_provider(TracerProvider())
+    provider = trace.get_tracer_provider()
+    if isinstance(provider, TracerProvider):
+        provider.add_span_processor(_AgentNames())
+
+
+def _sdk_agent() -> str:
+    scope = sys.modules.get("agents.tracing.scope")
+    span: Any = scope.Scope.get_current_span() if scope is not None else None
+    while span is not None:
+        if getattr(span.span_data, "type", "") == "agent":
+            return str(span.span_data.name)
+        # The span before this one, also where tracing is off and spans have no ids.
+        previous = getattr(getattr(span, "_prev_span_token", None), "old_value", None)
+        span = previous if hasattr(previous, "span_data") else None
+    return ""
+
+
+def _langgraph_node() -> str:
+    config = sys.modules.get("langchain_core.runnables.config")
+    if config is None:
+        return ""
+    found: Any = config.var_child_runnable_config.get()
+    metadata = (found or {}).get("metadata") or {}
+    return str(metadata.get("lc_agent_name") or metadata.get("langgraph_node") or "")
+
+
+_names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""The agent around each span."""
+
+
+def _otel_agent(span: Any) -> str:
+    attributes = getattr(span, "attributes", None) or {}
+    return str(attributes.get(semconv.AGENT) or _names.get(span, ""))
+
+
+class _AgentNames(SpanProcessor):
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        if name := _otel_agent(trace.get_current_span(parent_context)):
+            _names[span] = name
+
+    def on_end(self, span: ReadableSpan) -> None:
+        pass
