@@ -16,6 +16,7 @@ from groundwire.domains._types import (
     is_inside,
     visible_columns,
 )
+from groundwire.domains.task_list import TaskList, task_list
 
 __all__ = [
     "Breakdowns",
@@ -23,6 +24,7 @@ __all__ = [
     "Domain",
     "Task",
     "TaskData",
+    "TaskList",
     "answer_form",
     "breakdowns_of",
     "check",
@@ -31,5 +33,6 @@ __all__ = [
     "gold_columns",
     "is_inside",
     "names",
+    "task_list",
     "visible_columns",
 ]

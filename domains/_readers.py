@@ -15,7 +15,7 @@ from groundwire.domains._types import DataError
 from groundwire.tools import files
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["check_unique_ids", "choose_folder", "first_names", "read_json", "read_tasks"]
+__all__ = ["check_rows", "check_unique_ids", "choose_folder", "first_names", "read_json", "read_tasks"]
 
 
 _MAX_TEXT = 1 << 30
@@ -61,22 +61,36 @@ def read_tasks(
     Each has text in all ``text_columns``, text or nothing in ``optional_columns``, and an ``id``; a missing one
     is made of the file's name.
     """
+    return check_rows(
+        _read_rows(file), source=file, name=file.stem, text_columns=text_columns, optional_columns=optional_columns
+    )
+
+
+def check_rows(
+    rows: Iterable[Any],
+    *,
+    source: Path | str,
+    text_columns: Iterable[str],
+    optional_columns: Iterable[str] = (),
+    name: str = "task",
+) -> list[dict[str, Any]]:
+    """``rows`` as tasks, as :func:`read_tasks` returns them; a missing id begins with ``name``."""
     tasks = []
-    for number, row in enumerate(_read_rows(file)):
+    for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise DataError(f"{file}, row {number}: a {type(row).__name__}, not a task; remove or repair it.")
+            raise DataError(f"{source}, row {number}: a {type(row).__name__}, not a task; remove or repair it.")
         for key in text_columns:
-            if not isinstance(row.get(key), str) or not row[key].strip():
+            if not isinstance(value := row.get(key), str) or not value.strip():
                 raise DataError(
-                    f"{file}, row {number}: {key} is {shorten_repr(row.get(key))}, not text; remove or repair the row."
+                    f"{source}, row {number}: {key} is {shorten_repr(value)}, not text; remove or repair the row."
                 )
         for key in optional_columns:
             if not isinstance(row.get(key) or "", str):
                 raise DataError(
-                    f"{file}, row {number}: {key} is {shorten_repr(row[key])}, not text; remove or repair it."
+                    f"{source}, row {number}: {key} is {shorten_repr(row[key])}, not text; remove or repair it."
                 )
-        name = str(row["id"]) if row.get("id") not in (None, "") else f"{file.stem}-{number}"
-        tasks.append({**row, "id": name})
+        own_id = row.get("id")
+        tasks.append({**row, "id": f"{name}-{number}" if own_id in (None, "") else str(own_id)})
     return tasks
 
 
@@ -131,7 +145,7 @@ def _read_parquet(file: Path) -> list[Any]:
         raise DataError(f"{file} is not a readable parquet file ({cause}); prepare or download it again.") from error
 
 
-def check_unique_ids(tasks: Iterable[Mapping[str, Any]], source: Path) -> None:
+def check_unique_ids(tasks: Iterable[Mapping[str, Any]], source: Path | str) -> None:
     """Raise :class:`DataError` if two tasks of ``source`` have the same id."""
     repeated = [name for name, count in Counter(task["id"] for task in tasks).items() if count > 1]
     if repeated:

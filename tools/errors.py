@@ -17,7 +17,6 @@ from groundwire.tools.secrets import mask_secrets
 
 __all__ = ["CommandError", "UserError", "exit_now", "exit_on_user_error", "raise_keyboard_interrupt"]
 
-_INTERRUPTED = 130
 _USER_ERRNOS = {
     *(getattr(errno, name) for name in ("ENOSPC", "EACCES", "EROFS", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR")),
     None,
@@ -37,7 +36,9 @@ class UserError(Exception):
 
 
 class CommandError(UserError):
-    """A command cannot continue. Exit code 130 stands for an interrupt, which is no error."""
+    """A command cannot continue. Exit code :attr:`INTERRUPTED` stands for an interrupt, which is no error."""
+
+    INTERRUPTED = 130
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
@@ -56,12 +57,12 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
     except UserError as caught:
         error = caught
     except KeyboardInterrupt:
-        error = CommandError("stopped", _INTERRUPTED)
+        error = CommandError("stopped", CommandError.INTERRUPTED)
     except OSError as caught:
         if debug or (caught.filename is None and caught.errno not in _USER_ERRNOS):
             raise
         error = CommandError(_os_error_message(caught), 1)
-    interrupted = error.exit_code == _INTERRUPTED
+    interrupted = error.exit_code == CommandError.INTERRUPTED
     print(mask_secrets(f"{error}" if interrupted else f"error: {error}"), file=sys.stderr)
     code = error.exit_code if interrupted or exit_code is None else exit_code
     if interrupted or error.exits_at_once:

@@ -59,12 +59,13 @@ TokenFile = Annotated[
 """The option ``--token-file`` of a command that serves the store or connects to it."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A rich console. With ``NO_COLOR`` it never counts as a terminal."""
+def console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """A rich console; a ``quiet`` one prints nothing. With ``NO_COLOR`` it never counts as a terminal."""
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, force_terminal=False if plain else None)
+    force = False if plain else None
+    return Console(stderr=stderr, quiet=quiet, highlight=False, soft_wrap=True, force_terminal=force)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from groundwire import domains
 from groundwire.tools.errors import exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console, spinner
-from groundwire.train.api.evaluation import DEFAULTS, Endpoint, evaluate, make_evaluation_job
+from groundwire.train.api.evaluation import DEFAULTS, Endpoint, make_evaluation_job, run_evaluation
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
@@ -97,7 +97,7 @@ def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, samples: int,
     job = make_evaluation_job(given, endpoint)
     setup_logging()
     signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
-    run, entry = evaluate(job, endpoint, samples=samples, shown=console(stderr=True))
+    run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(stderr=True))
     breakdowns = domains.breakdowns_of(job.domain)
     texts = {
         each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")

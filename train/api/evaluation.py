@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError
@@ -20,7 +21,7 @@ from groundwire.train.config.run_config import RunConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DEFAULTS", "Endpoint", "evaluate", "evaluation_settings", "make_evaluation_job"]
+__all__ = ["DEFAULTS", "Endpoint", "evaluation_settings", "make_evaluation_job", "run_evaluation"]
 
 DEFAULTS = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations"}
 """The settings whose defaults differ from those of a training run."""
@@ -66,17 +67,18 @@ def evaluation_settings(
     return resolve(given.pop("config", None) or ("hf" if endpoint else "fast"), **given)
 
 
-def evaluate(job: Job, endpoint: Endpoint | None, *, samples: int, shown: Console) -> tuple[RunDir, dict[str, Any]]:
+def run_evaluation(
+    job: Job, endpoint: Endpoint | None, *, samples: int, shown: Console
+) -> tuple[RunDir, dict[str, Any]]:
     """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table.
 
     Raises errors derived from :class:`groundwire.tools.errors.UserError`; an interrupt is one with exit code 130.
     """
-    with spinner("starting"), fast_import():
-        from groundwire.train.cli.progress import ProgressDisplay
-        from groundwire.train.evaluation import evaluator
-        from groundwire.train.evaluation.probe_endpoint import probe_endpoint
-        from groundwire.train.evaluation.run_reader import table_entry
-        from groundwire.train.rollouts.runtime import Upstream
+    evaluate = _import_evaluator()
+    from groundwire.train.cli.progress import ProgressDisplay
+    from groundwire.train.evaluation.probe_endpoint import probe_endpoint
+    from groundwire.train.evaluation.run_reader import table_entry
+    from groundwire.train.rollouts.runtime import Upstream
 
     config, upstream = job.config, None
     if endpoint is not None:
@@ -92,7 +94,7 @@ def evaluate(job: Job, endpoint: Endpoint | None, *, samples: int, shown: Consol
     shown.print(f"run:  {run.path}", markup=False)
     with run.lock(), ProgressDisplay(shown, 0) as display:
         try:
-            evaluator.evaluate(
+            evaluate(
                 config,
                 data=job.data,
                 domain=job.domain,
@@ -107,3 +109,11 @@ def evaluate(job: Job, endpoint: Endpoint | None, *, samples: int, shown: Consol
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
             raise CommandError(f"stopped{kept}", 130) from None
     return run, table_entry(run, job.domain)
+
+
+@cache
+def _import_evaluator() -> Callable[..., Any]:
+    """The evaluator's function. It is imported once with the garbage collector off."""
+    with spinner("starting"), fast_import():
+        from groundwire.train.evaluation.evaluator import evaluate
+    return evaluate

@@ -14,7 +14,7 @@ from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirEr
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.metrics import compute_metrics
 
-__all__ = ["final_rows", "table_entry"]
+__all__ = ["final_rows", "first_and_last", "table_entry"]
 
 Rows = list[dict[str, Any]]
 
@@ -30,7 +30,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     breakdowns: Breakdowns = {}
     with suppress(UserError):  # the domain may be a plugin that is not installed here
         breakdowns = domains.breakdowns_of(domain or domains.get(str(config.get("domain"))))
-    before, after = _first_and_last(run)
+    before, after = first_and_last(run)
     agents = sorted({call["agent"] for row in [*before, *after] for call in row["calls"] or () if call["agent"]})
     return {
         "run": run.path.name,
@@ -46,7 +46,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
 
 def final_rows(run: RunDir) -> Rows:
     """The rows of a run's last full validation. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`."""
-    return _first_and_last(run)[1]
+    return first_and_last(run)[1]
 
 
 def _model_name(model: str) -> str:
@@ -57,7 +57,7 @@ def _model_name(model: str) -> str:
     return path.name if path.is_dir() else model
 
 
-def _first_and_last(run: RunDir) -> tuple[Rows, Rows]:
+def first_and_last(run: RunDir) -> tuple[Rows, Rows]:
     """The first validation, empty if it is the only one, and the last with as many rollouts."""
     validations = list(_validations(run))
     lowest = min(temperature for _, temperature, _ in validations)

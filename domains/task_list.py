@@ -1,0 +1,111 @@
+"""Your own tasks as a domain: rows of a list, a data frame or a file."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
+from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.types import AnswerForm
+
+__all__ = ["TaskList", "is_file", "task_list"]
+
+_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl")
+_DATABASE = ("database", "db_path")
+_QUERY = ("query", "sql")
+_TEXTS = {"text_columns": ("question",), "optional_columns": _DATABASE}
+
+
+class TaskList:
+    """A domain with the given tasks. Its ``form`` is ``sql`` if every task has a gold query, else ``prose``."""
+
+    name = "tasks"
+    default_reward = ""
+
+    def __init__(self, data: TaskData) -> None:
+        self._data = data
+        tasks = [*data.train, *data.validation]
+        self.form: AnswerForm = "sql" if all(any(task.get(name) for name in _QUERY) for task in tasks) else "prose"
+
+    def load(self, data_dir: str | None = None) -> TaskData:
+        """The tasks."""
+        return self._data
+
+    def database(self, task: Task) -> str:
+        """The task's ``database`` or ``db_path``, as an absolute path."""
+        path = next((task[name] for name in _DATABASE if task.get(name)), "")
+        return os.path.abspath(path) if path else ""
+
+
+def task_list(tasks: Any, *, validation: Any = 0.2) -> TaskList:
+    """The domain of ``tasks``: a list of mappings, a data frame, or the path of a parquet, CSV, JSON or JSONL file.
+
+    A task has at least a ``question``; an ``id`` is made where it is missing. ``validation`` is more tasks, or the
+    share of ``tasks`` that is held out: always the same ones. Raises :class:`DataError`.
+    """
+    rows, source = _read(tasks, "tasks")
+    if isinstance(validation, float | int) and not isinstance(validation, bool):
+        train, held_out = _split(rows, validation, source)
+    else:
+        train, (held_out, _) = rows, _read(validation, "validation")
+    for split in (train, held_out):
+        check_unique_ids(split, source)
+    source = f"{source}: train {len(train):,} tasks, validation {len(held_out):,} tasks"
+    return TaskList(TaskData(train=train, validation=held_out, source=source))
+
+
+def is_file(name: str | Path) -> bool:
+    """Whether ``name`` means a file of tasks, and not a domain."""
+    return isinstance(name, Path) or name.endswith(_SUFFIXES) or Path(name).is_file()
+
+
+def _read(tasks: Any, name: str) -> tuple[list[Task], str]:
+    """The tasks and the name of their source."""
+    if isinstance(tasks, str | Path):
+        file = Path(tasks)
+        if not file.is_file():
+            problem = "is not a file" if file.exists() else "does not exist"
+            raise DataError(f"{file} {problem}: give the tasks as a list, a data frame, or a file of them")
+        rows = read_tasks(file, **_TEXTS)
+        return [_with_database_beside(row, file.parent) for row in rows], str(file)
+    return list(check_rows(_rows(tasks, name), source=name, name=name, **_TEXTS)), name
+
+
+def _rows(tasks: Any, name: str) -> list[Any]:
+    if hasattr(tasks, "__arrow_c_stream__"):  # a data frame of pandas or polars, a table of pyarrow
+        import pyarrow as pa
+
+        try:
+            found: list[Any] = pa.table(tasks).to_pylist()
+        except (pa.ArrowException, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(
+                f"{name}: the data frame has a column of mixed types ({reason}); make it one type."
+            ) from error
+        return found
+    if not isinstance(tasks, Iterable) or isinstance(tasks, Mapping | bytes):
+        raise DataError(f"{name} is {shorten_repr(tasks)}: give a list of dicts, a data frame, or a file")
+    return [dict(row) if isinstance(row, Mapping) else row for row in tasks]
+
+
+def _with_database_beside(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The row with the absolute path of a database that is given relative to its file."""
+    beside = {name: folder / row[name] for name in _DATABASE if row.get(name)}
+    return row | {name: str(path.absolute()) for name, path in beside.items() if path.exists()}
+
+
+def _split(rows: list[Task], share: float, source: str) -> tuple[list[Task], list[Task]]:
+    if not 0 < share < 1 or len(rows) < 2:
+        raise DataError(
+            f"{source}: {len(rows)} tasks, of which validation={share:g} is held out: give two tasks or more and a "
+            "share between 0 and 1, or the validation tasks"
+        )
+    count = min(len(rows) - 1, max(1, round(share * len(rows))))
+    held_out = set(random.Random(0).sample(range(len(rows)), count))
+    train = [row for index, row in enumerate(rows) if index not in held_out]
+    return train, [rows[index] for index in sorted(held_out)]

@@ -1,0 +1,234 @@
+"""``fit`` and ``evaluate`` from a script: the run of the command line, with objects in place of names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from programs import run as run_program
+
+from groundwire import domains
+from groundwire.domains import DataError
+from groundwire.rewards import RewardError, UnusableRewardError, reward_function
+from groundwire.tools.errors import UserError
+from groundwire.train import evaluate, fit
+from groundwire.train.api.results import training_result
+from groundwire.train.artifacts.run_dir import RunDir
+
+# What an author writes: no line of the agent is about training. The loop that is running is that of a notebook.
+SCRIPT = """
+import asyncio, json, sys
+import openai
+from groundwire.train import evaluate, fit
+
+client = openai.AsyncOpenAI(api_key="sk-of-the-author")
+seen = set()
+
+async def agent(task):
+    seen.update(task)
+    message = {"role": "user", "content": f"{task.question} {task['hint']}"}
+    reply = await client.chat.completions.create(model="gpt-5-mini", temperature=0.2, messages=[message])
+    return reply.choices[0].message.content
+
+def reward(task, answer):
+    return {"short": 0.5 * (len(answer) < 40), "metric/gold": task["gold"]}
+
+async def graded(task, answer, steps):
+    return float(isinstance(steps, list))
+
+async def notebook():
+    data = {"tasks": "tasks.jsonl", "validation": "held_out.jsonl", "quiet": True}
+    settings = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "n_runners": 8, "max_tokens": 12}
+    result = fit(agent, reward=reward, **data, **settings)
+    print(result)
+    again = fit(agent, reward=reward, **data, resume=result.run_dir)
+    assert again == result
+    evaluation = evaluate(agent, "held_out.jsonl", graded, model=result.run_dir, samples=2, quiet=True)
+    json.dump({
+        "seen": sorted(seen), "frame": result.rollouts.shape, "components": result.rollouts.reward_components[0],
+        "model": evaluation.run_dir.joinpath("config.json").read_text(), "evaluated": evaluation.accuracy.n,
+        "accuracy": evaluation.accuracy.value, "difference": result.compare()["difference"],
+    }, open("written.json", "w"))
+
+asyncio.run(notebook())
+"""
+
+
+@pytest.fixture(scope="module")
+def fitted(shared_folder: Callable[..., Path]) -> Path:
+    """The folder in which the script has run."""
+
+    def fill(folder: Path) -> None:
+        rows = [{"question": f"How many are older than {n}?", "hint": "Be brief.", "gold": n} for n in range(4)]
+        (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+        (folder / "script.py").write_text(SCRIPT)
+        environment = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+        done = run_program("script.py", folder=folder, environment=environment)
+        assert done.returncode == 0, done.stderr
+        (folder / "printed.txt").write_text(done.stdout)
+        (folder / "errors.txt").write_text(done.stderr)
+
+    return shared_folder("fitted", fill)
+
+
+def test_an_agent_of_a_script_is_trained_while_an_event_loop_runs(fitted: Path) -> None:
+    result = training_result(RunDir.open(fitted / "runs" / "latest"))
+    assert result.before is not None
+    assert (result.before.n, result.after.n) == (3, 3)
+    assert result.checkpoint == result.run_dir / "checkpoints" / "step-00001"
+    assert str(result) == next(iter((fitted / "printed.txt").read_text().splitlines()))
+    low, high = result.after.ci95
+    assert low <= (result.after.value or 0.0) <= high
+    assert {path.name for path in result.run_dir.iterdir()} >= {"summary.json", "curve.png", "rollouts.parquet"}
+    assert (fitted / "errors.txt").read_text() == ""
+
+
+def test_the_rollouts_are_a_data_frame_and_an_agent_sees_no_gold(fitted: Path) -> None:
+    written = json.loads((fitted / "written.json").read_text())
+    assert written["seen"] == ["database", "hint", "id", "question"]
+    rows, _ = RunDir.open(fitted / "runs" / "latest").rollouts()
+    assert written["frame"] == [len(rows), len(rows[0])]
+    assert written["components"].keys() == {"short", "metric/gold"}
+
+
+def test_the_model_of_a_script_is_evaluated_with_its_settings(fitted: Path) -> None:
+    written = json.loads((fitted / "written.json").read_text())
+    config = json.loads(written["model"])
+    assert config["model"].endswith("checkpoints/step-00001")
+    assert (config["max_tokens"], config["n_runners"], config["reward"]) == (12, 8, "__main__:graded")
+    assert (written["evaluated"], written["accuracy"]) == (6, 1.0)
+
+
+def test_a_run_with_objects_needs_them_again(fitted: Path) -> None:
+    run = str(fitted / "runs" / "latest")
+    with pytest.raises(UserError, match="started by a script, with its own agent and reward and tasks: give --agent"):
+        evaluate(model=run)
+    with pytest.raises(UserError, match=re.escape("continue it there, with fit(..., resume=")):
+        fit(resume=run)
+
+
+def test_the_command_says_how_to_continue_a_scripts_run(fitted: Path) -> None:
+    done = run_program("-m", "train.run", "--resume", str(fitted / "runs" / "latest"), timeout=60)
+    assert done.returncode == 2
+    assert "continue it there, with fit(..., resume=" in done.stderr
+
+
+# -- arguments
+
+TASKS = [{"question": f"Question {number}?", "answer": "yes"} for number in range(10)]
+
+
+def always(task: Any, answer: str) -> float:
+    return 1.0
+
+
+def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
+    async def agent(task: Any) -> str:
+        return "yes"
+
+    for arguments, settings, message in (
+        ((agent, TASKS), {}, "the tasks have no reward"),
+        ((agent, TASKS, "exact"), {}, "unknown reward 'exact'"),
+        ((agent, TASKS, lambda answer: 1.0), {}, "it is called with (task, answer) or (task, answer, steps)"),
+        ((agent, "spidre"), {}, "unknown domain 'spidre'"),
+        ((agent, "no/tasks.jsonl", always), {}, "no/tasks.jsonl does not exist"),
+        ((agent, 7, always), {}, "tasks is 7: give a list of dicts"),
+        ((agent, TASKS[:1], always), {}, "1 tasks, of which validation=0.2 is held out"),
+        ((agent, [{"text": "?"}] * 4, always), {}, "tasks, row 0: question is None, not text"),
+        ((7, TASKS, always), {}, "give a compiled LangGraph graph"),
+        (("no_such:agent", TASKS, always), {}, "there is no module 'no_such'"),
+        ((agent, TASKS, always), {"stepz": 1}, "unknown setting 'stepz'; did you mean steps"),
+        ((agent, TASKS, always), {"steps": "many"}, "steps is 'many'; it must be a whole number"),
+        ((agent, TASKS, always), {"trainer": "verl", "config": "qwen"}, "trainer is verl, so agents run in other"),
+        ((agent, TASKS, always), {"runner_processes": 2}, "runner_processes is 2, so agents run in other processes"),
+        ((agent, TASKS, always), {"model": tmp_path}, "it has no config.json"),
+    ):
+        with pytest.raises(UserError) as raised:
+            fit(*arguments, output_dir=tmp_path, quiet=True, **settings)
+        assert message in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_share_of_the_tasks_is_held_out_each_time() -> None:
+    first, second = (domains.task_list(TASKS, validation=0.3).load() for _ in range(2))
+    assert first == second
+    assert (len(first.train), len(first.validation)) == (7, 3)
+    assert {task["id"] for task in (*first.train, *first.validation)} == {f"tasks-{number}" for number in range(10)}
+    both = domains.task_list(TASKS, validation=TASKS).load()
+    assert (len(both.train), len(both.validation)) == (10, 10)
+    with pytest.raises(DataError, match="1 ids stand for more than one task"):
+        domains.task_list([{"id": 1, "question": "?"}] * 4, validation=TASKS)
+
+
+def test_tasks_come_from_data_frames_and_files(tmp_path: Path) -> None:
+    frame = pd.DataFrame([{"question": "a?", "n": 1, "note": None}, {"question": "b?", "n": 2, "note": "x"}])
+    frame.to_parquet(tmp_path / "tasks.parquet")
+    frame.to_json(tmp_path / "tasks.jsonl", orient="records", lines=True)
+    for tasks in (frame, tmp_path / "tasks.parquet", str(tmp_path / "tasks.jsonl")):
+        rows = domains.task_list(tasks, validation=TASKS).load().train
+        assert [{**row, "id": ""} for row in rows] == [
+            {"id": "", "question": "a?", "n": 1, "note": None},
+            {"id": "", "question": "b?", "n": 2, "note": "x"},
+        ]
+    assert len(domains.task_list({"question": f"{n}?"} for n in range(3)).load().train) == 2
+    with pytest.raises(DataError, match="a column of the data frame has mixed types"):
+        domains.task_list(pd.DataFrame({"question": ["a?", "b?"], "n": [1, "two"]}))
+
+
+def test_tasks_with_databases_and_queries_are_sql_tasks(tmp_path: Path) -> None:
+    sqlite3.connect(tmp_path / "shop.sqlite").close()
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"question": "?", "db_path": "shop.sqlite", "query": "SELECT 1"}) + "\n")
+    domain = domains.task_list(file, validation=file)
+    [task] = domain.load().train
+    assert domain.database(task) == str(tmp_path / "shop.sqlite")
+    assert domains.answer_form(domain) == "sql"
+    assert domains.answer_form(domains.task_list(TASKS)) == "prose"
+    assert domain.database(TASKS[0]) == ""
+
+
+def test_a_reward_may_be_sync_or_async_with_two_or_three_parameters() -> None:
+    async def waits(task: Any, answer: str) -> float:
+        return float(answer == task["answer"])
+
+    def steps(task: Any, answer: str, steps: Any = ()) -> dict[str, float]:
+        return {"steps": len(steps)}
+
+    class Grader:
+        def __call__(self, task: Any, answer: str) -> Any:
+            return waits(task, answer)
+
+    async def scores() -> list[Any]:
+        given = {"answer": "a"}, "a", [{"kind": "tool"}]
+        return [await reward_function(each)(*given) for each in (waits, steps, Grader(), lambda task, answer: 3)]
+
+    assert asyncio.run(scores()) == [1.0, {"steps": 1}, 1.0, 3]
+    for wrong in (int, "always"):
+        with pytest.raises(UnusableRewardError, match="is no function"):
+            reward_function(wrong)  # type: ignore[arg-type]
+
+    def ends(task: Any, answer: str) -> float:
+        raise StopIteration
+
+    with pytest.raises(RewardError, match="StopIteration"):
+        asyncio.run(reward_function(ends)({}, "", []))
+
+
+def test_the_functions_are_imported_at_once_and_keep_their_names() -> None:
+    code = (
+        "import sys, groundwire.train; from groundwire.train import evaluate, fit\n"
+        "heavy = {'torch', 'typer', 'pydantic', 'agentlightning', 'pandas'} & sys.modules.keys()\n"
+        "import groundwire.train.evaluate\n"
+        "print(heavy, groundwire.train.evaluate is evaluate, sys.modules['groundwire.train.evaluate'].app is not None)"
+    )
+    done = run_program("-c", code)
+    assert done.stdout == "set() True True\n", done.stderr

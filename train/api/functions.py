@@ -1,0 +1,117 @@
+"""``fit`` and ``evaluate``: the commands ``run`` and ``evaluate`` for a script or a notebook.
+
+Both block until they are done. They can be called while an event loop runs, as in a notebook: agents and rewards run on
+the event loop of another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from groundwire.train.api.results import EvaluationResult, TrainingResult
+
+__all__ = ["evaluate", "fit"]
+
+
+def fit(
+    agent: Any = None,
+    tasks: Any = None,
+    reward: str | Callable[..., Any] | None = None,
+    *,
+    validation: Any = 0.2,
+    resume: str | Path | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> TrainingResult:
+    """Train the model behind ``agent``, as ``python -m train.run`` does.
+
+    Args:
+        agent: a LangGraph graph, an agent of the OpenAI Agents SDK, a function of the task (sync or async), a
+            :class:`groundwire.adapters.Backend`, or the name of one (``module:name``). Without it, the setting
+            ``backend`` names one that ships with the project.
+        tasks: dicts, a data frame, a parquet, CSV, JSON or JSONL file, or the name of a domain. A task has at least a
+            ``question``. Columns that hold a gold answer (answer, expected, gold, label, query, solution, ...) reach
+            the reward only.
+        reward: a function of (task, answer) or (task, answer, steps), sync or async, that returns a number or a dict
+            of numbers; or the name of a registered reward. Without it, the domain's own.
+        validation: the share of the tasks that is held out (always the same ones), or the validation tasks.
+        resume: the directory of a run that is continued, with the same agent, tasks and reward.
+        quiet: print no progress.
+        **settings: every setting of docs/settings.md; ``agent_input`` and ``agent_output`` may be functions.
+
+    Returns:
+        The accuracy before and after training with 95 % intervals, the checkpoint, the rollouts.
+
+    Raises:
+        groundwire.tools.errors.UserError: an argument is wrong, or training failed; the message says what to do.
+        KeyboardInterrupt: the run was stopped; its last complete step is saved.
+    """
+    from groundwire.tools.errors import CommandError
+    from groundwire.tools.terminal import console
+    from groundwire.train.api.arguments import parse_arguments
+    from groundwire.train.api.training import make_job, nothing_left, train
+    from groundwire.train.artifacts.run_dir import RunDir
+
+    given, objects = parse_arguments(agent, tasks, reward, settings, validation=validation)
+    run = RunDir.open(resume) if resume is not None else None
+    job = make_job(given, resumed=run, objects=objects)
+    shown = console(quiet=quiet)
+    for note in job.notes:
+        shown.print(note, markup=False)
+    if run is not None and (message := nothing_left(job, run)):
+        shown.print(message)
+    else:
+        try:
+            run = train(job, run, shown)
+        except CommandError as error:
+            if error.exit_code == error.INTERRUPTED:
+                raise KeyboardInterrupt(str(error)) from None
+            raise
+    from groundwire.train.api.results import training_result
+
+    return training_result(run)
+
+
+def evaluate(
+    agent: Any = None,
+    tasks: Any = None,
+    reward: str | Callable[..., Any] | None = None,
+    *,
+    model: str | Path | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+    samples: int = 1,
+    quiet: bool = False,
+    **settings: Any,
+) -> EvaluationResult:
+    """Evaluate a model under ``agent``, as ``python -m train.evaluate`` does.
+
+    Args:
+        agent: as in :func:`fit`.
+        tasks: the questions, as in :func:`fit`. All of them are asked; of a domain, its validation questions.
+        reward: as in :func:`fit`.
+        model: a run directory (its newest checkpoint), a folder in Hugging Face's format, or the endpoint's name of it.
+            A run's model has the settings of its run. Without it, the starter.
+        base_url: an OpenAI-compatible endpoint that has the model.
+        api_key: the endpoint's key.
+        samples: rollouts per question.
+        quiet: print no progress.
+        **settings: every setting of docs/settings.md that an evaluation has.
+
+    Raises:
+        groundwire.tools.errors.UserError: an argument is wrong, or no rollout could be judged.
+    """
+    from groundwire.tools.terminal import console
+    from groundwire.train.api.arguments import parse_arguments
+    from groundwire.train.api.evaluation import Endpoint, make_evaluation_job, run_evaluation
+
+    given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, validation=None)
+    endpoint = Endpoint(base_url, api_key) if base_url else None
+    job = make_evaluation_job(given, endpoint, objects=objects)
+    run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(quiet=quiet))
+    from groundwire.train.api.results import Accuracy, EvaluationResult
+
+    return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])

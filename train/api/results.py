@@ -1,0 +1,107 @@
+"""What ``fit`` and ``evaluate`` return: the files of a run, read as Python objects."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.cli.trained_model import trained_model
+from groundwire.train.evaluation.metrics import compare, compute_accuracy, format_accuracy
+from groundwire.train.evaluation.run_reader import first_and_last
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Accuracy", "EvaluationResult", "TrainingResult", "training_result"]
+
+_JSON_COLUMNS = ("task", "reward_components", "agent_steps", "call_rewards", "untrainable", "turn_scores")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The mean reward of ``n`` validation rollouts, with its 95 % interval; None if none was judged."""
+
+    value: float | None
+    ci95: tuple[float, float]
+    n: int
+
+    @classmethod
+    def of(cls, metrics: dict[str, Any]) -> Accuracy:
+        """The accuracy in the metrics of an evaluation."""
+        low, high = metrics["ci95"]
+        return cls(metrics["accuracy"], (low, high), metrics["n"])
+
+    def __str__(self) -> str:
+        return f"{format_accuracy(self.value)} [{self.ci95[0]:.3f}, {self.ci95[1]:.3f}] of {self.n}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    run_dir: Path
+    """The directory with all files; the commands ``report``, ``why`` and ``evaluate`` read it."""
+
+    @property
+    def rollouts(self) -> pd.DataFrame:
+        """Every rollout: task, answer, steps, reward or failure, and the token ids of its calls."""
+        import pandas as pd
+
+        frame = pd.read_parquet(self.run_dir / "rollouts.parquet")
+        for name in frame.columns.intersection(_JSON_COLUMNS):
+            frame[name] = [value and json.loads(value) for value in frame[name]]
+        return frame
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics of each step; those of step 0 are the validation before training."""
+        return RunDir(self.run_dir).metrics()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult(_Result):
+    """A training run. ``before`` and ``after`` are its first and its last full validation, greedy if it has one."""
+
+    checkpoint: Path | None
+    """The folder of the trained model, in Hugging Face's format; None if the run wrote none."""
+    before: Accuracy | None
+    after: Accuracy
+
+    def compare(self) -> dict[str, Any]:
+        """After against before, question by question: ``difference``, ``difference_ci95``, ``p`` of McNemar's test, ….
+
+        Raises ``ValueError`` if the run has only one full validation.
+        """
+        return compare(*first_and_last(RunDir(self.run_dir)))
+
+    def __str__(self) -> str:
+        return f"{self.before} before, {self.after} after training; {self.checkpoint or self.run_dir}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult(_Result):
+    """An evaluation."""
+
+    accuracy: Accuracy
+    figures: dict[str, Any] = field(repr=False)
+    """All metrics, as in ``evaluation.json``: by the domain's columns, by turn, tokens per call, failures by type."""
+
+    def __str__(self) -> str:
+        return f"{self.accuracy}; {self.run_dir}"
+
+
+def training_result(run: RunDir) -> TrainingResult:
+    """The result of a run that has ended."""
+    before, after = first_and_last(run)
+    checkpoint = None
+    with suppress(RunDirError):
+        found = trained_model(run.path)
+        checkpoint = found[0] if found else None
+    return TrainingResult(
+        run_dir=run.path.resolve(),
+        checkpoint=checkpoint,
+        before=Accuracy.of(compute_accuracy(before)) if before else None,
+        after=Accuracy.of(compute_accuracy(after)),
+    )
