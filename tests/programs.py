@@ -46,6 +46,10 @@ class Program:
         file = Path(self._output.name) / "2"
         return file.read_text() if file.exists() else ""
 
+    def stdout_so_far(self) -> str:
+        """What it has written to stdout so far."""
+        return (Path(self._output.name) / "1").read_text()
+
     def poll(self) -> int | None:
         """The exit status, if it has ended."""
         return self._process.exitcode

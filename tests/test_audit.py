@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import Program, until
 from spider_folder import make_database, make_spider
 from typer.testing import CliRunner
 
@@ -189,3 +191,24 @@ def test_a_limit_samples_training_and_validation(tmp_path: Path) -> None:
     command("--limit", "30", "--json", str(tmp_path / "audit.json"), "--reward", "executes")
     tasks = {each["task"].partition("-")[0] for each in json.loads((tmp_path / "audit.json").read_text())["findings"]}
     assert tasks == {"train", "dev"}
+
+
+def test_an_audit_ends_on_sigterm_with_a_word(tmp_path: Path) -> None:
+    started, reward = tmp_path / "started", tmp_path / "slow_reward.py"
+    reward.write_text(
+        "import asyncio, pathlib, sys\n"
+        "from groundwire.tools.plugins import hookimpl, plugin\n"
+        "async def slow(task, answer, steps):\n"
+        f"    pathlib.Path({str(started)!r}).touch()\n"
+        "    await asyncio.sleep(600)\n"
+        "@hookimpl\n"
+        "def register_rewards(register): register('slow', slow)\n"
+        "plugin(sys.modules[__name__])\n"
+        "from groundwire.train.audit import app\n"
+        "app()\n"
+    )
+    program = Program(str(reward), "--reward", "slow", "--limit", "1")
+    until(started.exists, program)
+    program.send_signal(signal.SIGTERM)
+    ended = program.wait(60)
+    assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (130, ["stopped"])

@@ -53,7 +53,7 @@ def test_with_verl_minus_one_means_never() -> None:
         ("--tasks=-1", "val_tasks is -1; it must be at least 0"),
         ("temperature=-1", "val_temperature is -1; it must be at least 0"),
         ("val_tasks=x", "val_tasks is 'x'; it must be a whole number"),
-        ("learning_rate=1", "unknown setting learning_rate=1"),
+        ("learning_rate=1", "unknown setting learning_rate"),
         ("judge.samples=0", "judge.samples is 0; it must be at least 1"),
     ],
 )

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import shutil
+import signal
 import socket
 import struct
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import Program, wait_for
 from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
@@ -371,6 +373,13 @@ def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, t
         done = CliRunner().invoke(module, [str(run.path)])
         assert done.exit_code == 1
         assert "config.json is damaged" in done.stderr
+
+
+def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:
+    program = Program("-m", "groundwire.train.report", str(finished.path), "--watch")
+    wait_for(lambda: "http://" in program.stdout_so_far() or program.poll() is not None)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(60).returncode == 0
 
 
 def test_a_client_that_leaves_a_live_page_is_not_reported(served: str, capfd: pytest.CaptureFixture[str]) -> None:

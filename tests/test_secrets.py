@@ -268,3 +268,11 @@ async def test_neither_agents_nor_spans_get_the_key_that_the_policy_server_repea
     assert "no key ***" in spans
     assert KEY not in spans
     assert PASSWORD not in spans
+
+
+@pytest.mark.parametrize("argument", ["judge.api_keyy={}", "api_key={}", "verl.api_key={}", "--judge=api_key={}", "{}"])
+def test_a_mistyped_setting_is_reported_without_its_value(argument: str) -> None:
+    key = "sk-proj-0123456789abcdef"
+    ended = run_program("-m", "groundwire.train.run", "--print-config", argument.format(key))
+    assert ended.returncode == 2
+    assert key not in ended.stdout + ended.stderr

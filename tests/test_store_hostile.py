@@ -449,3 +449,22 @@ async def test_spans_that_meet_a_full_disk_may_be_sent_again(monkeypatch: pytest
         ids = {"rollout_id": taken.rollout_id, "attempt_id": taken.attempt.attempt_id}
         status, body = await server.export(_otlp(ids).SerializeToString())
         assert (status, json.loads(body)) == (503, {"detail": "the store's file: database or disk is full"})
+
+
+async def test_a_large_request_leaves_the_store_to_other_clients() -> None:
+    async with _serving() as server:
+        taken = await server.store.start_rollout(input={})
+        spans = [_span(taken, number, span_id=f"{number:016x}") for number in range(1, 3001)]
+        stored, sizes = asyncio.create_task(server.post("/spans/batch", spans)), set()
+        while not stored.done():
+            await asyncio.sleep(0)
+            sizes.add(await server.store.collections.spans.size())  # type: ignore[attr-defined]
+        assert (await stored)[0] == 201
+        assert len(sizes) > 10
+
+
+async def test_a_batch_contains_no_lists() -> None:
+    async with _serving() as server:
+        requests = [["POST", "/rollouts/search", "{}"], ["GET", "/statistics", ""], ["GET", "/spans", ""]]
+        status, replies = await server.post("/batch", [*requests, ["POST", "/waits/rollouts", "{}"]])
+        assert (status, [status for status, _ in replies]) == (200, [404, 200, 404, 404])

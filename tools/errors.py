@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
@@ -47,12 +49,19 @@ class CommandError(UserError):
 
 @contextmanager
 def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Iterator[None]:
-    """Exit after an error that the user can fix, a disk's and Ctrl-C included.
+    """Exit after an error that the user can fix, a disk's, Ctrl-C and SIGTERM included.
 
     ``debug`` shows the traceback of a disk's error. ``exit_code`` replaces the errors' own exit codes.
     """
+    handles = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    )
+    if handles:
+        signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     try:
         yield
+        if handles and signal.getsignal(signal.SIGTERM) is raise_keyboard_interrupt:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return
     except UserError as caught:
         error = caught

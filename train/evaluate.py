@@ -7,14 +7,13 @@ reads them.
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from groundwire import domains
-from groundwire.tools.errors import exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.api.evaluation import DEFAULTS, Endpoint, make_evaluation_job, run_evaluation
@@ -96,7 +95,6 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
 def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, samples: int, form: str) -> str:
     job = make_evaluation_job(given, endpoint)
     setup_logging()
-    signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
     run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(stderr=True))
     breakdowns = domains.breakdowns_of(job.domain)
     texts = {

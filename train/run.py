@@ -5,13 +5,12 @@ Heavy packages are imported after the arguments are checked, so that ``--help`` 
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from groundwire.tools.errors import exit_on_user_error, raise_keyboard_interrupt
+from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.training import import_trainer, make_job, nothing_left, train
@@ -66,7 +65,6 @@ def main(
             shown.print(format_config(job, str(run.path) if run else "RUN_DIR"), markup=False)
             return
         setup_logging(debug)
-        signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
         if dev:
             _dev(job, shown)
         elif run is not None and (message := nothing_left(job, run)):

@@ -23,7 +23,8 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key.strip("+~"):
-            raise ConfigError(f"{argument!r} is not key=value, e.g. learning_rate=1e-5")
+            shown = f"{argument[:20]}..." if len(argument) > 20 else argument  # it may be a key
+            raise ConfigError(f"{shown!r} is not key=value, e.g. learning_rate=1e-5")
         if key in overrides:
             raise ConfigError(f"{key} is given twice")
         overrides[key] = _parse_value(text)
@@ -83,7 +84,7 @@ def flag(name: str) -> str:
 
 def reject_verl_overrides(overrides: Mapping[str, Any]) -> None:
     """Raise :class:`ConfigError` for the first key: the local trainer has no settings of verl's."""
-    for key, value in overrides.items():
+    for key in overrides:
         if "." in key:
             raise ConfigError(f"{key}=… is a setting of verl's: it needs --trainer verl")
-        raise ConfigError(f"unknown setting {key}={value}{suggestion_for(key, NAMES)}")
+        raise ConfigError(f"unknown setting {key}{suggestion_for(key, NAMES)}")  # the value may be a secret

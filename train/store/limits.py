@@ -39,7 +39,7 @@ _TIME = re.compile(r".*_time|timestamp")
 _INTEGERS = {"limit": -1, "offset": 0, "sequence_id": 0, "max_attempts": 1}
 """The smallest values; the server checks ``limit`` and ``offset`` further."""
 _MAX_NUMBERS = 1 << 20  # token ids in a list
-_MAX_BRACKETS = 1 << 20  # a list takes 60 bytes and a microsecond
+_MAX_BRACKETS = 1 << 19  # a list takes 60 bytes and a microsecond
 _END = object()
 _ANY_JSON = ("input", "metadata", "heartbeat_stats")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import re
 import socket
@@ -65,6 +66,12 @@ _QUERIED_MODELS: dict[str, type[pydantic.BaseModel]] = {
     "query_spans": Span,
     "query_workers": Worker,
 }
+_LARGE_BYTES = 256 << 10
+# A batch of lists would hold up all other clients, and its answer would have no limit.
+_NOT_BATCHED = (
+    *(wire.QueryRolloutsRequest, wire.QueryAttemptsRequest, wire.QueryResourcesRequest, wire.QuerySpansRequest),
+    *(wire.QueryWorkersRequest, wire.WaitForRolloutsRequest),
+)
 _LIST_PARAMETERS = ("status_in", "rollout_id_in")
 
 _PathParameters = Mapping[str, str]
@@ -238,9 +245,9 @@ def _endpoint(store: LightningStore, route: str) -> _Endpoint:
 
     async def respond(path: _PathParameters, query: Any, body: bytes) -> tuple[int, bytes]:
         try:
-            request = None if adapter is None else _parse_request(adapter, query, body)
-            if call is not _add_spans:  # which checks each span
-                check_request(path, request)
+            # The thread leaves the event loop to other clients, for most of the time.
+            parse = functools.partial(_parse_request, adapter, path, query, body, check=call is not _add_spans)
+            request = await asyncio.to_thread(parse) if len(body) > _LARGE_BYTES else parse()
             return success, pydantic_core.to_json(await call(store, path, request))
         except pydantic.ValidationError as error:
             status, detail = 422, first_problem(error)
@@ -273,6 +280,7 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
     routes = [
         (re.compile(route.replace("{", "(?P<").replace("}", ">[^/]+)")), endpoint)
         for route, endpoint in endpoints.items()
+        if _ROUTES[route][1] not in _NOT_BATCHED
     ]
 
     async def respond(method: str, path: str, body: str) -> tuple[int, str]:
@@ -289,19 +297,29 @@ def _batch_handler(endpoints: Mapping[str, _Endpoint]) -> Any:
             requests = adapter.validate_json(await _read(request))
         except pydantic.ValidationError as error:
             return _error_response(422, first_problem(error))
-        responses = await asyncio.gather(*(respond(*each) for each in requests))
+        responses = []
+        for each in requests:
+            responses.append(await respond(*each))
+            await asyncio.sleep(0)  # other clients are served in between
         return _json_response(200, pydantic_core.to_json(responses))
 
     return handle
 
 
-def _parse_request(adapter: pydantic.TypeAdapter[Any], query: Any, body: bytes) -> Any:
-    if query is not None:
-        return adapter.validate_python(
+def _parse_request(
+    adapter: pydantic.TypeAdapter[Any] | None, path: _PathParameters, query: Any, body: bytes, *, check: bool
+) -> Any:
+    request = None
+    if adapter is not None and query is not None:
+        request = adapter.validate_python(
             {name: query.getall(name) if name in _LIST_PARAMETERS else query[name] for name in query}
         )
-    check_json_size(body)
-    return adapter.validate_json(b"{}" if body in (b"", b"null") else body)
+    elif adapter is not None:
+        check_json_size(body)
+        request = adapter.validate_json(b"{}" if body in (b"", b"null") else body)
+    if check:  # the spans of a list are checked one by one
+        check_request(path, request)
+    return request
 
 
 def _json_response(status: int, body: bytes) -> web.Response:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pydantic
@@ -26,11 +27,12 @@ from groundwire.train.store.limits import (
 
 __all__ = ["SpanIntake"]
 
+_PART = 200
 _IDS = (LightningResourceAttributes.ROLLOUT_ID.value, LightningResourceAttributes.ATTEMPT_ID.value)
 
 
 class SpanIntake:
-    """The spans of one request; each attempt's are stored in their own transaction.
+    """The spans of one request; each attempt's are stored in their own transactions.
 
     ``new_ids`` are the span ids that were not in the store before; ``stored`` counts all spans that are in it now,
     ``refused`` those that are not.
@@ -50,7 +52,8 @@ class SpanIntake:
 
     async def add_json(self, items: Sequence[Any]) -> None:
         """Store spans that are parsed JSON."""
-        for item in items:
+        for number, item in enumerate(items):
+            await _let_others(number)
             try:
                 self._accept(CheckedSpan.model_validate(item))
             except ValueError as error:
@@ -59,7 +62,8 @@ class SpanIntake:
 
     async def add_otlp(self, request: ExportTraceServiceRequest) -> None:
         """Store the spans of an OTLP request; those without a rollout are left out."""
-        for single in _single_spans(request):
+        for number, single in enumerate(_single_spans(request)):
+            await _let_others(number)
             try:
                 _check_ids(single)
                 for span in await spans_from_proto(single, self._store.get_many_span_sequence_ids):
@@ -73,7 +77,8 @@ class SpanIntake:
         self._groups[span.rollout_id, span.attempt_id].append(span)
 
     async def _store_groups(self) -> None:
-        for group in self._groups.values():
+        for group in _parts(self._groups.values()):
+            await asyncio.sleep(0)
             try:
                 self.new_ids += [span.span_id for span in await self._store.add_many_spans(group)]
                 self.stored += len(group)
@@ -83,6 +88,18 @@ class SpanIntake:
     def _refuse(self, spans: int, error: Exception) -> None:
         self.refused += spans
         self._reasons.append(first_problem(error) if isinstance(error, pydantic.ValidationError) else str(error))
+
+
+async def _let_others(number: int) -> None:
+    """A pause after some spans, in which the store serves other clients."""
+    if number % _PART == 0:
+        await asyncio.sleep(0)
+
+
+def _parts(groups: Iterable[list[Span]]) -> Iterator[list[Span]]:
+    for group in groups:
+        for start in range(0, len(group), _PART):
+            yield group[start : start + _PART]
 
 
 def _single_spans(request: ExportTraceServiceRequest) -> Iterator[ExportTraceServiceRequest]:
