@@ -83,10 +83,8 @@ def _rows(tasks: Any, name: str) -> list[Any]:
         try:
             found: list[Any] = pa.table(tasks).to_pylist()
         except (pa.ArrowException, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(
-                f"{name}: the data frame has a column of mixed types ({reason}); make it one type."
-            ) from error
+            reason = " ".join(map(str, error.args[0] if isinstance(error.args[0], tuple) else error.args))
+            raise DataError(f"{name}: the data frame cannot be read ({reason}); make each column one type.") from error
         return found
     if not isinstance(tasks, Iterable) or isinstance(tasks, Mapping | bytes):
         raise DataError(f"{name} is {shorten_repr(tasks)}: give a list of dicts, a data frame, or a file")
