@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from programs import ROOT
 
-from groundwire.adapters import Stoppable
+from groundwire.adapters import Stoppable, agent_backend
 from groundwire.adapters.conformance import play, sampled_ids
-from groundwire.adapters.custom import CustomBackend
 from groundwire.train.config.__main__ import tables
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
@@ -43,11 +42,11 @@ def test_the_domain_that_is_shown_is_the_example() -> None:
     assert shown in (ROOT / "examples" / "your_domain.py").read_text()
 
 
-@pytest.mark.parametrize(("place", "calls"), [(0, 1), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("place", "calls"), [(2, 1), (3, 2)])
 async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": f"agents_page_{place}"}
     exec(compile(AGENTS[place], "docs/your-agent.md", "exec", dont_inherit=True), names)
-    backend = CustomBackend(agent=names["answer"]) if "answer" in names else names["Librarian"]()
+    backend = agent_backend(names["answer"]) if "answer" in names else names["Librarian"]()
     with sqlite3.connect(tmp_path / "films.sqlite") as conn:
         conn.executescript("CREATE TABLE film (title TEXT, year INTEGER); INSERT INTO film VALUES ('Dusk', 1994);")
     conn.close()

@@ -175,7 +175,10 @@ def _port_in_use() -> socket.socket:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--backend", "langgraf"), "unknown backend 'langgraf'; known: custom, langgraph, mcp, openai-agents"),
+        (
+            ("--backend", "langgraf"),
+            "unknown backend 'langgraf'; known: command, custom, langgraph, mcp, ",
+        ),
         (("--domain", "sipder"), "unknown domain 'sipder'; known:"),
         (("--reward", "nope"), "unknown reward 'nope'; known:"),
         (("--config", "nope"), "unknown config 'nope'; known:"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,11 +31,13 @@ class Traced:
     def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any) -> None:
         self.server, self.proxy, self._store = server, proxy, store
 
-    async def run(self, backend: Any, question: str = "Which singers?", **columns: Any) -> tuple[Answer, list[LLMCall]]:
+    async def run(
+        self, backend: Any, question: str = "Which singers?", database: str = "x.sqlite", **columns: Any
+    ) -> tuple[Answer, list[LLMCall]]:
         rollout = await self._store.start_rollout(input={})
         ids = rollout.rollout_id, rollout.attempt.attempt_id
         endpoint = Endpoint(base_url=self.proxy.base_url(*ids), model="policy", api_key="of-the-run")
-        asked = Question(id="1", text=question, database="x.sqlite", columns=columns)
+        asked = Question(id="1", text=question, database=database, columns=columns)
         answer = await backend.run(asked, endpoint)
         await self.proxy.flush()
         return answer, all_calls_from_spans(await self._store.query_spans(*ids))
@@ -207,3 +210,17 @@ async def test_the_agent_s_name_is_that_of_the_span_around_the_call() -> None:
     async with traced(lambda _: FENCED) as policy:
         _, calls = await policy.run(backend_of("speaks_opentelemetry"))
     assert [call.agent for call in calls] == ["analyst", "analyst", ""]
+
+
+async def test_the_first_program_of_the_page_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "your-agent.md").read_text()
+    program, _, call = page.split("```python\n")[1].split("```")[0].rpartition("print(fit(answer, ")
+    assert len([line for line in (program + call).splitlines() if line]) <= 10
+    names: dict[str, Any] = {}
+    exec(program, names)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-author")
+    sqlite3.connect(tmp_path / "x.sqlite").executescript("CREATE TABLE singer (name text)").close()
+    async with traced(lambda _: FENCED) as policy:
+        answer, [call] = await policy.run(agent_backend(names["answer"]), database=str(tmp_path / "x.sqlite"))
+    assert answer.text == "SELECT name FROM singer"
+    assert "CREATE TABLE singer (name text)" in call.messages[0]["content"]
