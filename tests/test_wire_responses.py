@@ -2,68 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import agents
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
+from wire import CALL, CHAT_TOOL, OTHER_CALL, PARAMETERS, Bench, bench
 
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, trajectories, triplets
-from groundwire.adapters.tracing.proxy import LLMProxy
-from groundwire.adapters.tracing.scripted_server import END, Reply, ScriptedPolicyServer, encode, render
-from groundwire.train.store.spans import LightningSpanSink
+from groundwire.adapters.tracing.scripted_server import END, Reply, encode, render
 
-SQL = '{"sql": "SELECT 1"}'
-PARAMETERS = {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]}
 TOOL: Any = {"type": "function", "name": "run", "description": "Run it", "parameters": PARAMETERS, "strict": False}
-CHAT_TOOL = {"type": "function", "function": {"name": "run", "description": "Run it", "parameters": PARAMETERS}}
-CALL = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": SQL}}
-OTHER_CALL = {"id": "call-2", "type": "function", "function": {"name": "run", "arguments": SQL}}
 
 
-class Bench:
-    """A rollout's client of a proxy with a scripted policy."""
+TOOL: Any = {"type": "function", "name": "run", "description": "Run it", "parameters": PARAMETERS, "strict": False}
 
-    def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any, rollout: Any) -> None:
-        self.server, self.proxy, self.store, self.rollout_id = server, proxy, store, rollout.rollout_id
-        url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
-        self.client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+__all__ = ["bench"]
 
-    async def ask(self, stream: bool = False, **options: Any) -> Any:
-        """The response, of a stream the one that its last event has."""
-        answer = await self.client.responses.create(model="any", stream=stream, **options)
+
+def client(b: Bench) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=b.url, api_key="none", max_retries=0)
+
+
+async def ask(b: Bench, stream: bool = False, **options: Any) -> Any:
+    """The response, of a stream the one that its last event has."""
+    async with client(b) as asking:
+        answer = await asking.responses.create(model="any", stream=stream, **options)
         return [event async for event in answer][-1].response if stream else answer
-
-    async def calls(self) -> list[LLMCall]:
-        await self.proxy.flush()
-        return all_calls_from_spans(await self.store.query_spans(self.rollout_id))
-
-
-@pytest.fixture(params=["in process", "behind HTTP"])
-async def bench(request: Any) -> AsyncIterator[Any]:
-    closing: list[Any] = []
-
-    async def make(*replies: Any) -> Bench:
-        store, server = InMemoryLightningStore(), ScriptedPolicyServer(replies)
-        await server.start()
-        policy: Any = {"policy": server} if request.param == "in process" else {"upstreams": [server.base_url]}
-        proxy = LLMProxy(sink=LightningSpanSink(store), **policy)
-        await proxy.start()
-        made = Bench(server, proxy, store, await store.start_rollout(input={}))
-        closing.extend([made.client.close, proxy.stop, server.stop])
-        return made
-
-    yield make
-    for close in closing:
-        await close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_is_traced_as_the_chat_completion_that_it_is(bench: Any, stream: bool) -> None:
     b = await bench(Reply(text="schön", logprobs=[-0.25] * 7))
-    answer = await b.ask(stream, instructions="Be brief", input="héllo", temperature=0.5, max_output_tokens=9)
+    answer = await ask(b, stream, instructions="Be brief", input="héllo", temperature=0.5, max_output_tokens=9)
     assert (answer.status, answer.output_text, answer.instructions) == ("completed", "schön", "Be brief")
     messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "héllo"}]
     usage = answer.usage
@@ -81,7 +51,7 @@ async def test_a_response_is_traced_as_the_chat_completion_that_it_is(bench: Any
 
 async def test_a_streams_events_are_those_of_openai(bench: Any) -> None:
     b = await bench(Reply(text="ab", tool_calls=[CALL, OTHER_CALL]))
-    events = [event async for event in await b.client.responses.create(model="any", input="x", stream=True)]
+    events = [event async for event in await client(b).responses.create(model="any", input="x", stream=True)]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     call_events = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
     assert [event.type.removeprefix("response.") for event in events] == [
@@ -104,7 +74,7 @@ async def test_a_streams_events_are_those_of_openai(bench: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_next_turn_continues_the_conversation_token_by_token(bench: Any, stream: bool, by_id: bool) -> None:
     b = await bench(Reply(text="Look: ", tool_calls=[CALL, OTHER_CALL]), "done", "and more")
-    first = await b.ask(stream, instructions="i", input=[{"role": "user", "content": "q"}], tools=[TOOL])
+    first = await ask(b, stream, instructions="i", input=[{"role": "user", "content": "q"}], tools=[TOOL])
     outputs = [
         {"type": "function_call_output", "call_id": each.call_id, "output": "1"}
         for each in first.output
@@ -114,8 +84,8 @@ async def test_the_next_turn_continues_the_conversation_token_by_token(bench: An
         again: dict[str, Any] = {"input": outputs, "previous_response_id": first.id}
     else:
         again = {"input": [{"role": "user", "content": "q"}, *(each.to_dict() for each in first.output), *outputs]}
-    second = await b.ask(stream, instructions="i", tools=[TOOL], **again)
-    third = await b.ask(stream, instructions="i", input="more", previous_response_id=second.id, tools=[TOOL])
+    second = await ask(b, stream, instructions="i", tools=[TOOL], **again)
+    third = await ask(b, stream, instructions="i", input="more", previous_response_id=second.id, tools=[TOOL])
     assert (second.output_text, third.output_text) == ("done", "and more")
     calls = await b.calls()
     assert all(call.tools == [CHAT_TOOL] for call in calls)
@@ -123,13 +93,13 @@ async def test_the_next_turn_continues_the_conversation_token_by_token(bench: An
         *("system", "user", "assistant", "tool", "tool", "assistant", "user")
     ]
     assert calls[1].messages[2] == {"role": "assistant", "content": "Look: ", "tool_calls": [CALL, OTHER_CALL]}
-    [trajectory] = trajectories(triplets(calls, 1.0))
+    [trajectory] = await b.trajectories()
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
 
 
 async def test_a_tool_call_without_text_has_no_message(bench: Any) -> None:
     b = await bench(Reply(tool_calls=[CALL]), "")
-    first, second = await b.ask(input="q", tools=[TOOL]), await b.ask(input="q")
+    first, second = await ask(b, input="q", tools=[TOOL]), await ask(b, input="q")
     assert [each.type for each in first.output] == ["function_call"]
     assert [(each.type, each.content[0].text) for each in second.output] == [("message", "")]
 
@@ -144,7 +114,7 @@ async def test_reasoning_items_that_are_passed_back_are_accepted(bench: Any) -> 
     }
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}
     empty = {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "secret"}
-    await b.ask(input=[{"role": "user", "content": "q"}, reasoning, said, empty, {"role": "user", "content": "r"}])
+    await ask(b, input=[{"role": "user", "content": "q"}, reasoning, said, empty, {"role": "user", "content": "r"}])
     [call] = await b.calls()
     assert call.messages[1] == {"role": "assistant", "reasoning": "hm", "reasoning_content": "hm", "content": "a"}
     assert len(call.messages) == 3
@@ -154,7 +124,7 @@ async def test_the_format_and_the_choice_of_tools_are_passed_on(bench: Any) -> N
     b = await bench("{}")
     format_: Any = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}
     choice: Any = {"type": "function", "name": "run"}
-    await b.ask(input="q", tools=[TOOL], tool_choice=choice, text={"format": format_}, extra_body={"seed": 3})
+    await ask(b, input="q", tools=[TOOL], tool_choice=choice, text={"format": format_}, extra_body={"seed": 3})
     [asked] = b.server.requests
     schema = {"name": "answer", "schema": {"type": "object"}, "strict": True}
     assert asked["response_format"] == {"type": "json_schema", "json_schema": schema}
@@ -164,7 +134,7 @@ async def test_the_format_and_the_choice_of_tools_are_passed_on(bench: Any) -> N
 
 async def test_a_reply_that_ends_at_the_limit_is_incomplete(bench: Any) -> None:
     b = await bench(Reply(text="a", finish_reason="length"))
-    answer = await b.ask(stream=True, input="q")
+    answer = await ask(b, stream=True, input="q")
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
@@ -185,7 +155,7 @@ async def test_what_is_not_served_is_refused_in_one_sentence_and_recorded(
 ) -> None:
     b = await bench("x")
     with pytest.raises(openai.BadRequestError, match=message):
-        await b.ask(**options)
+        await ask(b, **options)
     assert b.server.requests == []
     assert [call.status for call in await b.calls()] == [400]
 
@@ -194,7 +164,7 @@ async def test_what_is_not_served_is_refused_in_one_sentence_and_recorded(
 async def test_a_policys_refusal_reaches_the_agent(bench: Any, stream: bool) -> None:
     b = await bench(Reply(status=400, text="the prompt is too long", code="context_length_exceeded"))
     with pytest.raises(openai.BadRequestError, match="the prompt is too long"):
-        await b.ask(stream, input="q")
+        await ask(b, stream, input="q")
     [call] = await b.calls()
     assert (call.status, call.error) == (400, "the prompt is too long")
 
@@ -210,19 +180,19 @@ async def test_an_agent_of_the_agents_sdk_with_its_default_model_runs_and_is_tra
 
     b = await bench(Reply(tool_calls=[CALL]), "The answer is 42.")
     agent = agents.Agent(name="a", instructions="Answer.", tools=[run])
-    config = agents.RunConfig(model_provider=agents.OpenAIProvider(openai_client=b.client), tracing_disabled=True)
+    config = agents.RunConfig(model_provider=agents.OpenAIProvider(openai_client=client(b)), tracing_disabled=True)
     result = await agents.Runner.run(agent, "How many?", run_config=config)
     assert (result.final_output, asked) == ("The answer is 42.", ["SELECT 1"])
     calls = await b.calls()
     assert [call.untrainable_reason for call in calls] == ["", ""]
-    assert len(trajectories(triplets(calls, 1.0))) == 1
+    assert len(await b.trajectories()) == 1
 
 
 async def test_the_agents_sdk_streams(bench: Any) -> None:
     b = await bench(Reply(text="well", tool_calls=[CALL]), "42")
     agent = agents.Agent(name="a", tools=[agents.function_tool(lambda sql: "42", name_override="run")])
-    config = agents.RunConfig(model_provider=agents.OpenAIProvider(openai_client=b.client), tracing_disabled=True)
+    config = agents.RunConfig(model_provider=agents.OpenAIProvider(openai_client=client(b)), tracing_disabled=True)
     result = agents.Runner.run_streamed(agent, "How many?", run_config=config)
     _ = [event async for event in result.stream_events()]
     assert result.final_output == "42"
-    assert len(trajectories(triplets(await b.calls(), 1.0))) == 1
+    assert len(await b.trajectories()) == 1

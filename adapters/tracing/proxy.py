@@ -48,6 +48,7 @@ from groundwire.adapters.tracing.wire.exchange import (
     read_request,
 )
 from groundwire.adapters.tracing.wire.local import LocalPolicy, answer
+from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.guard import Guard
@@ -59,7 +60,7 @@ __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "Pr
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
 _BODY_S = 60.0
-_APIS: tuple[type[WireCall], ...] = (ChatCall, ResponsesCall)
+_APIS: tuple[type[WireCall], ...] = (ChatCall, ResponsesCall, MessagesCall)
 
 
 class ProxyError(UserError):
@@ -151,6 +152,8 @@ class LLMProxy(HttpServer):
             for api in _APIS:
                 app.router.add_post(f"{prefix}/{api.api}", partial(self._call, api))
             app.router.add_get(f"{prefix}/models", self._models)
+        # Anthropic's clients add the /v1 themselves.
+        app.router.add_post(f"{_ROLLOUT}/v1/v1/messages", partial(self._call, MessagesCall))
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/{path:.*}", _not_found)
         return app

@@ -179,6 +179,8 @@ class Upstreams:
 
     def _headers(self, request: web.Request) -> dict[str, str]:
         headers = {name: request.headers[name] for name in _FORWARDED_HEADERS if name in request.headers}
+        if key := request.headers.get("X-Api-Key"):  # Anthropic's clients
+            headers.setdefault("Authorization", f"Bearer {key}")
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
         return headers

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["RefusedError", "error_body"]
+from groundwire.tools.files import shorten_repr
+
+__all__ = ["RefusedError", "error_body", "require_list", "require_object", "warn_ignored"]
+
+_log = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
@@ -26,3 +33,23 @@ class RefusedError(Exception):
 def error_body(message: str, *, kind: str, code: str | int, param: str | None = None) -> dict[str, Any]:
     """An error as OpenAI's API formats it, so that every client raises its own error type."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def require_list(value: Any, name: str) -> list[Any]:
+    """``value``, the field ``name``, if it is a list. Raises :class:`RefusedError`."""
+    if not isinstance(value, list):
+        raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
+    return value
+
+
+def require_object(value: Any, name: str) -> Mapping[str, Any]:
+    """``value``, the field ``name``, if it is an object. Raises :class:`RefusedError`."""
+    if not isinstance(value, dict):
+        raise RefusedError(400, f"{name} must be an object, not {shorten_repr(value)}", param=name)
+    return value
+
+
+@functools.cache
+def warn_ignored(api: str, field: str) -> None:
+    """Warn once that the policy cannot honour a field of requests."""
+    _log.warning("agents send the field %s of the %s API, which has no effect on the policy", field, api)

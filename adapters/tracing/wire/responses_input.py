@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.tools.files import shorten_repr
+from groundwire.adapters.tracing.wire.errors import RefusedError, require_list, require_object, warn_ignored
 
 __all__ = ["chat_options", "input_messages"]
 
 _TRANSLATED = frozenset(
     {
         "input", "instructions", "previous_response_id", "tools", "tool_choice", "text", "reasoning", "stream",
-        "max_output_tokens", "include", "store", "stream_options", "top_logprobs",
+        "max_output_tokens", "include", "store", "stream_options", "top_logprobs", "max_tool_calls",
     }
 )  # fmt: skip
 # Facts for OpenAI's servers that do not change a reply.
 _WITHOUT_EFFECT = frozenset(
     {
-        "background", "conversation", "context_management", "max_tool_calls", "metadata", "moderation", "prompt",
+        "background", "conversation", "context_management", "metadata", "moderation", "prompt",
         "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier",
         "truncation", "user",
     }
@@ -42,20 +41,22 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
             raise RefusedError(400, f"{name} is not served: {advice}", param=name)
     if request.get("truncation") not in (None, "disabled"):
         raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
+    if request.get("max_tool_calls") is not None:
+        warn_ignored("Responses", "max_tool_calls")
     ignored = _TRANSLATED | _WITHOUT_EFFECT
     chat = {name: value for name, value in request.items() if name not in ignored and value is not None}
     if (limit := request.get("max_output_tokens")) is not None:
         chat["max_completion_tokens"] = limit
     if tools := request.get("tools"):
-        chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(_a_list(tools, "tools"))]
+        chat["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(require_list(tools, "tools"))]
     if (choice := request.get("tool_choice")) is not None:
         chat["tool_choice"] = _tool_choice(choice)
-    text = _an_object(request.get("text") or {}, "text")
-    if format_ := _response_format(_an_object(text.get("format") or {}, "text.format")):
+    text = require_object(request.get("text") or {}, "text")
+    if format_ := _response_format(require_object(text.get("format") or {}, "text.format")):
         chat["response_format"] = format_
     if verbosity := text.get("verbosity"):
         chat["verbosity"] = verbosity
-    if effort := _an_object(request.get("reasoning") or {}, "reasoning").get("effort"):
+    if effort := require_object(request.get("reasoning") or {}, "reasoning").get("effort"):
         chat["reasoning_effort"] = effort
     if "message.output_text.logprobs" in (request.get("include") or ()):
         chat |= {"logprobs": True, "top_logprobs": request.get("top_logprobs") or 0}
@@ -69,9 +70,9 @@ def input_messages(items: Any) -> list[dict[str, Any]]:
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
     messages: list[dict[str, Any]] = []
-    for index, item in enumerate(_a_list(items, "input")):
+    for index, item in enumerate(require_list(items, "input")):
         name = f"input[{index}]"
-        kind = _an_object(item, name).get("type") or "message"
+        kind = require_object(item, name).get("type") or "message"
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
         if kind == "message" and item.get("role") == "assistant":
             content = _joined(item.get("content"), f"{name}.content")
@@ -117,7 +118,7 @@ def _content(content: Any, name: str) -> Any:
     """Text as text; other content as parts."""
     if isinstance(content, str):
         return content
-    parts = [_part(part, f"{name}[{index}]") for index, part in enumerate(_a_list(content, name))]
+    parts = [_part(part, f"{name}[{index}]") for index, part in enumerate(require_list(content, name))]
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
@@ -127,7 +128,7 @@ def _joined(content: Any, name: str) -> str:
 
 
 def _part(part: Any, name: str) -> dict[str, Any]:
-    kind = _an_object(part, name).get("type")
+    kind = require_object(part, name).get("type")
     if kind in _TEXT_PARTS:
         return {"type": "text", "text": part.get("text")}
     if kind == "refusal":
@@ -141,7 +142,7 @@ def _part(part: Any, name: str) -> dict[str, Any]:
 
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
-    kind = _an_object(tool, name).get("type")
+    kind = require_object(tool, name).get("type")
     if kind != "function":
         raise RefusedError(
             400,
@@ -157,11 +158,14 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
 def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
-    kind = _an_object(choice, "tool_choice").get("type")
+    kind = require_object(choice, "tool_choice").get("type")
     if kind == "function":
         return _named(choice)
     if kind == "allowed_tools":
-        tools = [_named(_an_object(tool, "tool_choice.tools")) for tool in _a_list(choice.get("tools"), "tool_choice")]
+        tools = [
+            _named(require_object(tool, "tool_choice.tools"))
+            for tool in require_list(choice.get("tools"), "tool_choice")
+        ]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     raise RefusedError(400, f"tool_choice of type {kind!r:.60} is not served; name a function", param="tool_choice")
 
@@ -177,15 +181,3 @@ def _response_format(format_: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "json_schema":
         return dict(format_)
     return {"type": kind, "json_schema": {key: value for key, value in format_.items() if key != "type"}}
-
-
-def _a_list(value: Any, name: str) -> Iterable[Any]:
-    if not isinstance(value, list):
-        raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
-    return value
-
-
-def _an_object(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise RefusedError(400, f"{name} must be an object, not {shorten_repr(value)}", param=name)
-    return value

@@ -1,0 +1,55 @@
+"""A rollout's agent of a proxy with a scripted policy, in its process or behind HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+
+from groundwire.adapters.tracing import LLMCall, Trajectory, all_calls_from_spans, trajectories, triplets
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.train.store.spans import LightningSpanSink
+
+ARGUMENTS = '{"sql": "SELECT 1"}'
+PARAMETERS = {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]}
+CHAT_TOOL: Any = {"type": "function", "function": {"name": "run", "description": "Run it", "parameters": PARAMETERS}}
+CALL: Any = {"id": "call-1", "type": "function", "function": {"name": "run", "arguments": ARGUMENTS}}
+OTHER_CALL: Any = {**CALL, "id": "call-2"}
+
+
+class Bench:
+    """One rollout; ``url`` ends in ``/v1``, ``root`` does not."""
+
+    def __init__(self, server: ScriptedPolicyServer, proxy: LLMProxy, store: Any, rollout: Any) -> None:
+        self.server, self.proxy, self.store, self.rollout_id = server, proxy, store, rollout.rollout_id
+        self.url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        self.root = self.url.removesuffix("/v1")
+
+    async def calls(self) -> list[LLMCall]:
+        await self.proxy.flush()
+        return all_calls_from_spans(await self.store.query_spans(self.rollout_id))
+
+    async def trajectories(self) -> list[Trajectory]:
+        return trajectories(triplets(await self.calls(), 1.0))
+
+
+@pytest.fixture(params=["in process", "behind HTTP"])
+async def bench(request: Any) -> AsyncIterator[Any]:
+    """Makes benches from replies, and closes them."""
+    closing: list[Any] = []
+
+    async def make(*replies: Any) -> Bench:
+        store, server = InMemoryLightningStore(), ScriptedPolicyServer(replies)
+        await server.start()
+        policy: Any = {"policy": server} if request.param == "in process" else {"upstreams": [server.base_url]}
+        proxy = LLMProxy(sink=LightningSpanSink(store), **policy)
+        await proxy.start()
+        closing.extend([proxy.stop, server.stop])
+        return Bench(server, proxy, store, await store.start_rollout(input={}))
+
+    yield make
+    for close in closing:
+        await close()
