@@ -1,0 +1,152 @@
+"""One conversation gives the same tokens and loss masks, whatever client and API the agent uses."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from wire import CALL, CHAT_TOOL, PARAMETERS, Bench, bench
+
+from groundwire.adapters.tracing.scripted_server import END, Reply, encode, render
+
+SYSTEM, QUESTION, RESULT = "Answer with the tool.", "How many singers?", "[[42]]"
+LOOK, ANSWER = "Let me look: ", "There are 42 schöne singers."
+FUNCTION: Any = {"name": "run", "description": "Run it", "parameters": PARAMETERS}
+RESPONSES_TOOL: Any = {"type": "function", "strict": False, **FUNCTION}
+ANTHROPIC_TOOL: Any = {"name": "run", "description": "Run it", "input_schema": PARAMETERS}
+CHAT: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+
+__all__ = ["bench"]
+
+
+def tool_message(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": RESULT}
+
+
+async def openai_chat(b: Bench, stream: bool) -> str:
+    async with openai.AsyncOpenAI(base_url=b.url, api_key="none") as client:
+
+        async def ask(messages: list[Any]) -> Any:
+            request: Any = {"model": "m", "messages": messages, "tools": [CHAT_TOOL]}
+            if not stream:
+                return (await client.chat.completions.create(**request)).choices[0].message
+            state = ChatCompletionStreamState()
+            async for chunk in await client.chat.completions.create(**request, stream=True):
+                state.handle_chunk(chunk)
+            return state.get_final_completion().choices[0].message
+
+        first = await ask(CHAT)
+        [made] = first.tool_calls
+        function = {"name": made.function.name, "arguments": made.function.arguments}
+        said = {"role": "assistant", "content": first.content, "tool_calls": [{**made.to_dict(), "function": function}]}
+        second = await ask([*CHAT, said, tool_message(made.id)])
+        return second.content
+
+
+async def openai_responses(b: Bench, stream: bool, *, by_id: bool = False) -> str:
+    async with openai.AsyncOpenAI(base_url=b.url, api_key="none") as client:
+
+        async def ask(items: list[Any], **options: Any) -> Any:
+            request: Any = {"model": "m", "instructions": SYSTEM, "input": items, "tools": [RESPONSES_TOOL], **options}
+            if not stream:
+                return await client.responses.create(**request)
+            async with client.responses.stream(**request) as events:
+                return await events.get_final_response()
+
+        asked: list[Any] = [{"role": "user", "content": QUESTION}]
+        first = await ask(asked)
+        call_id = next(item.call_id for item in first.output if item.type == "function_call")
+        output = [{"type": "function_call_output", "call_id": call_id, "output": RESULT}]
+        if by_id:
+            return (await ask(output, previous_response_id=first.id)).output_text
+        return (await ask([*asked, *(item.to_dict() for item in first.output), *output])).output_text
+
+
+async def openai_responses_by_id(b: Bench, stream: bool) -> str:
+    return await openai_responses(b, stream, by_id=True)
+
+
+async def anthropic_messages(b: Bench, stream: bool) -> str:
+    async with anthropic.AsyncAnthropic(base_url=b.root, api_key="none") as client:
+
+        async def ask(messages: list[Any]) -> Any:
+            request: Any = {"model": "m", "max_tokens": 99, "system": SYSTEM, "tools": [ANTHROPIC_TOOL]}
+            if not stream:
+                return await client.messages.create(messages=messages, **request)
+            async with client.messages.stream(messages=messages, **request) as events:
+                return await events.get_final_message()
+
+        asked: list[Any] = [{"role": "user", "content": QUESTION}]
+        first = await ask(asked)
+        use = next(block for block in first.content if block.type == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": RESULT}
+        said = {"role": "assistant", "content": first.content}
+        return (await ask([*asked, said, {"role": "user", "content": [result]}])).content[0].text
+
+
+async def litellm_chat(b: Bench, stream: bool, *, model: str = "openai/m", url: str = "") -> str:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    async def ask(messages: list[Any]) -> Any:
+        request = {"model": model, "messages": messages, "tools": [CHAT_TOOL], "api_base": url or b.url}
+        answer = await litellm.acompletion(**request, api_key="none", stream=stream, max_retries=0)
+        if stream:
+            answer = litellm.stream_chunk_builder([chunk async for chunk in answer])
+        return answer.choices[0].message
+
+    first = await ask(CHAT)
+    second = await ask([*CHAT, first.model_dump(), tool_message(first.tool_calls[0].id)])
+    return second.content
+
+
+async def litellm_anthropic(b: Bench, stream: bool) -> str:
+    return await litellm_chat(b, stream, model="anthropic/m", url=b.root)
+
+
+async def litellm_responses(b: Bench, stream: bool) -> str:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    async def ask(items: list[Any]) -> Any:
+        answer = await litellm.aresponses(
+            model="openai/m", instructions=SYSTEM, input=items, tools=[RESPONSES_TOOL], stream=stream,
+            api_base=b.url, api_key="none",
+        )  # fmt: skip
+        return [event async for event in answer][-1].response if stream else answer
+
+    asked: list[Any] = [{"role": "user", "content": QUESTION}]
+    items = [item if isinstance(item, dict) else item.model_dump() for item in (await ask(asked)).output]
+    call_id = next(item["call_id"] for item in items if item["type"] == "function_call")
+    output = {"type": "function_call_output", "call_id": call_id, "output": RESULT}
+    return (await ask([*asked, *items, output])).output_text
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "converse",
+    [
+        openai_chat, openai_responses, openai_responses_by_id, anthropic_messages, litellm_chat, litellm_anthropic,
+        litellm_responses,
+    ],
+)  # fmt: skip
+async def test_the_same_conversation_gives_the_same_trajectory(
+    bench: Any, converse: Callable[[Bench, bool], Awaitable[str]], stream: bool
+) -> None:
+    b = await bench(Reply(text=LOOK, tool_calls=[CALL]), ANSWER)
+    assert await converse(b, stream) == ANSWER
+    said = {"role": "assistant", "content": LOOK, "tool_calls": [CALL]}
+    prompt, full = render(CHAT), render([*CHAT, said, tool_message("call-1")])
+    call = [*encode(LOOK + json.dumps(CALL["function"], sort_keys=True)), END]
+    inserted = full[len(prompt) + len(call) :]
+    [trajectory] = await b.trajectories()
+    assert trajectory.prompt_ids == prompt
+    assert trajectory.response_ids == [*call, *inserted, *encode(ANSWER), END]
+    assert trajectory.loss_mask == [*[1] * len(call), *[0] * len(inserted), *[1] * (len(encode(ANSWER)) + 1)]
+    assert [each.tools for each in await b.calls()] == [[CHAT_TOOL]] * 2
