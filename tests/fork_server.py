@@ -117,6 +117,7 @@ def _serve() -> None:
         importlib.import_module(name)
     gc.freeze()  # each process would look through all of this for garbage, and to look at a page is to copy it
     gc.enable()
+    gc.set_threshold(100_000, 50, 50)  # as in conftest.py
     for finalizer in list(weakref.finalize._registry):  # those of torch touch, and so copy, a third of these pages
         finalizer.atexit = False
     signal.signal(signal.SIGINT, signal.SIG_IGN)
