@@ -138,6 +138,17 @@ async def test_a_refusal_of_the_policy_is_an_endpoint_error() -> None:
             await policy.run(backend_of("blocking"))
 
 
+async def test_a_reply_that_the_agent_cannot_use_is_an_answer_and_no_failure() -> None:
+    async with traced(lambda body: '{"sql": "SELECT 1"}' if "good" in str(body) else "I do not know") as policy:
+        for name in ("typed_agent", "parses"):
+            assert (await policy.run(backend_of(name), "good"))[0].text == "SELECT 1"
+            assert (await policy.run(backend_of(name), "bad"))[0].text == ""
+    looping = _tool_call("run_query", {"query": "SELECT 1"})
+    async with traced(lambda _: looping) as policy:
+        answer, calls = await policy.run(backend_of("sql_agent"))
+    assert (answer.text, len(calls)) == ("", 10)  # the SDK's own limit of turns
+
+
 async def test_input_and_output_can_be_set() -> None:
     module = Path(unmodified_agents.__file__)
     own = {"agent_input": "test_unmodified_agents:shout", "agent_output": "test_unmodified_agents:short"}

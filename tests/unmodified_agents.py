@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import aiohttp
@@ -14,6 +14,7 @@ from agents import Agent, RunContextWrapper, function_tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from opentelemetry import trace
+from pydantic import BaseModel
 
 llm = ChatOpenAI(model="gpt-5-mini", temperature=0.7, api_key="sk-of-the-author")  # type: ignore[arg-type]
 helper = openai.AsyncOpenAI(api_key="sk-of-the-author", base_url="https://openrouter.example/api/v1", max_retries=0)
@@ -95,11 +96,18 @@ async def silent(task: Any) -> str:
     return "SELECT 1"
 
 
-@dataclass
-class Query:
+class Query(BaseModel):
     """A typed output."""
 
     sql: str
+
+
+typed_agent = Agent(name="typed", instructions="Answer with SQL.", output_type=Query)
+
+
+async def parses(task: Any) -> str:
+    """An agent that cannot use every reply."""
+    return str(json.loads(await _ask(helper, task["question"]))["sql"])
 
 
 @function_tool

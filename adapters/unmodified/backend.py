@@ -37,14 +37,15 @@ FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
 _Framework = Literal["langgraph", "openai-agents", "function"]
 
-_POLICY_FAILURES = {
+_UNUSABLE_REPLY = {
+    "JSONDecodeError", "ValidationError",  # json, pydantic: a typed output
     "MaxTurnsExceeded", "ModelBehaviorError",  # OpenAI Agents SDK
     "GraphRecursionError", "OutputParserException", "StructuredOutputError",  # LangGraph, LangChain
     "UnexpectedModelBehavior", "UsageLimitExceeded",  # Pydantic AI
-    "AgentParsingError", "AgentMaxStepsError", "AgentGenerationError",  # smolagents
-    "EventLoopException", "MaxTokensReachedException",  # Strands
+    "AgentParsingError", "AgentMaxStepsError",  # smolagents
+    "MaxTokensReachedException", "StructuredOutputException",  # Strands
 }  # fmt: skip
-"""Exceptions of frameworks, by name, after a reply that the agent cannot use: the policy failed, so it is scored."""
+"""Exceptions, by name, after a reply that the agent cannot use or after too many: the policy failed, and is scored."""
 
 
 class AgentTask(dict[str, Any]):
@@ -138,7 +139,7 @@ class UnmodifiedAgent:
             except BackendError:
                 raise
             except Exception as error:
-                if not _failed_because_of_the_policy(error):
+                if calls.error is not None or not _is_unusable_reply(error):
                     raise _typed(error, calls) from error
                 text = ""
         if not calls.traced:
@@ -249,8 +250,8 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-def _failed_because_of_the_policy(error: Exception) -> bool:
-    return any(each.__name__ in _POLICY_FAILURES for each in type(error).__mro__)
+def _is_unusable_reply(error: Exception) -> bool:
+    return any(kind.__name__ in _UNUSABLE_REPLY for each in _chain(error) for kind in type(each).__mro__)
 
 
 def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
