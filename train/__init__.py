@@ -6,13 +6,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from groundwire.train.api.functions import evaluate, fit
+from groundwire.train.api.functions import evaluate, fit, serve
 
-__all__ = ["evaluate", "fit"]
+__all__ = ["evaluate", "fit", "serve"]
 
 
 class _Package(ModuleType):
-    """Keeps the functions: Python would replace ``evaluate`` by the command's module of that name on its import."""
+    """Keeps the functions: importing the command's module ``evaluate`` or ``serve`` would replace the function."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in __all__ or not isinstance(value, ModuleType):

@@ -32,8 +32,8 @@ class Guard:
     """The rule for the requests of one server.
 
     Args:
-        token: what clients send as ``Authorization: Bearer TOKEN``, or as password of ``http://x:TOKEN@HOST:PORT``.
-            None: no route needs one.
+        token: what clients send as ``Authorization: Bearer TOKEN``, as ``X-Api-Key`` (Anthropic's clients), or as
+            password of ``http://x:TOKEN@HOST:PORT``. None: no route needs one.
         public: paths, or with a slash at the end beginnings of paths, that need no token.
         hosts: further names of this machine. IP addresses, ``localhost`` and the host name are always accepted, and a
             request with the token may use any name.
@@ -84,9 +84,11 @@ class Guard:
         )
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
-        value = headers.get("Authorization", "")
-        if not value or self._token is None or self._bearer is None:
+        if self._token is None or self._bearer is None:
             return False
+        if (key := headers.get("X-Api-Key")) and hmac.compare_digest(key.encode(errors="surrogateescape"), self._token):
+            return True
+        value = headers.get("Authorization", "")
         given = value.encode(errors="surrogateescape")
         if hmac.compare_digest(given, self._bearer):
             return True

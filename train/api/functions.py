@@ -1,7 +1,7 @@
-"""``fit`` and ``evaluate``: the commands ``run`` and ``evaluate`` for a script or a notebook.
+"""``fit``, ``evaluate`` and ``serve``: the commands ``run``, ``evaluate`` and ``serve`` for a script or a notebook.
 
-Both block until they are done. They can be called while an event loop runs, as in a notebook: agents and rewards run on
-the event loop of another thread.
+The first two block until they are done. All can be called while an event loop runs, as in a notebook: agents, rewards
+and servers run on the event loop of another thread.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from groundwire.train.api.results import EvaluationResult, TrainingResult
+    from groundwire.train.api.serving import ServedModel
 
-__all__ = ["evaluate", "fit"]
+__all__ = ["evaluate", "fit", "serve"]
 
 
 def fit(
@@ -115,3 +116,46 @@ def evaluate(
     from groundwire.train.api.results import Accuracy, EvaluationResult
 
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])
+
+
+def serve(
+    checkpoint: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    served_model_name: str | None = None,
+    max_model_len: int | None = None,
+    device: str = "cpu",
+    tool_format: str = "hermes",
+    token_file: str | Path | None = None,
+) -> ServedModel:
+    """Serve a model as an OpenAI-compatible endpoint, as ``groundwire serve`` does; returns at once.
+
+    Args:
+        checkpoint: a run directory (its newest checkpoint), a checkpoint, or a folder in Hugging Face's format.
+        host: the address to listen on; any but this machine's own needs a token.
+        port: the port; 0 takes any free one.
+        served_model_name: requests for another model are refused. Without it, any name is accepted.
+        max_model_len: tokens of prompt and reply together. Default: that of the run, else 4096.
+        device: cpu or cuda.
+        tool_format: how the model writes tool calls, hermes or llama3_json.
+        token_file: a file with the endpoint's API key. Without it: GROUNDWIRE_TOKEN, else the user's own token.
+
+    Returns:
+        The running server with its ``base_url`` and ``api_key``: a context manager, or :meth:`ServedModel.close` it.
+
+    Raises:
+        groundwire.tools.errors.UserError: the model cannot be loaded, or the address cannot be used.
+    """
+    from groundwire.train.api.serving import start_server
+
+    return start_server(
+        checkpoint,
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        max_model_len=max_model_len,
+        device=device,
+        tool_format=tool_format,
+        token_file=token_file,
+    )

@@ -20,6 +20,7 @@ __all__ = ["COMMANDS", "app"]
 COMMANDS = {
     "run": ("groundwire.train.run", "Train the model behind an agent"),
     "evaluate": ("groundwire.train.evaluate", "Evaluate a model under an agent; tabulate and compare runs"),
+    "serve": ("groundwire.train.serve", "Serve a trained model as an OpenAI-compatible endpoint"),
     "report": ("groundwire.train.report.__main__", "Show a run as one HTML page"),
     "why": ("groundwire.train.why", "Explain why a rollout or a run gave nothing to train on"),
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),

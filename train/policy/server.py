@@ -21,11 +21,12 @@ from typing import Any
 
 from aiohttp import web
 
-from groundwire.adapters.tracing.wire.call import ChatCall
+from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.exchange import SESSION_HEADER, OnSampled
 from groundwire.adapters.tracing.wire.local import answer
+from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
@@ -59,7 +60,7 @@ class PolicyServer(HttpServer):
         engine: samples the replies; it is not closed with the server.
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
-        model_name: the name of the one served model; another name is answered with 404.
+        model_name: the name of the one served model; another name is answered with 404, unless ``any_model``.
         tool_format: how the model writes tool calls, one of :data:`groundwire.train.policy.chat.response.FORMATS`.
         template_options: further variables of the chat template.
         token: the API key of its clients; without it, the token of the environment or the user.
@@ -75,12 +76,13 @@ class PolicyServer(HttpServer):
         host: str = "127.0.0.1",
         port: int = 0,
         model_name: str = "policy",
+        any_model: bool = False,
         tool_format: str = "hermes",
         template_options: Mapping[str, Any] | None = None,
         token: str | None = None,
     ) -> None:
         super().__init__(host=host, port=port, token=token)
-        self._engine, self.model_name = engine, model_name
+        self._engine, self.model_name, self._any_model = engine, model_name, any_model
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._token_ids = functools.lru_cache(maxsize=CACHED_PROMPTS)(self._tokenize)
         self._long_requests = asyncio.Semaphore()
@@ -96,7 +98,8 @@ class PolicyServer(HttpServer):
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        for api in (ChatCall, ResponsesCall):
+            app.router.add_post(f"/v1/{api.api}", functools.partial(self._call, api))
         return app
 
     def models(self) -> dict[str, Any]:
@@ -146,13 +149,16 @@ class PolicyServer(HttpServer):
             for future in futures:
                 future.cancel()
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         session = request.headers.get(SESSION_HEADER, "")
         try:
-            call = ChatCall(await _read_object(request), self._conversations.of(session))
+            body = await _read_object(request)
+            if self._any_model:
+                body["model"] = self.model_name
+            call = api(body, self._conversations.of(session, len(await request.read())))
             return await answer(request, call, self, session=session, on_sampled=lambda _: None)
         except RefusedError as refused:
-            return web.json_response(ChatCall.error(refused), status=refused.status)
+            return web.json_response(api.error(refused), status=refused.status)
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response(self.models())

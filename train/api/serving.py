@@ -1,0 +1,126 @@
+"""Serves a trained model as an OpenAI-compatible endpoint, for the command ``serve`` and the function of that name."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from groundwire.tools.errors import CommandError
+from groundwire.tools.http.access_token import access_token, check_listen, given_token
+from groundwire.tools.startup import fast_import
+from groundwire.tools.terminal import spinner
+from groundwire.train.cli.trained_model import trained_model
+from groundwire.train.policy import STARTER
+
+if TYPE_CHECKING:
+    from groundwire.train.policy.engine import LocalEngine
+
+__all__ = ["ServedModel", "start_server"]
+
+_MAX_MODEL_LEN = 4096
+
+
+class ServedModel:
+    """A model's endpoint, served by a thread of this process until :meth:`close`; also a context manager."""
+
+    def __init__(self, loop: Any, server: Any, engine: LocalEngine, folder: Path) -> None:
+        self._loop, self._server, self._engine = loop, server, engine
+        self.folder = folder
+        """The model's folder."""
+        self.model = str(server.model_name)
+        """The name of the model in replies."""
+        self.base_url = f"{server.url}/v1"
+        """For OpenAI's clients. Anthropic's take it without the ``/v1``."""
+        self.api_key = str(server.token)
+
+    def close(self) -> None:
+        """End the requests that are running, and stop."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            loop.stop(self._server.stop())
+            self._engine.close()
+
+    def __enter__(self) -> ServedModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ServedModel {self.folder} at {self.base_url}>"
+
+
+def start_server(
+    checkpoint: str | Path,
+    *,
+    host: str,
+    port: int,
+    served_model_name: str | None,
+    max_model_len: int | None,
+    device: str,
+    tool_format: str,
+    token_file: str | Path | None,
+) -> ServedModel:
+    """Load a model and serve it; see :func:`groundwire.train.serve`.
+
+    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    """
+    check_listen(host, given_token(token_file))
+    token = access_token(token_file)
+    trained = trained_model(checkpoint)
+    folder = STARTER if str(checkpoint) == "starter" else trained[0] if trained else Path(checkpoint)
+    if not (folder / "config.json").is_file():
+        raise CommandError(
+            f"no model in {folder}: give a run directory, a checkpoint, or a folder saved by transformers"
+        )
+    if max_model_len is None and trained:
+        max_model_len = trained[1].config().get("max_model_len")
+    engine_type = _import_engine()
+    from groundwire.train.policy.chat.response import FORMATS
+    from groundwire.train.policy.model import check_device, fitting_length, load_policy
+    from groundwire.train.policy.server import PolicyServer
+    from groundwire.train.rollouts.event_loop import EventLoopThread
+
+    if tool_format not in FORMATS:
+        raise CommandError(f"tool format {tool_format!r} is unknown; known: {', '.join(FORMATS)}")
+    check_device(device)
+    model, tokenizer = load_policy(folder)
+    length = fitting_length(model, max_model_len or _MAX_MODEL_LEN)
+    engine = engine_type(model.to(device), tokenizer, max_model_len=length)
+    server = PolicyServer(
+        engine,
+        host=host,
+        port=port,
+        model_name=served_model_name or folder.name,
+        any_model=served_model_name is None,
+        tool_format=tool_format,
+        token=token,
+    )
+    loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=float("inf"))
+    loop.start()
+    try:
+        loop.call(server.start())
+    except BaseException as error:
+        loop.stop(server.stop())
+        engine.close()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise CommandError(f"port {port} on {host} is in use: give another one, or 0 for any free port") from error
+        if isinstance(error, (OSError, OverflowError)):
+            reason = getattr(error, "strerror", None) or error
+            raise CommandError(f"cannot listen on {host}, port {port}: {reason}") from error
+        raise
+    return ServedModel(loop, server, engine, folder)
+
+
+@cache
+def _import_engine() -> type[LocalEngine]:
+    """The engine. It is imported once with the garbage collector off."""
+    with spinner("starting"), fast_import():
+        from groundwire.train.policy.engine import LocalEngine
+    return LocalEngine

@@ -1,0 +1,70 @@
+"""``groundwire serve``: a trained model as an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.startup import setup_logging
+from groundwire.tools.terminal import TokenFile, Version
+from groundwire.train.api.serving import start_server
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A run directory (its newest checkpoint), a checkpoint, or a folder in Hugging Face's format",
+            metavar="CHECKPOINT|RUN_DIR",
+        ),
+    ],
+    port: Annotated[int, typer.Option(help="Port of the server; 0 takes any free port", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address of the server; any but this machine's own needs a token")] = (
+        "127.0.0.1"
+    ),
+    served_model_name: Annotated[
+        str | None,
+        typer.Option(help="Accept requests for this model only. Without it, for any name", metavar="NAME"),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(help="Tokens of prompt and reply together. Default: that of the run, else 4096", min=1),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    tool_format: Annotated[
+        str, typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="NAME")
+    ] = "hermes",
+    token_file: TokenFile = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
+    version: Version = False,
+) -> None:
+    """Serve a model until stopped."""
+    with exit_on_user_error(debug):
+        setup_logging(debug)
+        with start_server(
+            checkpoint,
+            host=host,
+            port=port,
+            served_model_name=served_model_name,
+            max_model_len=max_model_len,
+            device=device,
+            tool_format=tool_format,
+            token_file=token_file,
+        ) as server:
+            typer.echo(f"model: {server.folder}")
+            typer.echo(f"serve: {server.base_url}")
+            with suppress(KeyboardInterrupt):  # the usual end
+                threading.Event().wait()
+
+
+if __name__ == "__main__":
+    app()
