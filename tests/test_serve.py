@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -39,7 +40,7 @@ def served(run: RunDir) -> Iterator[ServedModel]:
         yield server
 
 
-def test_an_app_calls_the_newest_checkpoint_of_a_run_under_any_name(served: ServedModel, run: RunDir) -> None:
+def test_an_app_calls_the_newest_checkpoint_of_a_run_under_any_name_and_api(served: ServedModel, run: RunDir) -> None:
     assert served.folder == run.path / "checkpoints" / "step-00002"
     client = openai.OpenAI(base_url=served.base_url, api_key=served.api_key)
     reply = client.chat.completions.create(model="gpt-5-mini", messages=ASK, temperature=0, max_tokens=8)  # type: ignore[arg-type]
@@ -52,6 +53,15 @@ def test_an_app_calls_the_newest_checkpoint_of_a_run_under_any_name(served: Serv
     assert response.output_text == text
     again = client.responses.create(model="gpt-5", input="And now?", previous_response_id=response.id, temperature=0)
     assert again.output_text
+    for base_url in (served.base_url, served.base_url.removesuffix("/v1")):
+        claude = anthropic.Anthropic(base_url=base_url, api_key=served.api_key)
+        message = claude.messages.create(
+            model="claude",
+            messages=ASK,  # type: ignore[arg-type]
+            max_tokens=8,
+            extra_body={"temperature": 0},
+        )
+        assert message.content[0].text == text  # type: ignore[union-attr]
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == ("step-00002", 700)  # type: ignore[attr-defined]
 

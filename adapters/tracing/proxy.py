@@ -36,6 +36,7 @@ from groundwire.adapters.tracing.open_attempts import OpenAttempts
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanSink
 from groundwire.adapters.tracing.upstreams import Upstreams
+from groundwire.adapters.tracing.wire.apis import APIS, PATHS
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
@@ -48,8 +49,6 @@ from groundwire.adapters.tracing.wire.exchange import (
     read_request,
 )
 from groundwire.adapters.tracing.wire.local import LocalPolicy, answer
-from groundwire.adapters.tracing.wire.messages import MessagesCall
-from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
@@ -60,7 +59,6 @@ __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "Pr
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
 _BODY_S = 60.0
-_APIS: tuple[type[WireCall], ...] = (ChatCall, ResponsesCall, MessagesCall)
 
 
 class ProxyError(UserError):
@@ -148,12 +146,12 @@ class LLMProxy(HttpServer):
     def application(self) -> web.Application:
         """The routes of the proxy."""
         app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
-        for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):  # Agent Lightning's own resources leave out the /v1
-            for api in _APIS:
-                app.router.add_post(f"{prefix}/{api.api}", partial(self._call, api))
+        for path, api in PATHS.items():
+            app.router.add_post(f"{_ROLLOUT}/v1/{path}", partial(self._call, api))
+        for api in APIS:  # Agent Lightning's own resources leave out the /v1
+            app.router.add_post(f"{_ROLLOUT}/{api.api}", partial(self._call, api))
+        for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):
             app.router.add_get(f"{prefix}/models", self._models)
-        # Anthropic's clients add the /v1 themselves.
-        app.router.add_post(f"{_ROLLOUT}/v1/v1/messages", partial(self._call, MessagesCall))
         app.router.add_get("/v1/models", self._models)
         app.router.add_route("*", "/{path:.*}", _not_found)
         return app
@@ -295,6 +293,6 @@ async def _not_found(request: web.Request) -> web.StreamResponse:
         RefusedError(
             404,
             f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
-            f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its {' or '.join(api.api for api in _APIS)}",
+            f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its {' or '.join(api.api for api in APIS)}",
         )
     )

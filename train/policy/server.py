@@ -21,12 +21,12 @@ from typing import Any
 
 from aiohttp import web
 
-from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
+from groundwire.adapters.tracing.wire.apis import PATHS
+from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.exchange import SESSION_HEADER, OnSampled
 from groundwire.adapters.tracing.wire.local import answer
-from groundwire.adapters.tracing.wire.responses import ResponsesCall
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
@@ -98,8 +98,8 @@ class PolicyServer(HttpServer):
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
-        for api in (ChatCall, ResponsesCall):
-            app.router.add_post(f"/v1/{api.api}", functools.partial(self._call, api))
+        for path, api in PATHS.items():
+            app.router.add_post(f"/v1/{path}", functools.partial(self._call, api))
         return app
 
     def models(self) -> dict[str, Any]:
