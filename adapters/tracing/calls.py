@@ -20,8 +20,19 @@ from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.reward_spans import call_rewards
 from groundwire.adapters.tracing.spans import SpanRecord
 
-__all__ = ["LLMCall", "all_calls_from_spans", "calls_from_spans", "check_ids", "from_span", "to_json", "to_span"]
+__all__ = [
+    "UNKNOWN_GRAMMAR",
+    "LLMCall",
+    "all_calls_from_spans",
+    "calls_from_spans",
+    "check_ids",
+    "from_span",
+    "to_json",
+    "to_span",
+]
 
+UNKNOWN_GRAMMAR = "null"
+"""The grammar of a reply that was constrained in a way that the server did not report."""
 _UINT32 = "I" if array("I").itemsize == 4 else "L"
 _OK = range(200, 300)
 
@@ -42,6 +53,9 @@ class LLMCall:
     logprobs: list[float] = field(default_factory=list)
     """Natural logarithm, under the weights that sampled; one for each of ``response_ids``."""
     finish_reason: str = ""
+    grammar: str = ""
+    """What the reply had to be, as JSON text; "" for a free reply, :data:`UNKNOWN_GRAMMAR` if the server does not say.
+    The logprobs are those of the constrained distribution."""
     weights_version: int | None = None
     """The version of the weights at the reply's last token; None if the server does not send it."""
     first_weights_version: int | None = None
@@ -89,6 +103,11 @@ class LLMCall:
             return f"{len(self.response_ids)} sampled tokens but {len(self.logprobs)} logprobs"
         if not all(map(math.isfinite, self.logprobs)):
             return "a logprob is not a finite number"
+        if self.grammar == UNKNOWN_GRAMMAR:
+            return (
+                "the server constrained the reply (response_format, tool_choice or structured outputs) and did not "
+                "report how, so its logprobs cannot be computed again"
+            )
         return ""
 
 
@@ -124,6 +143,7 @@ def to_span(call: LLMCall) -> SpanRecord:
     }
     error = _valid_unicode(call.error)
     texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: error}
+    texts[semconv.GRAMMAR] = call.grammar
     attributes.update({name: text for name, text in texts.items() if text})
     versions = {
         semconv.WEIGHTS_VERSION: call.weights_version,
@@ -159,6 +179,7 @@ def from_span(span: Any) -> LLMCall:
         response_tokens=0 if response_ids else get(semconv.OUTPUT_TOKENS, 0),
         logprobs=_unpack("f", get(semconv.LOGPROBS, "")),
         finish_reason="".join(get(semconv.FINISH_REASONS, ())),
+        grammar=get(semconv.GRAMMAR, ""),
         weights_version=get(semconv.WEIGHTS_VERSION),
         first_weights_version=get(semconv.FIRST_WEIGHTS_VERSION),
         started=span.start_time or 0.0,

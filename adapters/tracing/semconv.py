@@ -27,6 +27,8 @@ RESPONSE_IDS = "groundwire.response_token_ids"
 LOGPROBS = "groundwire.response_logprobs"
 """Base64 of little-endian float32, one for each response token."""
 WEIGHTS_VERSION = "groundwire.weights_version"
+GRAMMAR = "groundwire.grammar"
+"""What a constrained reply had to be, as JSON text; ``null`` if the server did not report it. Only on such calls."""
 FIRST_WEIGHTS_VERSION = "groundwire.first_weights_version"
 """The version at the first token, if the weights changed during a reply."""
 

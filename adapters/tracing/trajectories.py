@@ -32,6 +32,8 @@ class Triplet:
     sequence: int
     weights_version: int | None
     first_weights_version: int | None
+    grammar: str = ""
+    """What the response had to be (:attr:`LLMCall.grammar`): ``logprobs`` are those of its allowed tokens."""
 
 
 def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[LLMCall]:
@@ -69,6 +71,7 @@ def _triplet(call: LLMCall, reward: float | None) -> Triplet:
         sequence=call.sequence,
         weights_version=call.weights_version,
         first_weights_version=call.first_weights_version,
+        grammar=call.grammar,
     )
 
 

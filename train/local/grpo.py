@@ -22,6 +22,7 @@ import torch
 from groundwire.adapters.tracing import Trajectory
 from groundwire.tools.files import shorten_repr
 from groundwire.train.local.packing import Branch, pack, packed_logits
+from groundwire.train.policy.constraint import Constraints
 
 __all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss", "group_advantages"]
 
@@ -119,10 +120,15 @@ def clipped_policy_loss(
 
 
 class GRPO:
-    """Updates a model with Adam; :meth:`update` is one training step."""
+    """Updates a model with Adam; :meth:`update` is one training step.
 
-    def __init__(self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0) -> None:
-        self.model, self.config = model, config
+    ``constraints`` compute which tokens a constrained reply could have. Only such replies need them.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0, constraints: Constraints | None = None
+    ) -> None:
+        self.model, self.config, self._constraints = model, config, constraints
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.999))
         self.updates = 0
         self._random = random.Random(seed)
@@ -203,9 +209,12 @@ class GRPO:
         device = next(self.model.parameters()).device
         packed = pack([(row.prefix, row.branches) for row in rows])
         packed = packed._replace(**{name: value.to(device) for name, value in packed._asdict().items()})
-        logits = packed_logits(self.model, packed) / self.config.temperature
-        logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
         items = [item for row in rows for item in row.items]
+        logits = packed_logits(self.model, packed) / self.config.temperature
+        if any(triplet.grammar for trajectory, _ in items for triplet in trajectory.triplets):
+            # The sampler's distribution: only tokens that the grammar allowed had a probability.
+            logits = logits.masked_fill(self._forbidden(items, logits.shape).to(device), -torch.inf)
+        logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
         sampled = [
             (old, advantage)
             for trajectory, advantage in items
@@ -214,6 +223,20 @@ class GRPO:
         ]
         old, advantages = torch.tensor(sampled, device=device).unbind(1)
         return logprobs, old, advantages
+
+    def _forbidden(self, items: Sequence[_Item], shape: torch.Size) -> torch.Tensor:
+        """bool [M, vocabulary]: tokens that could not be sampled. A trajectory's targets are its triplets' replies."""
+        if self._constraints is None:
+            raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
+        forbidden = torch.zeros(shape, dtype=torch.bool)
+        start = 0
+        for trajectory, _ in items:
+            for triplet in trajectory.triplets:
+                end = start + len(triplet.response_ids)
+                if triplet.grammar:
+                    forbidden[start:end] = ~self._constraints.replay(triplet.grammar, triplet.response_ids)
+                start = end
+        return forbidden
 
 
 def check_state(model: torch.nn.Module, state: Any) -> None:

@@ -45,6 +45,7 @@ from groundwire.train.evaluation.validation import (
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, check_state
 from groundwire.train.local.task_schedule import training_requests
+from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import fitting_length, load_initial_state, save_policy
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -95,6 +96,7 @@ class LocalTrainer:
                 temperature=config.temperature,
             ),
             seed=config.seed,
+            constraints=Constraints(self.model, self.tokenizer),
         )
         if initial.state is not None:
             self.grpo.load_state(initial.state)

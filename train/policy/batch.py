@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from cachetools import LRUCache
 
+from groundwire.train.policy.constraint import Constraint, Constraints
 from groundwire.train.policy.decoder import Decoder, sample_tokens
+from groundwire.train.policy.errors import EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 __all__ = ["Batch", "PrefixCache", "Request"]
@@ -41,6 +43,7 @@ class Request:
     max_tokens: int
     random: random.Random
     on_token: OnToken | None = None
+    constraint: Constraint | None = None
     arrived: float = field(default_factory=time.perf_counter)
     future: Future[Completion] = field(default_factory=Future)
     tokens: list[int] = field(default_factory=list)
@@ -49,19 +52,21 @@ class Request:
     text: str | None = None
     """The reply's text before the stop string, if one was sampled."""
     finish_reason: str | None = None
+    error: EngineError | None = None
+    """Why the reply cannot go on; then ``finish_reason`` is ``error``."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.tokens)
 
 
 class Batch:
-    """Requests with their cache; only the engine's thread uses it. ``end_tokens`` are the ids that end a reply."""
+    """Requests with their cache; only the engine's thread uses it."""
 
     def __init__(
         self,
         decoder: Decoder,
         tokenizer: Any,
-        end_tokens: frozenset[int],
+        constraints: Constraints,
         *,
         max_requests: int,
         max_length: int,
@@ -69,7 +74,8 @@ class Batch:
     ) -> None:
         self.requests: list[Request] = []
         self.prefixes = PrefixCache(prefix_cache_tokens)
-        self._decoder, self._tokenizer, self._end_tokens = decoder, tokenizer, end_tokens
+        self._decoder, self._tokenizer, self._end_tokens = decoder, tokenizer, constraints.end_tokens
+        self._constraints = constraints
         self._max_requests, self._max_length = max_requests, max_length
         self._cache = decoder.cache(0, 0)
 
@@ -175,6 +181,10 @@ class Batch:
     def _sample(self, requests: list[Request], logits: torch.Tensor) -> None:
         """Append a token, sampled from ``logits`` [requests, vocabulary], to each request."""
         device = logits.device
+        constrained = [row for row, request in enumerate(requests) if request.constraint]
+        if constrained:
+            allowed = self._constraints.allowed([requests[row].constraint for row in constrained])  # type: ignore[misc]
+            logits[constrained] = logits[constrained].masked_fill(~allowed.to(device), -torch.inf)
         top_p = [request.sampling.top_p for request in requests]
         tokens, logprobs = sample_tokens(
             logits,
@@ -186,14 +196,23 @@ class Batch:
         for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
             request.tokens.append(token)
             request.logprobs.append(logprob)
-            if token in self._end_tokens or self._reached_stop_string(request):
+            if request.constraint:
+                try:
+                    request.constraint.consume(token)
+                except EngineError as error:
+                    request.finish_reason, request.error = "error", error
+                    continue
+            if token in self._end_tokens or self._reached_stop(request, token):
                 request.finish_reason = "stop"
             elif len(request.tokens) >= request.max_tokens:
                 request.finish_reason = "length"
             if request.on_token is not None:
                 request.on_token(token, logprob)
 
-    def _reached_stop_string(self, request: Request) -> bool:
+    def _reached_stop(self, request: Request, token: int) -> bool:
+        if token in request.sampling.stop_token_ids:
+            request.text = self._tokenizer.decode(request.tokens[:-1], skip_special_tokens=True)
+            return True
         if not request.sampling.stop:
             return False
         text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)

@@ -19,6 +19,7 @@ import torch
 
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.batch import Batch, Request
+from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoder import Decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
@@ -40,7 +41,7 @@ class LocalEngine:
 
     Args:
         model: a Hugging Face causal LM (:data:`groundwire.train.policy.decoder.SUPPORTED`); its weights are copied.
-        tokenizer: only ``decode`` and ``eos_token_id`` are used.
+        tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
         threads: torch threads of a step. 1 is fastest on two cores with agents in the same process: a second thread
@@ -73,10 +74,12 @@ class LocalEngine:
         self.weights_version = 0
         self.generated_tokens = 0
         """Tokens sampled since the start."""
+        decoder = Decoder(model, max_positions=max_model_len)
+        self._constraints = Constraints(model, tokenizer)
         self._batch = Batch(
-            Decoder(model, max_positions=max_model_len),
+            decoder,
             tokenizer,
-            _end_tokens(model, tokenizer),
+            self._constraints,
             max_requests=max_batch,
             max_length=max_model_len,
             prefix_cache_tokens=prefix_cache_tokens,
@@ -106,10 +109,11 @@ class LocalEngine:
         if available < 1:
             raise ContextLengthError(len(prompt), self.max_model_len)
         max_tokens = available if sampling.max_tokens is None else min(available, sampling.max_tokens)
+        constraint = self._constraints.start(sampling.grammar) if sampling.grammar else None
         with self._changed:
             self._require_open()
             seed = self._seeds.random() if sampling.seed is None else sampling.seed
-            request = Request(prompt, sampling, max_tokens, random.Random(seed), on_token)
+            request = Request(prompt, sampling, max_tokens, random.Random(seed), on_token, constraint)
             self._waiting.append(request)
             self._changed.notify()
         return request.future
@@ -222,6 +226,9 @@ class LocalEngine:
 
     def _answer_finished(self) -> None:
         for request in self._batch.remove_finished():
+            if request.error is not None:
+                _fail([request], request.error)
+                continue
             text = request.text
             if text is None:
                 text = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
@@ -248,12 +255,3 @@ def _sampling_error(error: Exception) -> EngineError:
     # TorchScript's errors begin with a traceback of their own; the last line has the reason.
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return EngineError(f"sampling failed: {lines[-1].removeprefix('RuntimeError: ')}")
-
-
-def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    generation = getattr(model, "generation_config", None)
-    ends: set[int] = set()
-    for source in (generation, model.config, tokenizer):
-        value = getattr(source, "eos_token_id", None)
-        ends.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
-    return frozenset(ends)

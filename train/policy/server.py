@@ -173,7 +173,7 @@ class PolicyServer(HttpServer):
         long = _characters(body) > LONG_REQUEST
 
         def prepare() -> ChatResponse:
-            chat = parse_request(body, served=self.model_name, session=session)
+            chat = parse_request(body, served=self.model_name, session=session, tool_format=self._tool_format.name)
             text, limit = self._render(chat), self._engine.max_model_len
             if len(text) > CHARACTERS_PER_TOKEN * limit:
                 raise ContextLengthError(len(text), limit, unit="characters")
@@ -190,7 +190,7 @@ class PolicyServer(HttpServer):
         return await asyncio.to_thread(prepare)  # the template waits for another process
 
     def _render(self, chat: ChatRequest) -> str:
-        tokenizer, options = self._engine.tokenizer, self._template_options
+        tokenizer, options = self._engine.tokenizer, {**self._template_options, **chat.chat_template_kwargs}
         try:
             return render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
         except TemplateRefusedError as error:

@@ -22,6 +22,10 @@ class Sampling:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    """Further ids that end a reply; they are not part of its text."""
+    grammar: str = ""
+    """What the reply must be (:mod:`groundwire.train.policy.grammar`); "" allows everything."""
     session: str = ""
     """The rollout that sends the request. All requests of a session go to one server, for its prefix cache."""
 
@@ -34,7 +38,8 @@ class Completion:
     token_ids: list[int]
     """The sampled ids, including the end token if it was sampled."""
     logprobs: list[float]
-    """One per sampled id: ``log_softmax(logits / temperature)`` before ``top_p``; at 0, at temperature 1."""
+    """One per sampled id: ``log_softmax(logits / temperature)`` of the tokens that the grammar allows, before
+    ``top_p``; at 0, at temperature 1."""
     text: str
     """Without special tokens, and cut before the stop string if one was sampled."""
     finish_reason: str

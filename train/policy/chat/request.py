@@ -1,11 +1,11 @@
-"""The chat completion requests that the policy server accepts. Unknown fields are ignored, as on other servers."""
+"""The chat completion requests that the policy server accepts. :mod:`.fields` has the fields that it does not apply."""
 
 from __future__ import annotations
 
 import json
 import re
 import reprlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
@@ -19,10 +19,22 @@ from pydantic import (
 )
 
 from groundwire.tools.files import shorten_repr
+from groundwire.train.policy.chat.fields import check_other_fields, warn_once
 from groundwire.train.policy.errors import ChatRequestError
+from groundwire.train.policy.grammar import ANY_OBJECT, calls_and_json, check_schema
 from groundwire.train.policy.types import Sampling
 
 __all__ = ["ChatRequest", "parse_request"]
+
+
+_CALL_END = {"hermes": "</tool_call>"}  # by tool format
+_TEMPLATE_ARGUMENTS = frozenset(
+    {
+        "messages", "conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+        "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
 
 
 def _join_text_parts(content: Any) -> Any:
@@ -105,6 +117,66 @@ class _Message(_Object):
         return fields
 
 
+class _JSONSchema(_Object):
+    name: str = ""
+    json_schema: Any = Field(default_factory=dict, alias="schema")
+
+
+class _ResponseFormat(_Object):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _JSONSchema | None = None
+
+    @model_validator(mode="after")
+    def _require_schema(self) -> _ResponseFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("of type 'json_schema' must have a json_schema")
+        return self
+
+    @property
+    def reply_schema(self) -> Any:
+        """The schema of the reply; None if it is free text."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return self.json_schema.json_schema
+        return ANY_OBJECT if self.type == "json_object" else None
+
+
+class _ToolChoice(NamedTuple):
+    """Whether tools are called; ``names`` are those that may be, None for all."""
+
+    mode: str
+    names: tuple[str, ...] | None = None
+    one: bool = False
+    """Exactly one call."""
+
+    @property
+    def forced(self) -> bool:
+        return self.mode not in ("none", "auto")
+
+
+def _read_tool_choice(choice: Any) -> _ToolChoice:
+    modes = ("none", "auto", "required")
+    try:
+        if choice in modes:
+            return _ToolChoice(choice)
+        if choice["type"] == "function":
+            return _ToolChoice("required", (str(choice["function"]["name"]),), one=True)
+        if choice["type"] == "allowed_tools" and choice["allowed_tools"]["mode"] in modes:
+            names = (str(tool["function"]["name"]) for tool in choice["allowed_tools"]["tools"])
+            return _ToolChoice(choice["allowed_tools"]["mode"], tuple(names))
+    except (TypeError, LookupError):
+        pass
+    raise ValueError(
+        "must be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}, "
+        f"not {reprlib.repr(choice)}"
+    )
+
+
+def _check_template_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(_TEMPLATE_ARGUMENTS & variables.keys()):
+        raise ValueError(f"must not have {taken[0]!r}, which the server sets")
+    return variables
+
+
 class _StreamOptions(_Object):
     include_usage: bool = False
 
@@ -112,10 +184,15 @@ class _StreamOptions(_Object):
 class ChatRequest(_Object):
     """A checked request."""
 
+    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+
     model: str | None = None
     messages: Annotated[list[_Message], Field(min_length=1)]
     tools: list[Annotated[dict[str, Any], AfterValidator(_require_function)]] = []
-    tool_choice: Literal["none", "auto"] = "auto"
+    tool_choice: Annotated[Any, BeforeValidator(_read_tool_choice)] = _ToolChoice("auto")
+    parallel_tool_calls: bool = True
+    response_format: _ResponseFormat = _ResponseFormat(type="text")
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_check_template_variables)] = {}
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -124,6 +201,7 @@ class ChatRequest(_Object):
         list[Annotated[str, Field(min_length=1)]],
         BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
     ] = []
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     stream: bool = False
@@ -133,6 +211,8 @@ class ChatRequest(_Object):
     return_token_ids: bool = False
     session: str = ""
     """The rollout that sends the request; from its header or URL."""
+    tool_format: str = "hermes"
+    """How the model writes tool calls; from the server."""
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
@@ -141,18 +221,42 @@ class ChatRequest(_Object):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools in the prompt."""
+        return [] if self.tool_choice.mode == "none" else self.tools
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
         """The tools that a reply may call."""
-        return [] if self.tool_choice == "none" else self.tools
+        names = self.tool_choice.names
+        return [tool for tool in self.offered_tools if names is None or tool["function"]["name"] in names]
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The strings that end a reply; without parallel tool calls a free reply also ends with its first call."""
+        only_one = self.offered_tools and not self.parallel_tool_calls and not self.grammar
+        return [*self.stop, *([end] if only_one and (end := _CALL_END.get(self.tool_format)) else [])]
+
+    @property
+    def grammar(self) -> str:
+        """What the reply must be: "" for free text, in which the model may call tools or not."""
+        schema = None if self.tool_choice.forced else self.response_format.reply_schema
+        if schema is None and not self.tool_choice.forced:
+            return ""
+        several = self.parallel_tool_calls and not self.tool_choice.one
+        return calls_and_json(schema, self.callable_tools, tool_format=self.tool_format, several=several)
 
     @property
     def samplings(self) -> list[Sampling]:
         """Sampling parameters of each choice; the choices of a seeded request have different seeds."""
+        grammar = self.grammar
         return [
             Sampling(
                 temperature=self.temperature,
                 top_p=self.top_p,
                 max_tokens=self.max_completion_tokens or self.max_tokens,
-                stop=tuple(self.stop),
+                stop=tuple(self.stop_strings),
+                stop_token_ids=tuple(self.stop_token_ids),
+                grammar=grammar,
                 seed=None if self.seed is None else self.seed + choice,
                 session=self.session,
             )
@@ -160,8 +264,10 @@ class ChatRequest(_Object):
         ]
 
 
-def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
+def parse_request(body: Any, *, served: str, session: str = "", tool_format: str = "hermes") -> ChatRequest:
     """Check ``body``, the decoded JSON of a request of ``session`` for the model ``served``.
+
+    A field that is not applied is refused, or a warning names it once.
 
     Raises:
         ChatRequestError: naming the field, its value, and the values that it may have.
@@ -169,13 +275,36 @@ def parse_request(body: Any, *, served: str, session: str = "") -> ChatRequest:
     if not isinstance(body, dict):
         raise ChatRequestError(f"the body must be a JSON object, not {reprlib.repr(body)}")
     try:
-        request = ChatRequest.model_validate({**body, "session": session})
+        request = ChatRequest.model_validate({**body, "session": session, "tool_format": tool_format})
     except ValidationError as error:
         raise _first_error(error) from error
     if request.model not in (None, served):
         message = f"the model {shorten_repr(request.model)} does not exist; this server has {served!r}"
         raise ChatRequestError(message, param="model", status=404, code="model_not_found")
+    check_other_fields(request.model_extra or {})
+    if request.top_logprobs:
+        warn_once("top_logprobs", "requests have top_logprobs, which stays empty: only sampled tokens have logprobs")
+    if request.grammar or request.tool_choice.forced:
+        _check_constraint(request)
     return request
+
+
+def _check_constraint(request: ChatRequest) -> None:
+    tools = [tool["function"]["name"] for tool in request.tools]
+    if request.tool_choice.forced and not request.callable_tools:
+        named = " or ".join(map(repr, request.tool_choice.names or ()))
+        message = f"tool_choice requires a call{named and f' of {named}'}, but the request has "
+        message += f"only the tools {', '.join(map(repr, tools))}" if tools else "no tools"
+        raise ChatRequestError(message, param="tool_choice")
+    schemas = {"response_format.json_schema.schema": request.response_format.reply_schema}
+    schemas |= {
+        f"tools[{index}].function.parameters": tool["function"].get("parameters")
+        for index, tool in enumerate(request.offered_tools)
+    }
+    for param, schema in schemas.items():
+        if schema is not None:
+            for warning in check_schema(schema, param):
+                warn_once(f"{param}: {warning}", f"{param} has what is not enforced on replies: {warning}")
 
 
 def _first_error(error: ValidationError) -> ChatRequestError:

@@ -40,7 +40,7 @@ class ChatResponse:
         self, request: ChatRequest, prompt_ids: tuple[int, ...], *, model: str, tokenizer: Any, tool_format: ToolFormat
     ) -> None:
         self.request, self.prompt_ids, self.tool_format = request, prompt_ids, tool_format
-        self.tool_names = frozenset(tool["function"]["name"] for tool in request.offered_tools)
+        self.tool_names = frozenset(tool["function"]["name"] for tool in request.callable_tools)
         self._tokenizer = tokenizer
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
@@ -55,6 +55,8 @@ class ChatResponse:
         if not self.tool_names:
             return message, reply.finish_reason
         message["content"], calls = self.tool_format.parse(reply.text, self.tool_names)
+        if not self.request.parallel_tool_calls:
+            calls = calls[:1]
         return ({**message, "tool_calls": calls}, "tool_calls") if calls else (message, reply.finish_reason)
 
     def sampled(self, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
@@ -65,6 +67,7 @@ class ChatResponse:
             "logprobs": reply.logprobs,
             "finish_reason": finish_reason,
             "reply_json": to_json(message),
+            "grammar": self.request.grammar,
             **versions(reply),
         }
 
@@ -112,7 +115,7 @@ class StreamedChoice:
         self._tokens: list[int] = []
         self._sent = ""
         opening = response.tool_format.opening if response.tool_names else " "
-        self._held_chars = max(map(len, (*self._request.stop, opening))) - 1
+        self._held_chars = max(map(len, (*self._request.stop_strings, opening))) - 1
 
     def start(self) -> dict[str, Any]:
         """The choice of its first event."""
@@ -170,6 +173,7 @@ def versions(reply: Completion) -> dict[str, int]:
 class ToolFormat:
     """``opening`` begins a call; ``parse(text, names)`` splits a text into its content and its calls of ``names``."""
 
+    name: str
     opening: str
     parse: Callable[[str, Collection[str]], Parsed]
 
@@ -226,5 +230,11 @@ def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
-FORMATS = {"hermes": ToolFormat("<tool_call>", parse_tool_calls), "llama3_json": ToolFormat("{", _parse_llama)}
+FORMATS = {
+    each.name: each
+    for each in (
+        ToolFormat("hermes", "<tool_call>", parse_tool_calls),
+        ToolFormat("llama3_json", "{", _parse_llama),
+    )
+}
 """By the names that vLLM and verl use."""

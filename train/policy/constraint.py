@@ -1,0 +1,213 @@
+"""Which tokens may come next in a constrained reply, computed by llguidance from a grammar and the tokens so far.
+
+The engine masks the logits of all other tokens before the temperature, and training repeats this: the log-probabilities
+of both are those of the constrained distribution. llguidance reads tokens as bytes, which :func:`_token_bytes` takes
+from the tokenizer's vocabulary; its pre-tokenizer does not matter.
+
+The starter's tokenizer needs more than bytes. Its punctuation may end with a glue character, which is removed together
+with the space that begins the next token. So the table of tokens has two further parts: the words as they read after
+glue, and each token with glue followed by each letter, because glue is only allowed where a letter may follow.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import string
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from cachetools import LRUCache
+
+from groundwire.train.policy.errors import ChatRequestError, EngineError
+from groundwire.train.policy.grammar import to_lark
+
+__all__ = ["Constraint", "Constraints"]
+
+_GLUE = b"\x1f"
+_REMOVES_GLUE = json.dumps({"Regex": "\x1f ?"})
+_LETTERS = string.ascii_letters.encode()
+_SPACE, _BYTE = "\u2581", re.compile("<0x[0-9A-F]{2}>")  # of SentencePiece
+
+
+class Constraint:
+    """The state of one reply. ``start`` is where its allowed tokens are in the table."""
+
+    def __init__(self, tokens: _Tokens, matcher: Any) -> None:
+        self._tokens, self.matcher, self.start = tokens, matcher, 0
+
+    def consume(self, token: int) -> None:
+        """Continue the reply with ``token``. Raises :class:`EngineError` if the grammar does not allow it."""
+        tokens, entry = self._tokens, self.start + token
+        glued = token in tokens.glued
+        if not glued or tokens.table[entry]:  # glue alone adds no text
+            self.matcher.consume_token(entry)
+        self.start = tokens.count if glued else 0
+        if self.matcher.is_error():
+            reason = self.matcher.get_error().partition("\n")[0]
+            raise EngineError(f"the reply cannot go on with token {token} under its grammar: {reason}")
+
+
+class Constraints:
+    """Compiles grammars for one tokenizer, at the first constrained reply. Its methods may be called from any thread.
+
+    Args:
+        model: a causal LM of Hugging Face; its weights are not used.
+        tokenizer: a fast tokenizer of Hugging Face.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.end_tokens = _end_tokens(model, tokenizer)
+        """The ids that end a reply."""
+        self._tokenizer, self._vocabulary = tokenizer, len(model.lm_head.weight)
+        self._compiled = LRUCache[str, Any](maxsize=64)
+        self._lock = threading.Lock()
+
+    def start(self, grammar: str) -> Constraint:
+        """The constraint of a reply that has no token yet.
+
+        Raises:
+            ChatRequestError: llguidance cannot read the tokenizer or the grammar.
+        """
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                from llguidance import LLMatcher
+
+                matcher = LLMatcher(self._tokens.lookup, to_lark(grammar), log_level=0)
+                if matcher.is_error():
+                    raise ChatRequestError(f"replies cannot be constrained like this: {matcher.get_error()[:500]}")
+                self._compiled[grammar] = matcher
+            return Constraint(self._tokens, matcher.deep_copy())
+
+    def allowed(self, constraints: Sequence[Constraint]) -> torch.Tensor:
+        """bool [constraints, vocabulary]: the tokens that may come next; at least one in each row."""
+        words = np.zeros((len(constraints), self._tokens.words), dtype=np.int32)
+        places = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
+        # One call for all rows: each call acquires the interpreter lock once.
+        self._tokens.executor.unsafe_compute_mask_ptr(places, words.ctypes.data, words.shape[1] * 4, len(words))
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        starts = [constraint.start for constraint in constraints]
+        allowed = torch.zeros(len(words), self._vocabulary, dtype=torch.bool)
+        rows = self._tokens.select(bits, starts)[:, : self._vocabulary]
+        allowed[:, : rows.shape[1]] = torch.from_numpy(rows).bool()
+        return allowed
+
+    def replay(self, grammar: str, token_ids: Sequence[int]) -> torch.Tensor:
+        """bool [tokens, vocabulary]: the tokens that were allowed in place of each of ``token_ids``.
+
+        Raises:
+            EngineError: the grammar does not allow one of them.
+        """
+        constraint, rows = self.start(grammar), []
+        for token in token_ids:
+            rows.append(self.allowed([constraint]))
+            constraint.consume(token)
+        return torch.cat(rows)
+
+    @functools.cached_property
+    def _tokens(self) -> _Tokens:
+        return _Tokens(self._tokenizer, self.end_tokens)
+
+
+class _Tokens:
+    """The table of tokens that llguidance matches. Empty entries are never allowed."""
+
+    def __init__(self, tokenizer: Any, end_tokens: frozenset[int]) -> None:
+        from llguidance import LLExecutor, LLTokenizer, TokenizerWrapper
+
+        self.table, decoder = _token_bytes(tokenizer, end_tokens)
+        self.count = len(self.table)
+        self.glued: list[int] = []
+        if _REMOVES_GLUE in decoder:
+            self.glued = [token for token, text in enumerate(self.table) if text.endswith(_GLUE)]
+            words = [text.removeprefix(b" ") for text in self.table]
+            self.table = [text.removesuffix(_GLUE) for text in self.table]
+            self.table += [word if word[:1].isalpha() else b"" for word in words]
+            self.table += [self.table[token] + bytes([letter]) for token in self.glued for letter in _LETTERS]
+        self.words = (len(self.table) + 31) // 32
+        wrapper = TokenizerWrapper(_Table(self.table, end_tokens))
+        self.lookup = LLTokenizer(wrapper, n_vocab=len(self.table), eos_token=sorted(end_tokens))
+        self.executor = LLExecutor(1)
+
+    def select(self, bits: Any, starts: Sequence[int]) -> Any:
+        """The entries of ``bits`` [rows, table] for the tokens, from each row's start on: [rows, tokens]."""
+        count = self.count
+        rows = bits[:, :count]
+        if self.glued:
+            rows = rows.copy()
+            followed = bits[:, 2 * count : len(self.table)].reshape(len(bits), len(self.glued), len(_LETTERS))
+            rows[:, self.glued] = followed.any(axis=2)
+            for row, start in enumerate(starts):
+                if start:
+                    rows[row] = bits[row, start : start + count]
+        return rows
+
+
+class _Table:
+    """What llguidance takes for a tokenizer. Special tokens are those without a text, and those that end a reply."""
+
+    bos_token_id = None
+
+    def __init__(self, table: Sequence[bytes], end_tokens: frozenset[int]) -> None:
+        self.eos_token_id = min(end_tokens)
+        self.special_token_ids = [i for i, text in enumerate(table) if not text or i in end_tokens]
+        special = set(self.special_token_ids)
+        self.tokens = [f"<|{i}|>".encode() if i in special else text for i, text in enumerate(table)]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)  # only used to shorten what forced text is shown as, which nothing here does
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    ends: set[int] = set()
+    for source in (generation, model.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        ends.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    return frozenset(ends)
+
+
+def _token_bytes(tokenizer: Any, end_tokens: frozenset[int]) -> tuple[list[bytes], str]:
+    """The bytes of each token, none for special ones; and the JSON of the decoder.
+
+    Raises :class:`ChatRequestError` for an unknown kind of decoder.
+    """
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = json.dumps(json.loads(backend.to_str())["decoder"]) if backend else "none"
+    if '"ByteLevel"' in decoder:
+        bytes_of = {character: bytes([byte]) for byte, character in _byte_characters().items()}
+
+        def read(token: str) -> bytes:
+            return b"".join(bytes_of.get(character) or character.encode() for character in token)
+
+    elif '"ByteFallback"' in decoder or '"Metaspace"' in decoder:
+
+        def read(token: str) -> bytes:
+            if _BYTE.fullmatch(token):
+                return bytes([int(token[3:5], 16)])
+            return token.replace(_SPACE, " ").encode()
+
+    else:
+        raise ChatRequestError(
+            "response_format and tool_choice need a byte-level or SentencePiece tokenizer, but this model has a "
+            f"{type(tokenizer).__name__} with the decoder {decoder[:200]}",
+            param="response_format",
+        )
+    added = backend.get_added_tokens_decoder()
+    table = [b""] * max(backend.get_vocab_size(), *(end + 1 for end in end_tokens))
+    for text, token in backend.get_vocab().items():
+        if token not in end_tokens and not (token in added and added[token].special):
+            table[token] = text.encode() if token in added else read(text)
+    return table, decoder
+
+
+def _byte_characters() -> dict[int, str]:
+    """GPT-2's characters for bytes: printable ones stand for themselves, the others for those from 256 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + place) for place, byte in enumerate(others)}
