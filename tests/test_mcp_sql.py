@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("fastmcp")
 
 import httpx2
+import uvicorn
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import COMMAND, SLOW, http_server, make_database
@@ -512,3 +513,30 @@ def test_help_and_the_sql_tools_do_not_import_fastmcp():
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
         == "['groundwire.tools.mcp_sql', 'groundwire.tools.mcp_sql.databases', 'groundwire.tools.mcp_sql.__main__']\n"
     )
+
+
+async def test_connections_that_send_no_request_are_closed(monkeypatch):
+
+    from groundwire.tools.mcp_sql import http_protocol
+
+    monkeypatch.setattr(http_protocol, "_FIRST_REQUEST_S", 0.3)
+
+    async def slow(scope, receive, send):
+        await asyncio.sleep(1)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    config = uvicorn.Config(slow, port=0, http=http_protocol.ClosingProtocol, lifespan="off", log_level="error")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    head = b"GET / HTTP/1.1\r\nHost: a\r\n"
+    for sent, answer in ((b"", b""), (head, b""), (head + b"\r\n", b"HTTP/1.1 204")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        assert (await asyncio.wait_for(reader.read(12), 30)) == answer
+        writer.close()
+    server.should_exit = True
+    await serving

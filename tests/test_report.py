@@ -375,6 +375,17 @@ def test_a_run_that_is_damaged_while_watched_shows_the_error(finished: RunDir, t
         assert "config.json is damaged" in done.stderr
 
 
+def test_a_live_page_closes_connections_that_send_nothing(finished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("groundwire.train.report.watch._IDLE_S", 0.1)
+    with make_server(finished) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        for data in (b"", b"GET / HTTP/1.1\r\nHost:"):
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+                client.sendall(data)
+                assert client.recv(100) == b""
+        server.shutdown()
+
+
 def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:
     program = Program("-m", "groundwire.train.report", str(finished.path), "--watch")
     wait_for(lambda: "http://" in program.stdout_so_far() or program.poll() is not None)

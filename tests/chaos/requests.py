@@ -139,6 +139,7 @@ async def _slow_client(server: Server, rng: random.Random) -> None:
             try:
                 for byte in rng.choice(server.requests).encode():
                     writer.write(bytes([byte]))
+                    await writer.drain()
                     await asyncio.sleep(rng.uniform(0, 2))
             finally:
                 writer.close()

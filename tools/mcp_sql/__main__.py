@@ -78,6 +78,9 @@ def main(
 
             from groundwire.tools.mcp_sql.server import Limits, sql_server
 
+            if http:
+                from groundwire.tools.mcp_sql.http_protocol import ClosingProtocol
+
         limits = Limits(timeout_s=timeout, max_rows=max_rows, max_chars=max_chars)
         server = sql_server(databases, limits=limits, token=token)
         if listener is None:
@@ -97,6 +100,7 @@ def main(
                 port=bound_port,
                 sockets=[listener],
                 middleware=[Middleware(AsgiGuard, guard=Guard(token=token, variable=_TOKEN, hosts=[host]))],
+                uvicorn_config={"http": ClosingProtocol},
                 host_origin_protection=False,  # it accepts the pages of all servers of this machine
                 show_banner=False,
                 log_level="ERROR",

@@ -26,6 +26,7 @@ __all__ = ["make_server", "serve"]
 
 _HOST = "127.0.0.1"
 _POLL_MS = 3000
+_IDLE_S = 30.0
 _RELOAD_SCRIPT = """
 const shown = %r;
 const place = "scroll " + location.pathname;
@@ -83,6 +84,8 @@ def make_server(run: RunDir, *, port: int = 0) -> ThreadingHTTPServer:
     page, guard = _LivePage(run), Guard()
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = _IDLE_S  # of a connection that sends nothing
+
         def do_GET(self) -> None:
             refused = guard.refusal("GET", self.path, CIMultiDict(self.headers.items()))
             if refused is not None:
