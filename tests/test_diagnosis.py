@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.diagnosis import KINDS, Reason, answer_warning, diagnose, models_note, nothing_to_train
+from groundwire.train.evaluation.diagnosis import KINDS, Reason, agent_notes, diagnose, nothing_to_train
 from groundwire.train.why import app
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
@@ -224,13 +224,17 @@ def test_answers_that_are_all_empty_or_all_equal_are_a_warning() -> None:
     def rows(*answers: str) -> list[dict[str, Any]]:
         return [{"task_id": str(i), "answer": answer, "reward": 0.0} for i, answer in enumerate(answers)]
 
-    assert "the answers to all 6 tasks are empty" in answer_warning(rows(*[" "] * 6))
-    assert "the answers to all 5 tasks are the same: 'DONE'" in answer_warning(rows(*["DONE"] * 5))
-    assert not answer_warning(rows(*["DONE"] * 4))
-    assert not answer_warning(rows(*["DONE"] * 9, "SELECT 1"))
-    assert not answer_warning([{**row, "reward": None} for row in rows(*[""] * 9)])
+    def warning(*answers: str, reward: float | None = 0.0) -> str:
+        return "".join(agent_notes([{**row, "reward": reward} for row in rows(*answers)], [], "policy"))
+
+    assert "the answers to all 6 tasks are empty" in warning(*[" "] * 6)
+    assert "the answers to all 5 tasks are the same: 'DONE'" in warning(*["DONE"] * 5)
+    assert not warning(*["DONE"] * 4)
+    assert not warning(*["DONE"] * 9, "SELECT 1")
+    assert not warning(*[""] * 9, reward=None)
 
 
 def test_the_models_of_the_agents_are_named() -> None:
-    assert models_note(["policy", "", "policy"], "policy") == ""
-    assert "gpt-5 (2 calls), o4 (1 calls); --train-model" in models_note(["gpt-5", "o4", "gpt-5"], "policy")
+    assert agent_notes([], ["policy", "", "policy"], "policy") == []
+    [note] = agent_notes([], ["gpt-5", "o4", "gpt-5"], "policy")
+    assert "gpt-5 (2 calls), o4 (1 calls); --train-model" in note

@@ -19,11 +19,10 @@ from groundwire.train.evaluation.metrics import is_judged
 __all__ = [
     "KINDS",
     "Reason",
-    "answer_warning",
+    "agent_notes",
     "diagnose",
     "group_key",
     "is_transient",
-    "models_note",
     "nothing_judged",
     "nothing_to_train",
 ]
@@ -121,7 +120,15 @@ def nothing_judged(rows: Sequence[Row]) -> str:
     return "; ".join([*parts, *(text for status, text in _ADVICE.items() if status in statuses)])
 
 
-def answer_warning(rows: Sequence[Row]) -> str:
+def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:
+    """What a user should know of the first rollouts of an agent: the models that it asked for, and odd answers.
+
+    ``models`` are those of its calls, ``served`` is the policy's own name.
+    """
+    return [note for note in (_models_note(models, served), _answer_warning(rows)) if note]
+
+
+def _answer_warning(rows: Sequence[Row]) -> str:
     """A warning if all answers to different tasks are empty or equal; empty if not."""
     answers = {row["task_id"]: row["answer"].strip() for row in rows if row["reward"] is not None}
     if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
@@ -134,7 +141,7 @@ def answer_warning(rows: Sequence[Row]) -> str:
     )
 
 
-def models_note(models: Iterable[str], served: str) -> str:
+def _models_note(models: Iterable[str], served: str) -> str:
     """A note on the model names that the agents asked for, if the policy answered under other names than its own."""
     counts = Counter(model for model in models if model not in ("", served))
     names = ", ".join(f"{name} ({count} calls)" for name, count in counts.most_common())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,13 +21,13 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
+from groundwire.train.evaluation.diagnosis import agent_notes, is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutResult
-from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
+from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream
 
 __all__ = ["evaluate"]
 
@@ -82,6 +83,10 @@ def evaluate(
                 answers = {str(result.request.task["id"]): result.answer for result in results}
                 write_predictions(run.path, tasks, answers, sample)
             rows += sample_rows
+            if sample == 0:
+                models = (call.model for result in results for call in result.calls)
+                for note in agent_notes(rows, models, MODEL_NAME if upstream is None else upstream.model):
+                    print(f"note: {note}", file=sys.stderr)
             last = sample + 1 == samples
             if (reason := nothing_judged(rows)) and (last or not is_transient(rows)):
                 raise RolloutsFailedError(f"{reason}. More: python -m train.why {run.path}")

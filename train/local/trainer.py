@@ -28,9 +28,8 @@ from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import (
-    answer_warning,
+    agent_notes,
     is_transient,
-    models_note,
     nothing_judged,
     nothing_to_train,
 )
@@ -235,9 +234,8 @@ class LocalTrainer:
     def _check_agent(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
         """Look at the first rollouts of a run. Raises :class:`RolloutsFailedError` if they are of no use."""
         models = (call.model for result in results for call in result.calls)
-        for note in (models_note(models, MODEL_NAME), answer_warning(rows)):
-            if note:
-                print(f"note: {note}", file=sys.stderr)
+        for note in agent_notes(rows, models, MODEL_NAME):
+            print(f"note: {note}", file=sys.stderr)
         if reason := nothing_judged(rows) or nothing_to_train(rows):
             raise RolloutsFailedError(reason)
 

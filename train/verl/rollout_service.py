@@ -9,6 +9,7 @@ in a row the trainer gets an error instead of one new prompt after another.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,18 +22,19 @@ from groundwire import domains
 from groundwire.domains import Task
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import nothing_judged
+from groundwire.train.evaluation.diagnosis import agent_notes, nothing_judged
 from groundwire.train.evaluation.metrics import AGENT_FAILURES, compute_accuracy
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 __all__ = ["Prompt", "RolloutService"]
 
+_log = logging.getLogger(__name__)
 _MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
 _MAX_EMPTY_BATCHES = 3  # as many prompts in a row without a usable group end the training
 
@@ -68,6 +70,7 @@ class RolloutService:
         self._steps: dict[str, _StepMetrics] = {}
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
+        self._agent_checked = False
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
@@ -118,6 +121,11 @@ class RolloutService:
         if partition == "val":
             if reason := nothing_judged(rows):
                 raise RolloutsFailedError(reason)
+            if not self._agent_checked:
+                self._agent_checked = True
+                models = (call.model for result in results for call in result.calls)
+                for note in agent_notes(rows, models, MODEL_NAME):
+                    _log.warning("%s", note)
             breakdowns = domains.breakdowns_of(domains.get(self._config.domain))
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rows, breakdowns)
         self._run.append_rollout_metrics(line)
