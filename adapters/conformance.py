@@ -22,7 +22,7 @@ import itertools
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -268,8 +268,8 @@ class _Spans:
         self.of: dict[str, list[SpanRecord]] = defaultdict(list)
         self._numbers = itertools.count(1)
 
-    async def is_open(self, rollout_id: str, attempt_id: str) -> bool:
-        return True
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any]:
+        return {}
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         return [next(self._numbers) for _ in attempts]

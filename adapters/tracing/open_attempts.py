@@ -1,4 +1,5 @@
-"""Which attempts may call the policy: those that the store has given to a runner and that have not ended.
+"""Which attempts may call the policy, those that the store has given to a runner and that have not ended, and how
+their replies are sampled.
 
 An attempt's address is made of its two ids, 80 random bits, which only the store lists. So an agent knows the address
 of its own attempt and cannot guess another's.
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from groundwire.adapters.tracing.wire.errors import RefusedError
 
-__all__ = ["OpenAttempts"]
+__all__ = ["OpenAttempt", "OpenAttempts"]
 
 _FRESH_S = 1.0
 """How long an answer of the store holds."""
@@ -22,28 +26,48 @@ _MAX_KNOWN = 10_000
 _Attempt = tuple[str, str]
 
 
-class OpenAttempts:
-    """Asks ``is_open(rollout_id, attempt_id)``, at most once a second for each attempt, on one event loop."""
+@dataclass(frozen=True, slots=True)
+class OpenAttempt:
+    """An attempt that may call the policy."""
 
-    def __init__(self, is_open: Callable[[str, str], Awaitable[bool]]) -> None:
-        self._is_open = is_open
-        self._known: dict[str, tuple[str, float]] = {}  # a rollout has one open attempt: its id, when it was confirmed
+    attempt_id: str
+    confirmed: float
+    """When the store answered, in monotonic seconds."""
+    sampling: Mapping[str, Any]
+    """The trainer's sampling parameters."""
+    requests: Counter[int]
+
+    def count_request(self, messages: str) -> int:
+        """The number of requests with the same messages before this one."""
+        key = hash(messages)
+        self.requests[key] += 1
+        return self.requests[key] - 1
+
+
+class OpenAttempts:
+    """Asks ``sampling_of(rollout_id, attempt_id)``, at most once a second for each attempt, on one event loop.
+
+    The argument is a sink's method (:meth:`groundwire.adapters.tracing.spans.SpanSink.sampling_of`).
+    """
+
+    def __init__(self, sampling_of: Callable[[str, str], Awaitable[Mapping[str, Any] | None]]) -> None:
+        self._sampling_of = sampling_of
+        self._known: dict[str, OpenAttempt] = {}  # by rollout, which has one open attempt
         self._lookups: dict[_Attempt, asyncio.Task[None]] = {}
 
-    async def check(self, rollout_id: str, attempt_id: str) -> None:
-        """Raise :class:`RefusedError` if the attempt is not open (410), or the store does not answer (503)."""
+    async def check(self, rollout_id: str, attempt_id: str) -> OpenAttempt:
+        """The attempt. Raises :class:`RefusedError` if it is not open (410), or the store does not answer (503)."""
         attempt = rollout_id, attempt_id
-        known_id, confirmed = self._known.get(rollout_id, ("", 0.0))
-        is_known = known_id == attempt_id
-        if is_known and time.monotonic() - confirmed < _FRESH_S:
-            return
+        known = self._find(attempt)
+        if known is not None and time.monotonic() - known.confirmed < _FRESH_S:
+            return known
         lookup = self._lookups.get(attempt)
         if lookup is None:
             lookup = self._lookups[attempt] = asyncio.create_task(self._look_up(attempt))
-        await asyncio.wait([lookup], timeout=_LOOKUP_S if is_known else _FIRST_LOOKUP_S)
+        await asyncio.wait([lookup], timeout=_FIRST_LOOKUP_S if known is None else _LOOKUP_S)
         error = lookup.exception() if lookup.done() and not lookup.cancelled() else None
-        if self._known.get(rollout_id, ("",))[0] == attempt_id:
-            return
+        if (known := self._find(attempt)) is not None:
+            return known
         if not lookup.done() or error is not None:
             raise RefusedError(503, f"the store does not say whether the attempt is running: {error or 'no answer'}")
         raise RefusedError(
@@ -61,16 +85,22 @@ class OpenAttempts:
         for lookup in self._lookups.values():
             lookup.cancel()
 
+    def _find(self, attempt: _Attempt) -> OpenAttempt | None:
+        known = self._known.get(attempt[0])
+        return known if known is not None and known.attempt_id == attempt[1] else None
+
     async def _look_up(self, attempt: _Attempt) -> None:
         rollout_id, attempt_id = attempt
         try:
-            is_open = await self._is_open(rollout_id, attempt_id)
+            sampling = await self._sampling_of(rollout_id, attempt_id)
         finally:
             del self._lookups[attempt]
-        if is_open:
+        known = self._find(attempt)
+        if sampling is not None:
+            found = OpenAttempt(attempt_id, time.monotonic(), sampling, known.requests if known else Counter())
             self._known.pop(rollout_id, None)
-            self._known[rollout_id] = attempt_id, time.monotonic()
+            self._known[rollout_id] = found
             if len(self._known) > _MAX_KNOWN:
                 del self._known[next(iter(self._known))]
-        elif self._known.get(rollout_id, ("",))[0] == attempt_id:
+        elif known is not None:
             del self._known[rollout_id]

@@ -33,6 +33,7 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_span
 from groundwire.adapters.tracing.open_attempts import OpenAttempts
+from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanSink
 from groundwire.adapters.tracing.upstreams import Upstreams
@@ -88,6 +89,7 @@ class LLMProxy(HttpServer):
         model: replaces the model's name in requests.
         api_key: replaces the agent's API key, so that agents need not know it. It is removed from replies.
         ids: whether to ask for token ids, which some servers refuse.
+        enforce_sampling: whether a rollout's own sampling parameters replace those that its agent asks for.
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
         timeout_s: how long a server may be silent, in seconds.
@@ -104,6 +106,7 @@ class LLMProxy(HttpServer):
         model: str | None = None,
         api_key: str | None = None,
         ids: bool = True,
+        enforce_sampling: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = 600.0,
@@ -118,8 +121,9 @@ class LLMProxy(HttpServer):
         self._policy, self._sink = policy, sink
         self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
+        self._sampling_rule = SamplingRule() if enforce_sampling else None
         self._writer: SpanWriter
-        self._open_attempts = OpenAttempts(sink.is_open)
+        self._open_attempts = OpenAttempts(sink.sampling_of)
 
     @property
     def upstreams(self) -> Sequence[str]:
@@ -222,7 +226,7 @@ class LLMProxy(HttpServer):
             started=time.time(),
         )
         try:
-            await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
+            attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
         except RefusedError as refused:
             return _refusal(refused, api)
         pending = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
@@ -230,6 +234,8 @@ class LLMProxy(HttpServer):
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
             exchange.request = call.chat
+            if self._sampling_rule is not None:
+                call.chat = self._sampling_rule.apply(call.chat, attempt)
             check_one_sample(call.chat)
             return await self._answer(request, call, exchange, pending)
         except RefusedError as refused:

@@ -35,8 +35,11 @@ class SpanRecord:
 class SpanSink(Protocol):
     """Stores spans. The last two methods raise :class:`SpansRefusedError` if a retry cannot help."""
 
-    async def is_open(self, rollout_id: str, attempt_id: str) -> bool:
-        """Whether the attempt exists and has not ended."""
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """The trainer's sampling parameters for the rollout; None unless the attempt exists and has not ended.
+
+        They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
+        """
         ...
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:

@@ -44,15 +44,19 @@ class LightningSpanSink:
         """Made with the first span: the proxy registers its API key after it is given this sink."""
         return secret_masker()
 
-    async def is_open(self, rollout_id: str, attempt_id: str) -> bool:
-        """Whether it is the rollout's last attempt, and has not ended."""
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """The rollout's sampling parameters; None unless it is the rollout's last attempt, and has not ended."""
         rollout = await self._store.get_rollout_by_id(rollout_id)
-        return (
+        is_open = (
             isinstance(rollout, AttemptedRollout)
             and rollout.attempt.attempt_id == attempt_id
             and rollout.status not in _ENDED
             and rollout.attempt.status not in _ENDED
         )
+        if not is_open:
+            return None
+        sampling = (rollout.metadata or {}).get("sampling")
+        return sampling if isinstance(sampling, Mapping) else {}
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""
