@@ -40,6 +40,8 @@ MODULES = (
     "groundwire.train.verl.launch",
     "groundwire.train.report.plots",
     "groundwire.tools.mcp_sql.server",
+    "groundwire.adapters.unmodified.redirection",
+    "opentelemetry.instrumentation.threading",
     "agents.mcp",
     "fastmcp.client",
     "hypothesis",

@@ -105,12 +105,16 @@ def test_an_agent_in_the_working_directory_is_found(tmp_path: Path) -> None:
     assert '"agent": "mine:answer"' in done.stdout
 
 
-def test_listing_the_commands_imports_none_of_them() -> None:
-    names = ("groundwire.adapters", "groundwire.rewards", "groundwire.train.run", "torch", "pandas")
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("train.cli.app", ("groundwire.adapters", "groundwire.rewards", "groundwire.train.run", "torch", "pandas")),
+        ("train.run", ("agents", "aiohttp", "httpx", "langchain", "openai", "opentelemetry", "pandas", "torch")),
+    ],
+)
+def test_help_imports_nothing_heavy(module: str, names: tuple[str, ...]) -> None:
     heavy = f"[name for name in sys.modules if name.startswith({names})]"
-    program = (
-        f"import sys; from groundwire.train.cli.app import app; app(['--help'], standalone_mode=False); print({heavy})"
-    )
+    program = f"import sys; from groundwire.{module} import app; app(['--help'], standalone_mode=False); print({heavy})"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

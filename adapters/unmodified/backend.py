@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from groundwire.adapters._types import (
     AgentError,
@@ -24,12 +24,13 @@ from groundwire.adapters._types import (
     Question,
     ToolError,
 )
-from groundwire.adapters.custom import CustomBackend
 from groundwire.adapters.unmodified.answers import judged_answer
 from groundwire.adapters.unmodified.loading import load_object
-from groundwire.adapters.unmodified.redirection import AttemptCalls, redirected
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.sql import DatabaseError
+
+if TYPE_CHECKING:
+    from groundwire.adapters.unmodified.redirection import AttemptCalls
 
 __all__ = ["FRAMEWORKS", "AgentTask", "UnmodifiedAgent", "agent_backend", "agent_task"]
 
@@ -95,6 +96,8 @@ def agent_backend(
     if framework not in ("custom", kind):
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
     if kind == "function" and _required_parameters(found) == 2:
+        from groundwire.adapters.custom import CustomBackend
+
         return CustomBackend(agent=found)
     if kind == "function" and _required_parameters(found) > 1:
         raise ValueError(f"agent {name!r} takes {inspect.signature(found)}; it is called with the task")
@@ -129,6 +132,8 @@ class UnmodifiedAgent:
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
+        from groundwire.adapters.unmodified.redirection import AttemptCalls, redirected
+
         calls = AttemptCalls(endpoint=endpoint, train_model=self._train_model)
         task = agent_task(question)
         with redirected(calls):
