@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,3 +213,25 @@ def test_an_audit_ends_on_sigterm_with_a_word(tmp_path: Path) -> None:
     program.send_signal(signal.SIGTERM)
     ended = program.wait(60)
     assert (ended.returncode, ended.stderr.splitlines()[-1:]) == (130, ["stopped"])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.run handles Ctrl-C itself from Python 3.11 on")
+def test_an_error_while_a_command_ends_on_sigterm_is_one_sentence(tmp_path: Path) -> None:
+    started, command = tmp_path / "started", tmp_path / "command.py"
+    command.write_text(
+        "import asyncio, pathlib\n"
+        "from groundwire.tools.errors import CommandError, exit_on_user_error\n"
+        "async def main():\n"
+        "    try:\n"
+        f"        pathlib.Path({str(started)!r}).touch()\n"
+        "        await asyncio.sleep(600)\n"
+        "    finally:\n"
+        "        raise CommandError('a call is not in the store', 1)\n"
+        "with exit_on_user_error():\n"
+        "    asyncio.run(main())\n"
+    )
+    program = Program(str(command))
+    until(started.exists, program)
+    program.send_signal(signal.SIGTERM)
+    ended = program.wait(60)
+    assert (ended.returncode, ended.stderr.splitlines()) == (1, ["error: a call is not in the store"])

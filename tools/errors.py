@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from groundwire.tools.secrets import mask_secrets
 
@@ -57,10 +57,10 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
         threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     )
     if handles:
-        signal.signal(signal.SIGTERM, raise_keyboard_interrupt)
+        signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
-        if handles and signal.getsignal(signal.SIGTERM) is raise_keyboard_interrupt:
+        if handles and signal.getsignal(signal.SIGTERM) is _interrupt:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return
     except UserError as caught:
@@ -98,3 +98,11 @@ def exit_now(code: int) -> NoReturn:
 def raise_keyboard_interrupt(_signal: int, _frame: object) -> NoReturn:
     """Signal handler: end cleanly on SIGTERM, as on Ctrl-C."""
     raise KeyboardInterrupt
+
+
+def _interrupt(_signal: int, frame: Any) -> None:
+    """Do what Ctrl-C does, which ``asyncio.run`` handles itself: it cancels its task and waits for the end of it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):  # SIGINT is ignored in the background of a shell
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
