@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast  # noqa: E402
 
 from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets  # noqa: E402
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, from_span, to_span  # noqa: E402
+from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, _Row  # noqa: E402
 from groundwire.train.policy.chat import fields  # noqa: E402
@@ -266,6 +267,30 @@ def test_a_constraint_that_the_server_did_not_report_is_not_trained_on():
                    grammar=UNKNOWN_GRAMMAR)  # fmt: skip
     assert "did not report how" in call.untrainable_reason
     assert calls_from_spans([to_span(call)]) == []
+
+
+SILENT = {"choices": [{"message": {"content": "{}"}, "token_ids": [2], "logprobs": {"content": [{"logprob": -1.0}]},
+                       "finish_reason": "stop"}], "prompt_token_ids": [1]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("request_", "constrained"),
+    [
+        ({}, False),
+        ({"response_format": {"type": "text"}, "tool_choice": "auto", "tools": TOOLS}, False),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"tool_choice": "required", "tools": TOOLS}, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "query"}}, "tools": TOOLS}, True),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, False),
+        ({"structured_outputs": {"regex": "a+"}}, True),
+    ],
+)
+def test_a_server_that_does_not_report_its_constraint_makes_the_call_untrainable(request_, constrained):
+    body = json.dumps(SILENT).encode()
+    exchange = HttpExchange(rollout_id="r", attempt_id="a", agent="", started=1.0, body=body, request=request_)
+    call = read_exchange(exchange, sequence=0)
+    assert call.grammar == (UNKNOWN_GRAMMAR if constrained else "")
+    assert bool(call.untrainable_reason) is constrained
 
 
 # The server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -137,6 +138,16 @@ async def test_the_traced_tool_call_is_the_one_that_the_agent_got(agents: list[_
         [traced] = call.reply["tool_calls"]
         assert traced["id"] == last.tool_calls[0].id
         assert traced["function"] == {"name": "query", "arguments": '{"sql": "SELECT 1"}'}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_call_has_the_grammar_that_the_policy_sampled_with(agents: list[_Agent], stream: bool) -> None:
+    for agent in agents:
+        await agent.ask(stream=stream, tools=TOOLS, tool_choice="required")
+        call = await agent.call()
+        assert json.loads(call.grammar) == json.loads(agent.engine.samplings[0].grammar)
+        assert [tool["name"] for tool in json.loads(call.grammar)["calls"]["tools"]] == ["query"]
+        assert call.untrainable_reason == ""
 
 
 async def test_an_agent_gets_ids_and_logprobs_on_request(agents: list[_Agent]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ def test_a_row_has_the_weights_versions_of_its_first_and_last_token() -> None:
     assert row.response_ids == [3, 4, 5, 6]
     assert row.mask == [1, 1, 0, 1]
     assert (row.first_version, row.last_version) == (3, 5)
+
+
+def test_constrained_calls_are_context_without_a_loss() -> None:
+    """verl computes log-probabilities over the whole vocabulary, and theirs are over the tokens of a grammar."""
+    constrained = replace(GROWING[0], grammar='{"schema":{}}')
+    [row] = _rows([constrained, GROWING[1]])
+    assert row.response_ids == [3, 4, 5, 6]
+    assert row.mask == [0, 0, 0, 1]
+    assert _rows([constrained]) == []
+    assert [row.key for row in _rows([replace(APART[0], grammar="{}"), *APART[1:]])] == ["u_2_0", "u_2_1"]
 
 
 def test_last_trains_the_last_call_alone() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import external_processes as processes
@@ -25,6 +27,8 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.policy.errors import ChatRequestError, EngineError
+from groundwire.train.policy.grammar import calls_and_json, to_lark
 from groundwire.train.policy.types import Sampling
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.runtime import RolloutRuntime
@@ -67,13 +71,14 @@ class _Servers:
     requests: list[tuple[str, list[int]]] = field(default_factory=list)
     params: list[dict[str, Any]] = field(default_factory=list)
     version: int = 3
+    changing: bool = True
     answers: Iterator[str] = field(default_factory=lambda: itertools.cycle(["right", "wrong"]))
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> _Output:
         self.requests.append((request_id, prompt_ids))
         self.params.append(sampling_params)
         ids = [ord(letter) for letter in next(self.answers)] + [END]
-        versions = {"min_global_steps": self.version, "max_global_steps": self.version + 1}
+        versions = {"min_global_steps": self.version, "max_global_steps": self.version + self.changing}
         return _Output(ids, [-0.5] * len(ids), versions)
 
 
@@ -103,8 +108,8 @@ class _Backend:
 
     agents = ("solo",)
 
-    def __init__(self, calls: int = 1, act: Callable[[], Any] = lambda: None) -> None:
-        self.calls, self.act = calls, act
+    def __init__(self, calls: int = 1, act: Callable[[], Any] = lambda: None, options: Any = None) -> None:
+        self.calls, self.act, self.options = calls, act, options or {}
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         if asyncio.iscoroutine(result := self.act()):
@@ -112,7 +117,8 @@ class _Backend:
         client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0)
         messages: list[Any] = [{"role": "user", "content": question.text}]
         for _ in range(self.calls):
-            reply = await client.chat.completions.create(model=endpoint.model, messages=messages, **endpoint.sampling)
+            options = {**endpoint.sampling, **self.options}
+            reply = await client.chat.completions.create(model=endpoint.model, messages=messages, **options)
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
         await client.close()
         return Answer(text=messages[-1]["content"])
@@ -190,6 +196,45 @@ def test_vllm_makes_text_only_for_stop_strings(server: str, stop: tuple[str, ...
     servers = _Servers()
     assert asyncio.run(ask()) == "right"
     assert servers.params[0].get("detokenize") is detokenize
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for vLLM's parameters."""
+    module = SimpleNamespace(StructuredOutputsParams=lambda grammar: SimpleNamespace(grammar=grammar))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(sampling_params=module))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", module)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_gets_the_grammar_and_the_stop_token_ids() -> None:
+    async def ask(servers: _Servers, server: str = "vllm") -> Any:
+        engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server=server)
+        sampling = Sampling(grammar=calls_and_json({"const": 1}), stop_token_ids=(END,))
+        return await asyncio.wrap_future(engine.submit([1, 2], sampling))
+
+    servers = _Servers(changing=False)
+    reply = asyncio.run(ask(servers))
+    assert (reply.finish_reason, reply.text) == ("stop", "right")
+    assert servers.params[0]["structured_outputs"].grammar == to_lark(calls_and_json({"const": 1}))
+    assert servers.params[0]["stop_token_ids"] == [END]
+    with pytest.raises(EngineError, match="the weights changed from version 3 to 4 during a constrained reply"):
+        asyncio.run(ask(_Servers()))
+    with pytest.raises(ChatRequestError, match=r"only served with vLLM .* rollout.name=sglang"):
+        asyncio.run(ask(servers, "sglang"))
+
+
+@pytest.mark.usefixtures("vllm")
+def test_constrained_calls_are_not_trained_and_the_run_says_so(tmp_path: Path, caplog: Any) -> None:
+    backend = _Backend(options={"response_format": {"type": "json_object"}})
+    with _service(tmp_path, backend, tasks_per_step=1) as made:
+        made.servers.changing = False
+        made.service.submit([_prompt(uid) for uid in "abcd"])
+        made.until_done(4)
+        assert not made.queue.rows
+        with pytest.raises(RolloutsFailedError, match=r"not trained with verl.*--trainer local can"):
+            made.service.check()
+    assert sum("not trained with verl" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_submitting_does_not_wait_for_the_rollouts(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def training_rows(
     discount: float = 0.9,
     agent_match: str | None = None,
 ) -> list[TrainingRow]:
-    """The rows of one rollout; none if no call of a trained agent (``agent_match``) is in it."""
+    """The rows of one rollout; none without a free call of a trained agent (``agent_match``)."""
     turns = triplets(calls_of_agents(result.calls, agent_match), reward)
     if not turns:
         return []
@@ -72,17 +72,19 @@ def training_rows(
     merged.sort(key=lambda trajectory: trajectory.triplets[-1].sequence)
     weights = {id(turn): discount ** (len(turns) - 1 - place) for place, turn in enumerate(turns)}
     rows = []
-    for index, trajectory in enumerate(merged):
-        mask, group = trajectory.loss_mask, uid
+    for trajectory in merged:
+        mask, group = _free_mask(trajectory), uid
         if credit == "last":
             kept = len(turns[-1].response_ids)
             mask = [0] * (len(mask) - kept) + mask[-kept:]
         elif credit == "discount":
             group = f"{uid}|{session}|{_encode_weights(trajectory, weights)}"
+        if not any(mask):
+            continue
         versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
         rows.append(
             TrainingRow(
-                key=f"{uid}_{session}_{index}",
+                key=f"{uid}_{session}_{len(rows)}",
                 uid=group,
                 session=session,
                 prompt_ids=trajectory.prompt_ids,
@@ -98,6 +100,20 @@ def training_rows(
             )
         )
     return rows
+
+
+def _free_mask(trajectory: Trajectory) -> list[int]:
+    """The loss mask without constrained calls.
+
+    verl's workers compute log-probabilities over the whole vocabulary. Those of a constrained call are over the tokens
+    that its grammar allows, so its gradient would be of another distribution than the one that sampled.
+    """
+    mask, start = list(trajectory.loss_mask), len(trajectory.prompt_ids)
+    for turn in trajectory.triplets:
+        if turn.grammar:
+            begin = len(turn.prompt_ids) - start
+            mask[begin : begin + len(turn.response_ids)] = [0] * len(turn.response_ids)
+    return mask
 
 
 def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.step_timer import StepTimer
-from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
+from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
+from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 __all__ = ["VerlEngine"]
@@ -41,6 +42,12 @@ class VerlEngine:
             raise EngineClosedError("the engine is closed")
         if len(prompt_ids) >= self.max_model_len:
             raise ContextLengthError(len(prompt_ids), self.max_model_len)
+        if sampling.grammar and self._server != "vllm":
+            raise ChatRequestError(
+                "response_format and tool_choice are only served with vLLM (rollout.name=vllm), and this run has "
+                f"rollout.name={self._server}",
+                param="response_format",
+            )
         work = self._generate(tuple(prompt_ids), sampling, on_token)
         future = asyncio.run_coroutine_threadsafe(work, asyncio.get_running_loop())
         self._running.add(future)
@@ -65,6 +72,8 @@ class VerlEngine:
             # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
             **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
+            **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
+            **({"structured_outputs": _structured_outputs(sampling.grammar)} if sampling.grammar else {}),
             **({"seed": sampling.seed} if sampling.seed is not None else {}),
         }
         try:
@@ -79,13 +88,19 @@ class VerlEngine:
         tokens, logprobs = list(output.token_ids), list(output.log_probs or ())
         if not tokens or len(tokens) != len(logprobs):
             raise EngineError(f"verl's server sent {len(tokens)} tokens and {len(logprobs)} logprobs")
-        text, stopped = self.tokenizer.decode(tokens, skip_special_tokens=True), False
+        ended_by_id = tokens[-1] in sampling.stop_token_ids
+        text, stopped = self.tokenizer.decode(tokens[:-1] if ended_by_id else tokens, skip_special_tokens=True), False
         for stop in sampling.stop:
             if stop in text:
                 text, stopped = text[: text.index(stop)], True
-        ended = stopped or len(tokens) < limit or tokens[-1] == self.tokenizer.eos_token_id
+        ended = stopped or ended_by_id or len(tokens) < limit or tokens[-1] == self.tokenizer.eos_token_id
         last = output.extra_fields.get("max_global_steps")
         first = output.extra_fields.get("min_global_steps")
+        if sampling.grammar and first != last:
+            raise EngineError(
+                f"the weights changed from version {first} to {last} during a constrained reply, and verl then starts "
+                "its grammar again in the middle of the text; send the request again"
+            )
         self.weights_version = last if last is not None else self.weights_version
         for token, logprob in zip(tokens, logprobs, strict=True) if on_token else ():
             on_token(token, logprob)  # type: ignore[misc]
@@ -99,3 +114,10 @@ class VerlEngine:
             first_weights_version=first,
             cached_tokens=output.extra_fields.get("num_cached_tokens") or 0,
         )
+
+
+def _structured_outputs(grammar: str) -> Any:
+    """The grammar for vLLM. Its choice of a library falls on llguidance, which alone has JSON schemas in Lark."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(grammar=to_lark(grammar))

@@ -36,6 +36,10 @@ __all__ = ["Prompt", "RolloutService"]
 
 _log = logging.getLogger(__name__)
 _MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
+_CONSTRAINED = (
+    "calls with response_format or a required tool are not trained with verl, which cannot compute the "
+    "log-probabilities of constrained replies (--trainer local can)"
+)
 _MAX_EMPTY_BATCHES = 3  # as many prompts in a row without a usable group end the training
 
 
@@ -70,6 +74,7 @@ class RolloutService:
         self._steps: dict[str, _StepMetrics] = {}
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
+        self._constraint_reported = False
         self._agent_checked = False
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
@@ -152,9 +157,14 @@ class RolloutService:
             with self._lock:
                 self._results[partition].append(result)
                 self._counts[partition].update({"dropped_unused": 1} if unused else {})
+            constrained = any(call.grammar for call in result.calls)
+            if constrained and training and not self._constraint_reported:
+                self._constraint_reported = True
+                _log.warning("%s", _CONSTRAINED)
             if unused:
                 self._last_failure = (
                     "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
+                    + (f"; {_CONSTRAINED}" if constrained else "")
                 )
             elif result.reward is None:
                 self._last_failure = f"the last failed of {result.status}: {result.message[:300]}"

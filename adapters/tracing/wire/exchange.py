@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from groundwire.adapters._types import AGENT_HEADER
-from groundwire.adapters.tracing.calls import LLMCall, check_ids, to_json
+from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, check_ids, to_json
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.secrets import mask_secrets
@@ -30,6 +30,7 @@ __all__ = [
     "check_one_sample",
     "error_message",
     "has_ended",
+    "is_constrained",
     "read_exchange",
     "read_reply",
     "read_request",
@@ -44,6 +45,10 @@ OnSampled = Callable[[Mapping[str, Any]], None]
 """Takes the fields of the :class:`LLMCall` that a policy in this process has sampled, or only its ``error``."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
+_CONSTRAINTS = (  # vLLM's own fields
+    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids",
+    "bad_words", "logit_bias",
+)  # fmt: skip
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _DONE = b"\ndata: [DONE]"
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -154,6 +159,8 @@ def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
             else:
                 reply = _merge_stream(exchange.body) if exchange.streamed else json.loads(exchange.body)
                 fields = read_reply(reply)
+                if not fields["grammar"] and is_constrained(request):
+                    fields["grammar"] = UNKNOWN_GRAMMAR
         except _StreamError as caught:
             error = str(caught)
         except UNREADABLE as caught:
@@ -173,6 +180,20 @@ def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
     )
 
 
+def is_constrained(request: Mapping[str, Any]) -> bool:
+    """Whether a server that honours the request samples from fewer tokens than the model's whole vocabulary."""
+    choice, format_ = request.get("tool_choice"), request.get("response_format")
+    if isinstance(choice, Mapping):
+        choice = (choice.get("allowed_tools") or {}).get("mode", "required")
+    if isinstance(format_, Mapping):
+        format_ = format_.get("type")
+    return (
+        choice not in (None, "none", "auto")
+        or format_ not in (None, "text")
+        or any(request.get(name) for name in _CONSTRAINTS)
+    )
+
+
 def read_reply(reply: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of :class:`LLMCall` in a whole reply. Raises one of :data:`UNREADABLE` for a malformed one."""
     choice = reply["choices"][0]
@@ -183,6 +204,7 @@ def read_reply(reply: Mapping[str, Any]) -> dict[str, Any]:
         "logprobs": [float(token["logprob"]) for token in logprobs],
         "finish_reason": str(choice.get("finish_reason") or ""),
         "reply_json": to_json(choice["message"]),
+        "grammar": str(choice.get("grammar") or ""),
         **_weights_versions(reply),
         **_token_counts(reply),
     }
@@ -216,6 +238,7 @@ def _merge_stream(body: bytes) -> dict[str, Any]:
             token_ids += part.get("token_ids") or ()
             logprobs += (part.get("logprobs") or {}).get("content") or ()
             choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
+            choice["grammar"] = part.get("grammar") or choice.get("grammar")
             _add_delta(message, part.get("delta") or {})
     if not choice.get("finish_reason"):
         raise _StreamError("the stream ended before the reply was complete")

@@ -78,12 +78,16 @@ class ChatResponse:
             logprobs = self.logprobs(reply.token_ids, reply.logprobs)
             choice = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
             if self.request.return_token_ids:
-                choice["token_ids"] = reply.token_ids
+                choice |= {"token_ids": reply.token_ids, **self.grammar()}
             choices.append(choice)
         body = {**self._head, "choices": choices, "usage": self.usage(replies), **versions(replies[0])}
         if self.request.return_token_ids:
             body["prompt_token_ids"] = self.prompt_ids
         return body
+
+    def grammar(self) -> dict[str, str]:
+        """The constraint, without which training cannot compute the logprobs again."""
+        return {"grammar": grammar} if (grammar := self.request.grammar) else {}
 
     def event(self, *choices: dict[str, Any], **fields: Any) -> dict[str, Any]:
         """An event of a stream."""
@@ -141,7 +145,8 @@ class StreamedChoice:
         delta: dict[str, Any] = {"content": rest} if rest else {}
         if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        return self._chunk(delta, finish_reason=finish_reason, token_ids=[])
+        chunk = self._chunk(delta, finish_reason=finish_reason, token_ids=[])
+        return {**chunk, **self._response.grammar()} if self._request.return_token_ids else chunk
 
     def _chunk(
         self,
