@@ -71,7 +71,7 @@ def training_rows(
     # verl takes a session's reward from its row with the highest index: the row with the last call.
     merged.sort(key=lambda trajectory: trajectory.triplets[-1].sequence)
     weights = {id(turn): discount ** (len(turns) - 1 - place) for place, turn in enumerate(turns)}
-    rows = []
+    rows: list[TrainingRow] = []
     for trajectory in merged:
         mask, group = _free_mask(trajectory), uid
         if credit == "last":
