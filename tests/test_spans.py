@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st
 
 from groundwire.adapters.tracing import LLMCall, from_span, to_span
+from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
+from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange, traced_request
 from groundwire.train.store.spans import LightningSpanSink, lightning_span
 
@@ -191,3 +197,26 @@ def test_invalid_token_counts_are_ignored() -> None:
 def test_without_ids_the_request_does_not_ask_for_them() -> None:
     asked = {"messages": [], "temperature": 0.5}
     assert traced_request(asked, model="theirs", ids=False) == {**asked, "model": "theirs"}
+
+
+async def test_refusals_that_nobody_asks_for_are_not_kept_for_ever() -> None:
+    class Refusing:
+        async def open_attempt(self, rollout_id: str, attempt_id: str) -> Any:
+            return {}
+
+        async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
+            raise SpansRefusedError("no such rollout")
+
+        async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
+            raise AssertionError("spans without a number are not written")
+
+    writer, last = SpanWriter(Refusing()), 3000  # type: ignore[arg-type]
+    for number in range(last + 1):
+        writer.finish(writer.reserve(f"r{number}", "a"), lambda sequence: None)  # type: ignore[arg-type,return-value]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    await writer.flush("r0")  # forgotten
+    with pytest.raises(SpansNotStoredError, match=f"refused a call of rollout r{last}: no such rollout"):
+        await writer.flush(f"r{last}")
+    with suppress(SpansNotStoredError):
+        await writer.close(timeout_s=1)
