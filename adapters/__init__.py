@@ -17,6 +17,7 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.unmodified.backend import FRAMEWORKS, agent_backend
+from groundwire.adapters.unmodified.lit_agent import LitAgentBackend
 
 __all__ = [
     "AGENT_HEADER",
@@ -27,6 +28,7 @@ __all__ = [
     "BackendError",
     "Endpoint",
     "EndpointError",
+    "LitAgentBackend",
     "PromptTooLongError",
     "Question",
     "Stoppable",

@@ -56,10 +56,12 @@ def their_runner(address: str, agent: str = AGENT) -> None:
         async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
             import openai
 
-            base_url = resources["policy"].get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+            llm = resources["main_llm"]
+            assert llm == resources["policy"]
+            base_url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
             client = openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0)
             messages: Any = [{"role": "user", "content": task["question"]}]
-            reply = await client.chat.completions.create(model=resources["policy"].model, messages=messages)
+            reply = await client.chat.completions.create(model=llm.model, messages=messages)
             return float(reply.choices[0].message.content == task["query"])
 
     tracer: Any = OtelTracer()

@@ -25,6 +25,7 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.unmodified.answers import judged_answer
+from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
 from groundwire.adapters.unmodified.loading import load_object
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.sql import DatabaseError
@@ -81,17 +82,20 @@ def agent_backend(
     ``framework`` is one of :data:`FRAMEWORKS`. ``agent_input`` makes the agent's input from the task, ``agent_output``
     the answer from its result; without them the fields decide. ``train_model`` is a regular expression: calls to other
     models go to their own provider, and are not trained. A function of ``(question, endpoint)`` calls the policy itself
-    (:class:`groundwire.adapters.custom.CustomBackend`). Raises ``ValueError`` if ``agent`` is no agent.
+    (:class:`groundwire.adapters.custom.CustomBackend`). A ``LitAgent`` of Agent Lightning gets the whole task and
+    returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else getattr(agent, "name", None) or getattr(agent, "__name__", repr(agent))
     found = load_object(agent, option="agent", is_candidate=_is_agent) if isinstance(agent, str) else agent
     if isinstance(found, Backend):
         return found
+    if is_lit_agent(found):
+        return LitAgentBackend(found)
     kind = _framework(found)
     if kind is None:
         raise ValueError(
-            f"agent {name!r} is {found!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, or "
-            "a function of the task"
+            f"agent {name!r} is {found!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
+            "function of the task, or a LitAgent of Agent Lightning"
         )
     if framework not in ("custom", kind):
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
@@ -179,6 +183,8 @@ def _framework(agent: Any) -> _Framework | None:
 
 
 def _is_agent(value: Any) -> bool:
+    if is_lit_agent(value):
+        return value.__module__ != "agentlightning.litagent.litagent"
     kind = _framework(value)
     return kind is not None and (kind != "function" or _required_parameters(value) in (1, 2))
 

@@ -9,7 +9,6 @@ from typing import Any
 from groundwire import rewards
 from groundwire.domains.task_list import is_file, task_list
 from groundwire.train.cli.prepare import Objects, object_name
-from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import merge_overrides
 
 __all__ = ["parse_arguments"]
@@ -22,7 +21,7 @@ def parse_arguments(
 ) -> tuple[dict[str, Any], Objects]:
     """The given settings, checked, and the objects among the arguments. ``validation`` None: all tasks are validation.
 
-    Raises :class:`ConfigError`, :class:`groundwire.domains.DataError` and
+    Raises :class:`groundwire.train.config.errors.ConfigError`, :class:`groundwire.domains.DataError` and
     :class:`groundwire.rewards.UnusableRewardError`.
     """
     given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
@@ -43,6 +42,4 @@ def parse_arguments(
     elif reward is not None:
         function = rewards.reward_function(reward)
         given["reward"] = object_name(reward)
-    elif domain is not None:
-        raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
     return merge_overrides(given, {}), Objects(agent=agent_objects, domain=domain, reward=function)

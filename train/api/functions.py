@@ -31,13 +31,13 @@ def fit(
 
     Args:
         agent: a LangGraph graph, an agent of the OpenAI Agents SDK, a function of the task (sync or async), a
-            :class:`groundwire.adapters.Backend`, or the name of one (``module:name``). Without it, the setting
-            ``backend`` names one that ships with the project.
+            ``LitAgent`` of Agent Lightning, a :class:`groundwire.adapters.Backend`, or the name of one
+            (``module:name``). Without it, the setting ``backend`` names one that ships with the project.
         tasks: dicts, a data frame, a parquet, CSV, JSON or JSONL file, or the name of a domain. A task has at least a
             ``question``. Columns that hold a gold answer (answer, expected, gold, label, query, solution, ...) reach
             the reward only.
         reward: a function of (task, answer) or (task, answer, steps), sync or async, that returns a number or a dict
-            of numbers; or the name of a registered reward. Without it, the domain's own.
+            of numbers; or the name of a registered reward. Without it, the domain's own. A ``LitAgent`` has its own.
         validation: the share of the tasks that is held out (always the same ones), or the validation tasks.
         resume: the directory of a run that is continued, with the same agent, tasks and reward.
         quiet: print no progress.

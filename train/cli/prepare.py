@@ -89,7 +89,8 @@ def prepare(
     adapters.check(config.backend)
     _check_objects(config, objects)
     domain = objects.domain or domains.get(config.domain)
-    reward_notes = [] if objects.reward else check_judge(config.reward or domain.default_reward, config.judge)
+    backend = _make_backend(config, objects.agent)
+    reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
     data = domain.load(config.data_dir)
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
@@ -106,11 +107,31 @@ def prepare(
         config=config,
         data=data,
         domain=domain,
-        backend=_make_backend(config, objects.agent),
-        reward=objects.reward or make_reward(config, domain),
+        backend=backend,
+        reward=reward,
         objects=objects,
         notes=notes,
     )
+
+
+def _make_reward(
+    config: RunConfig, domain: domains.Domain, backend: adapters.Backend, given: rewards.Reward | None
+) -> tuple[rewards.Reward, list[str]]:
+    """The run's reward, and notes about it for the user."""
+    if isinstance(backend, adapters.LitAgentBackend):
+        if config.reward is not None:
+            raise ConfigError(f"the agent returns its own reward, so reward {config.reward} has no use: leave it out")
+        return _reward_of_agent, ["the agent returns it"]
+    if given is not None:
+        return given, []
+    if not (name := config.reward or domain.default_reward):
+        raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
+    notes = check_judge(name, config.judge)
+    return make_reward(config, domain), notes
+
+
+async def _reward_of_agent(task: domains.Task, answer: str, steps: Any) -> float:
+    raise rewards.RewardError("the agent returns its own reward")
 
 
 def _check_objects(config: RunConfig, objects: Objects) -> None:

@@ -27,7 +27,7 @@ from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import ANSWER_SPAN, FAILURE_SPAN
-from groundwire.train.rollouts.request_check import POLICY_RESOURCE, RequestCheck
+from groundwire.train.rollouts.request_check import MAIN_LLM, POLICY_RESOURCE, RequestCheck
 
 __all__ = ["RemoteRolloutAgent", "RolloutAgent", "store_failure"]
 
@@ -63,6 +63,9 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         try:
             if self._check is not None:
                 self._check.check(task, resources, rollout)
+            if isinstance(self.backend, adapters.LitAgentBackend):
+                own = self._own_reward(self.backend, task, resources, rollout)
+                return [await asyncio.wait_for(own, self.timeout_s)]
             answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
             steps = json.dumps(answer.steps, ensure_ascii=False)
             spans.append(_span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started))
@@ -84,15 +87,7 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
     ) -> adapters.Answer:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""
-        policy = resources[POLICY_RESOURCE]
-        assert isinstance(policy, ProxyLLM)
-        sampling = (rollout.metadata or {}).get("sampling", {})
-        endpoint = adapters.Endpoint(
-            base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
-            model=policy.model,
-            api_key=policy.api_key or "none",
-            sampling={**policy.sampling_parameters, **sampling},
-        )
+        _, endpoint = _policy(resources, rollout)
         question = adapters.Question(
             id=task["id"],
             text=task["question"],
@@ -107,6 +102,23 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         except BaseException as error:  # an agent's SystemExit or KeyboardInterrupt ends its rollout, not the run
             raise adapters.AgentError(f"the agent raised {error!r}") from error
 
+    async def _own_reward(
+        self,
+        backend: adapters.LitAgentBackend,
+        task: dict[str, Any],
+        resources: NamedResources,
+        rollout: AttemptedRollout,
+    ) -> SpanCoreFields:
+        """The span of the reward that a LitAgent returns. Raises only the errors of backends and rewards."""
+        policy, endpoint = _policy(resources, rollout)
+        backend.agent.set_runner(self.get_runner())
+        # One resource: Agent Lightning warns if an agent of the first one finds two.
+        given = {MAIN_LLM: policy.model_copy(update={"sampling_parameters": dict(endpoint.sampling)})}
+        value = await backend.rollout(task, given, rollout, endpoint)
+        if not isinstance(value, int | float):
+            raise rewards.RewardError(f"the agent's rollout returned {value!r:.200}: it returns its reward as a number")
+        return emit_reward(rewards.total(value), propagate=False)
+
     async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> SpanCoreFields:
         """The reward's span. Raises only :class:`rewards.RewardError`."""
         try:
@@ -120,6 +132,19 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             return emit_reward(total, propagate=False)
         components = {"total": total, **{name: float(value) for name, value in score.items()}}
         return emit_reward(components, primary_key="total", propagate=False)
+
+
+def _policy(resources: NamedResources, rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:
+    """The resource of the policy, and the endpoint of an attempt."""
+    policy = resources[POLICY_RESOURCE]
+    assert isinstance(policy, ProxyLLM)
+    sampling = (rollout.metadata or {}).get("sampling", {})
+    return policy, adapters.Endpoint(
+        base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
+        model=policy.model,
+        api_key=policy.api_key or "none",
+        sampling={**policy.sampling_parameters, **sampling},
+    )
 
 
 async def store_failure(

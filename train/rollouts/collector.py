@@ -27,7 +27,7 @@ from agentlightning.types import (
 
 from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.request_check import POLICY_RESOURCE
+from groundwire.train.rollouts.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.store.backends.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 
@@ -160,7 +160,7 @@ class RolloutCollector:
 
     async def _publish(self) -> None:
         policy = ProxyLLM(endpoint=f"http://{self._proxy.host}:{self._proxy.port}/v1", model=self._model)
-        await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy})
+        await self._store.update_resources(self._resources_id, {POLICY_RESOURCE: policy, MAIN_LLM: policy})
         for rollout in await self._store.query_rollouts(status_in=_UNFINISHED):
             if rollout.resources_id == self._resources_id and rollout.rollout_id not in self._waiting:
                 await self._store.update_rollout(rollout.rollout_id, status="cancelled")

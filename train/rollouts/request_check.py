@@ -23,10 +23,12 @@ from groundwire.tools.http.access_token import is_loopback
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
 
-__all__ = ["POLICY_RESOURCE", "RequestCheck"]
+__all__ = ["MAIN_LLM", "POLICY_RESOURCE", "RequestCheck"]
 
 POLICY_RESOURCE = "policy"
 """The name of the store's resource with the address of the proxy in front of the model (a ``ProxyLLM``)."""
+MAIN_LLM = "main_llm"
+"""The name under which agents that are written for Agent Lightning read the same resource."""
 
 _PER_ROLLOUT = {
     "max_turns",

@@ -1,0 +1,132 @@
+"""An agent that was written for Agent Lightning is trained as it is: here, and with Agent Lightning's own runner."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+import external_processes as processes
+import openai
+import pytest
+from fork_server import Forked
+
+from groundwire.adapters import LitAgentBackend, agent_backend
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.tools.errors import UserError
+from groundwire.train import evaluate, fit
+from groundwire.train.api.results import EvaluationResult
+from groundwire.train.store.health import check_store
+
+TASKS = [{"question": f"Is {number} even?", "answer": "yes" if number % 2 == 0 else "no"} for number in range(4)]
+QUIET: dict[str, Any] = {"quiet": True, "n_runners": 4, "retries": 0}
+
+
+class Blocking(agl.LitAgent[dict[str, Any]]):
+    """A plain method, with its own validation."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        llm = resources["main_llm"]
+        assert llm.sampling_parameters["temperature"] == 0.0
+        assert self.tracer is not None
+        base_url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": task["question"]}]
+            reply = client.chat.completions.create(model=llm.model, messages=messages)
+        return float(reply.choices[0].message.content == task["answer"])
+
+    def validation_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 0.5 + 0.5 * self.rollout(task, resources, rollout)
+
+
+class Async(agl.LitAgent[dict[str, Any]]):
+    """An async method that emits a reward for its first call."""
+
+    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+        reward = await asyncio.to_thread(decorated.rollout, task, resources, rollout)
+        agl.emit_reward(0.25)
+        return float(reward)
+
+
+@agl.rollout
+def decorated(task: dict[str, Any], llm: agl.LLM) -> float:
+    """A function with Agent Lightning's decorator."""
+    with openai.OpenAI(base_url=llm.endpoint, api_key="none", max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": task["question"]}]
+        reply = client.chat.completions.create(model=llm.model, messages=messages)
+    return float(reply.choices[0].message.content == task["answer"])
+
+
+class WithoutReward(agl.LitAgent[dict[str, Any]]):
+    """Returns nothing."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
+        return None
+
+
+class NeedsArguments(WithoutReward):
+    """Cannot be made from its name."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+
+
+async def _evaluated(agent: Any, folder: Path, **settings: Any) -> EvaluationResult:
+    async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:
+        endpoint = {"model": policy.model, "base_url": policy.base_url, "output_dir": folder}
+        return await asyncio.to_thread(evaluate, agent, TASKS, **endpoint, **QUIET, **settings)
+
+
+@pytest.mark.parametrize(
+    ("agent", "accuracy"),
+    [(Blocking(), 0.75), (Async(), 0.5), (decorated, 0.5), (Blocking, 0.75), ("test_lit_agent:Async", 0.5)],
+)
+async def test_a_lit_agents_own_reward_is_the_rollouts(agent: Any, accuracy: float, tmp_path: Path) -> None:
+    result = await _evaluated(agent, tmp_path)
+    assert (result.accuracy.value, result.accuracy.n) == (accuracy, 4)
+    assert [len(calls) for calls in result.rollouts["calls"]] == [1] * 4
+    emitted = 0.25 if agent == "test_lit_agent:Async" or isinstance(agent, Async) else None
+    assert [list(rewards) for rewards in result.rollouts["call_rewards"]] == [[emitted]] * 4
+
+
+async def test_a_lit_agent_without_a_reward_is_a_failure_of_its_reward(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="failed of reward: the agent's rollout returned None: it returns its reward"):
+        await _evaluated(WithoutReward(), tmp_path)
+
+
+async def test_a_reward_beside_a_lit_agents_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the agent returns its own reward, so reward executes has no use: leave it"):
+        await _evaluated(Async(), tmp_path, reward="executes")
+    with pytest.raises(UserError, match=r"agent 'NeedsArguments' cannot be made \(.*: name an object of it"):
+        await _evaluated(NeedsArguments, tmp_path)
+
+
+async def test_only_a_rollout_can_run_a_lit_agent() -> None:
+    backend = agent_backend(Blocking())
+    assert isinstance(backend, LitAgentBackend)
+    with pytest.raises(Exception, match="it runs in a training run or an evaluation only"):
+        await backend.run(None, None)  # type: ignore[arg-type]
+
+
+async def test_agent_lightnings_own_runner_with_its_own_agent_trains_the_model(tmp_path: Path) -> None:
+    port = processes.free_port()
+    address = f"http://127.0.0.1:{port}"
+    parts = [Forked(processes.store, str(tmp_path / "store.db"), port)]
+    try:
+        await asyncio.to_thread(check_store, address, timeout_s=30)
+        parts.append(Forked(processes.their_runner, address))
+        small: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 2, "max_tokens": 8, "quiet": True}
+        small |= {"val_tasks": 1, "val_temperature": 1.0}
+        store: dict[str, Any] = {"external_store_address": address, "n_runners": 0, "output_dir": tmp_path / "runs"}
+        result = await asyncio.to_thread(fit, tasks="spider", **small, **store)
+    finally:
+        for part in parts:
+            part.kill()
+            part.join()
+    assert result.before is not None
+    assert (result.before.n, result.after.n) == (1, 1)
+    frame = result.rollouts
+    assert list(frame["status"].unique()) == ["succeeded"]
+    assert [len(calls) for calls in frame["calls"]] == [1] * len(frame)
+    assert result.checkpoint is not None
