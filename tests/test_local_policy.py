@@ -198,7 +198,7 @@ async def test_a_disconnect_cancels_the_request(agents: list[_Agent], stream: bo
             await asyncio.sleep(0.01)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        assert (await agent.call()).status == 499
+        assert (await agent.call()).status in ((200, 499) if stream else (499,))  # 200 if a token was sent
         assert agent.engine.waiting[0].cancelled()
 
 

@@ -184,15 +184,9 @@ async def test_an_interrupted_stream_is_an_error_for_the_agent_and_recorded(benc
     assert "broke off" in call.untrainable_reason
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_cancels_the_upstream_call(bench: Any, stream: bool) -> None:
+async def test_a_client_that_disconnects_cancels_the_upstream_call(bench: Any) -> None:
     b = await bench([Reply(text="hello", delay_s=30.0)])
-
-    async def consume() -> None:
-        answer = await b.ask(stream=stream)
-        _ = [chunk async for chunk in answer]
-
-    task = asyncio.create_task(consume())
+    task = asyncio.create_task(b.ask())
     await asyncio.sleep(0.3)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -204,10 +198,11 @@ async def test_a_client_that_disconnects_cancels_the_upstream_call(bench: Any, s
     )
 
 
-async def test_more_than_one_choice_is_refused(bench: Any) -> None:
+@pytest.mark.parametrize("n", [0, 129, "2"])
+async def test_an_impossible_number_of_choices_is_refused(bench: Any, n: Any) -> None:
     b = await bench(["x"])
-    with pytest.raises(openai.BadRequestError, match="n is 2"):
-        await b.ask(n=2)
+    with pytest.raises(openai.BadRequestError, match="n must be a number from 1 to 128"):
+        await b.ask(n=n)
     assert b.server.requests == []
     assert [call.status for call in await b.calls()] == [400]
 

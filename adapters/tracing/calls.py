@@ -67,6 +67,9 @@ class LLMCall:
     status: int = 200
     """The HTTP status that the agent got."""
     error: str = ""
+    choice: int | None = None
+    """The index of this reply among several choices (``n``) of one request; None for the only one. Which choice the
+    agent went on with is not known."""
     reward: float | None = None
     """The reward that the agent emitted between this call and the next. Not part of the call's own span."""
     prompt_tokens: int = 0
@@ -145,11 +148,12 @@ def to_span(call: LLMCall) -> SpanRecord:
     texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: error}
     texts[semconv.GRAMMAR] = call.grammar
     attributes.update({name: text for name, text in texts.items() if text})
-    versions = {
+    numbers = {
         semconv.WEIGHTS_VERSION: call.weights_version,
         semconv.FIRST_WEIGHTS_VERSION: call.first_weights_version,
+        semconv.CHOICE: call.choice,
     }
-    attributes.update({name: version for name, version in versions.items() if version is not None})
+    attributes.update({name: number for name, number in numbers.items() if number is not None})
     return SpanRecord(
         name=semconv.SPAN_NAME,
         rollout_id=call.rollout_id,
@@ -182,6 +186,7 @@ def from_span(span: Any) -> LLMCall:
         grammar=get(semconv.GRAMMAR, ""),
         weights_version=get(semconv.WEIGHTS_VERSION),
         first_weights_version=get(semconv.FIRST_WEIGHTS_VERSION),
+        choice=get(semconv.CHOICE),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,
         status=get(semconv.STATUS, 200),
@@ -197,8 +202,14 @@ def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
     spans = list(spans)
     calls = [from_span(span) for span in spans if semconv.PROMPT_IDS in (span.attributes or {})]
     calls.sort(key=lambda call: (call.sequence, call.started))
-    rewards = call_rewards([call.sequence for call in calls], spans)
-    return [replace(call, reward=rewards[index]) if index in rewards else call for index, call in enumerate(calls)]
+    requests = [call for call in calls if not call.choice]  # the choices of a request share its reward
+    rewards = call_rewards([call.sequence for call in requests], spans)
+    rewarded = {id(requests[index]): reward for index, reward in rewards.items()}
+    firsts = {call.started: call for call in requests if call.choice == 0}
+    keys = [id(firsts.get(call.started, call) if call.choice else call) for call in calls]
+    return [
+        replace(call, reward=rewarded[key]) if key in rewarded else call for call, key in zip(calls, keys, strict=True)
+    ]
 
 
 def calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:

@@ -8,8 +8,8 @@ this process.
 
 Only attempts that run may call the policy (:mod:`groundwire.adapters.tracing.open_attempts`).
 
-The proxy runs on one event loop. A request for more than one choice (``n``) is refused, because a conversation can go
-on from only one of them, and the others would be samples without a reward.
+The proxy runs on one event loop. Each choice of a request for several (``n``) is recorded as a call of its own. A reply
+whose agent leaves the stream is recorded up to the last token that was sent.
 
     UserError
     ├── ProxyError              the proxy cannot start
@@ -35,7 +35,7 @@ from groundwire.adapters.tracing.calls import to_span
 from groundwire.adapters.tracing.open_attempts import OpenAttempts
 from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
-from groundwire.adapters.tracing.spans import SpanSink
+from groundwire.adapters.tracing.spans import SpanRecord, SpanSink
 from groundwire.adapters.tracing.upstreams import Upstreams
 from groundwire.adapters.tracing.wire.apis import APIS, PATHS
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
@@ -45,7 +45,7 @@ from groundwire.adapters.tracing.wire.exchange import (
     CLIENT_GONE,
     HttpExchange,
     calling_agent,
-    check_one_sample,
+    choices_of,
     read_exchange,
     read_request,
 )
@@ -60,6 +60,7 @@ __all__ = ["HostUnusableError", "LLMProxy", "LocalPolicy", "PortInUseError", "Pr
 _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
 _BODY_S = 60.0
+_OK = 200
 
 
 class ProxyError(UserError):
@@ -229,14 +230,17 @@ class LLMProxy(HttpServer):
             attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
         except RefusedError as refused:
             return _refusal(refused, api)
-        pending = self._writer.reserve(exchange.rollout_id, exchange.attempt_id)
+        pending = [self._writer.reserve(exchange.rollout_id, exchange.attempt_id)]
         try:
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
             exchange.request = call.chat
             if self._sampling_rule is not None:
                 call.chat = self._sampling_rule.apply(call.chat, attempt)
-            check_one_sample(call.chat)
+            exchange.choices = choices_of(call.chat)
+            pending += (
+                self._writer.reserve(exchange.rollout_id, exchange.attempt_id) for _ in range(exchange.choices - 1)
+            )
             return await self._answer(request, call, exchange, pending)
         except RefusedError as refused:
             exchange.status, exchange.error = refused.status, str(refused)
@@ -253,16 +257,16 @@ class LLMProxy(HttpServer):
             self._finish(exchange, pending)
 
     async def _answer(
-        self, request: web.Request, call: WireCall, exchange: HttpExchange, pending: PendingSpan
+        self, request: web.Request, call: WireCall, exchange: HttpExchange, pending: Sequence[PendingSpan]
     ) -> web.StreamResponse:
         session = quote(exchange.rollout_id, safe="")
         if self._policy is None:
             record = partial(self._finish, exchange, pending)
             return await self._upstreams.answer(request, call, exchange, session=session, record=record)
 
-        def on_sampled(sampled: Mapping[str, Any]) -> None:
-            exchange.sampled = sampled
-            self._finish(exchange, pending)
+        def on_sampled(choice: int, sampled: Mapping[str, Any]) -> None:
+            exchange.sampled[choice] = sampled
+            self._finish(exchange, pending, choice)
 
         call.chat = {**call.chat, "model": self._policy.model_name}
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
@@ -275,10 +279,20 @@ class LLMProxy(HttpServer):
         except RefusedError as refused:
             return _refusal(refused)
 
-    def _finish(self, exchange: HttpExchange, pending: PendingSpan) -> None:
-        if not exchange.ended:
-            exchange.ended = time.time()
-            self._writer.finish(pending, lambda sequence: to_span(read_exchange(exchange, sequence=sequence)))
+    def _finish(self, exchange: HttpExchange, pending: Sequence[PendingSpan], choice: int | None = None) -> None:
+        """Record one choice, or all that are not recorded; of a call that failed as a whole, the first."""
+        exchange.ended = exchange.ended or time.time()
+        if choice is None and exchange.sampled:
+            return
+        if choice is None and not (exchange.status == _OK or exchange.streamed):
+            choice = 0
+        for index, span in enumerate(pending):
+            if choice in (None, index):
+                self._writer.finish(span, partial(_make_span, exchange, index))
+
+
+def _make_span(exchange: HttpExchange, choice: int, sequence: int) -> SpanRecord:
+    return to_span(read_exchange(exchange, sequence=sequence, choice=choice))
 
 
 async def _read_body(request: web.Request) -> bytes:

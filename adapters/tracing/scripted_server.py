@@ -17,7 +17,7 @@ from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.exchange import OnSampled
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
 from groundwire.tools.http.server import HttpServer
 
 __all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
@@ -108,17 +108,27 @@ class ScriptedPolicyServer(HttpServer):
         reply = self._take(body)
         await asyncio.sleep(reply.delay_s)
         _refuse_error(reply)
-        on_sampled(_sampled(body, reply))
+        on_sampled(0, _sampled(body, reply))
         return self._completion(body, reply)
 
     async def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the next reply. Raises :class:`RefusedError` for an error reply."""
         reply = self._take(body)
         _refuse_error(reply)
-        async for chunk, is_last in self._chunks(body, reply):
-            if is_last:
-                on_sampled(_sampled(body, reply))
-            yield chunk
+        sampled, sent, is_whole = _sampled(body, reply), -1, False
+        try:
+            async for chunk, is_last in self._chunks(body, reply):
+                if is_last:
+                    is_whole = True
+                    on_sampled(0, sampled)
+                sent += 1
+                yield chunk
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            if sent > 0 and not is_whole:
+                cut = {name: sampled[name][:sent] for name in ("response_ids", "logprobs")}
+                on_sampled(0, {**sampled, **cut, "finish_reason": CANCELLED})
+            raise
 
     def models(self) -> dict[str, Any]:
         """The list of models."""

@@ -32,6 +32,9 @@ GRAMMAR = "groundwire.grammar"
 FIRST_WEIGHTS_VERSION = "groundwire.first_weights_version"
 """The version at the first token, if the weights changed during a reply."""
 
+CHOICE = "groundwire.choice"
+"""The index of the reply among several choices of one request; missing for the only one."""
+
 EMITTED = "groundwire.emitted"
 """On spans that an agent emitted while it ran: such a reward belongs to a call, never to the rollout."""
 AFTER_CALLS = "groundwire.after_calls"

@@ -30,6 +30,8 @@ class Triplet:
     """The reward that the agent emitted between this call and the next; None if there is none."""
     agent: str
     sequence: int
+    choice: int | None
+    """:attr:`LLMCall.choice`: one of several choices is a trajectory of its own."""
     weights_version: int | None
     first_weights_version: int | None
     grammar: str = ""
@@ -69,6 +71,7 @@ def _triplet(call: LLMCall, reward: float | None) -> Triplet:
         call_reward=call.reward,
         agent=call.agent,
         sequence=call.sequence,
+        choice=call.choice,
         weights_version=call.weights_version,
         first_weights_version=call.first_weights_version,
         grammar=call.grammar,
@@ -103,7 +106,7 @@ def trajectories(triplets: Iterable[Triplet]) -> list[Trajectory]:
     """
     open_: list[_OpenTrajectory] = []
     for triplet in triplets:
-        fitting = [each for each in open_ if each.precedes(triplet)]
+        fitting = [each for each in open_ if triplet.choice is None and each.precedes(triplet)]
         if fitting:
             max(fitting, key=lambda each: len(each.context)).add(triplet)
         else:
@@ -122,6 +125,8 @@ class _OpenTrajectory:
         self.add(triplet)
 
     def precedes(self, triplet: Triplet) -> bool:
+        if self.triplets[-1].choice is not None:
+            return False
         end, prompt = len(self.context), triplet.prompt_ids
         # Most triplets do not extend a trajectory; the length or this one token usually shows it.
         return end <= len(prompt) and prompt[end - 1] == self.context[-1] and prompt[:end] == self.context

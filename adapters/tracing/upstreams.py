@@ -87,6 +87,8 @@ class Upstreams:
         except asyncio.TimeoutError as error:
             raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
         except aiohttp.ClientError as error:
+            if exchange.streamed:  # the agent left
+                raise
             raise RefusedError(
                 502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
             ) from error
@@ -133,7 +135,8 @@ class Upstreams:
                 await response.write(chunk)
         except (asyncio.TimeoutError, aiohttp.ClientError) as error:
             await response.write(call.error_event(_broken_off(error, exchange)))
-        exchange.body = bytes(received)
+        finally:
+            exchange.body = bytes(received)
         await response.write_eof()
         return response
 
@@ -168,7 +171,8 @@ class Upstreams:
             await response.write(call.error_event(refused))
         except (asyncio.TimeoutError, aiohttp.ClientError, *UNREADABLE) as error:
             await response.write(call.error_event(_broken_off(error, exchange)))
-        exchange.body = bytes(received)
+        finally:
+            exchange.body = bytes(received)
         await response.write_eof()
         return response
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +25,7 @@ from groundwire.adapters.tracing.wire.apis import PATHS
 from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.exchange import SESSION_HEADER, OnSampled
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, SESSION_HEADER, OnSampled
 from groundwire.adapters.tracing.wire.local import answer
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.http.access_token import access_token
@@ -48,6 +48,10 @@ LONG_REQUEST = 128 << 10
 CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters for each token of the context is refused without tokenizing it, which could take a
 minute and gigabytes; text has 3 to 5 characters a token."""
+
+
+def _ignore(choice: int, sampled: Mapping[str, Any]) -> None:
+    """For callers over HTTP, who get what was sampled in the reply."""
 
 
 class PolicyServer(HttpServer):
@@ -108,7 +112,7 @@ class PolicyServer(HttpServer):
         model["max_model_len"] = self._engine.max_model_len
         return {"object": "list", "data": [model]}
 
-    async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = lambda _: None) -> dict[str, Any]:
+    async def complete(self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore) -> dict[str, Any]:
         """The chat completion for a request of ``session``. Raises :class:`RefusedError`."""
         with _refusals():
             response = await self._prepare(body, session)
@@ -119,11 +123,12 @@ class PolicyServer(HttpServer):
                 for future in futures:
                     future.cancel()  # has no effect on finished ones
             messages = [response.message(reply) for reply in replies]
-            on_sampled(response.sampled(replies[0], *messages[0]))
+            for choice, (reply, message) in enumerate(zip(replies, messages, strict=True)):
+                on_sampled(choice, response.sampled(reply, *message))
             return response.body(replies, messages)
 
     async def stream(
-        self, body: Any, *, session: str = "", on_sampled: OnSampled = lambda _: None
+        self, body: Any, *, session: str = "", on_sampled: OnSampled = _ignore
     ) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of the completion. Raises :class:`RefusedError`, before the first chunk unless sampling fails."""
         loop = asyncio.get_running_loop()
@@ -143,11 +148,51 @@ class PolicyServer(HttpServer):
                     )
                     future.add_done_callback(functools.partial(put, index))
                     futures.append(future)
-                async for event in _events(response, queue, on_sampled):
-                    yield event
+                async with aclosing(self._events(response, queue, on_sampled)) as events:
+                    async for event in events:
+                        yield event
         finally:
             for future in futures:
                 future.cancel()
+
+    async def _events(
+        self, response: ChatResponse, queue: asyncio.Queue[tuple[int, Any]], on_sampled: OnSampled
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a stream. ``queue`` has (choice, (token, logprob)), at last (choice, its finished future)."""
+        request = response.request
+        choices = [StreamedChoice(index, response) for index in range(request.n)]
+        sent: dict[int, list[tuple[int, float]]] = {index: [] for index in range(request.n)}
+        try:
+            for index, choice in enumerate(choices):
+                with_prompt = request.return_token_ids and index == 0
+                yield response.event(
+                    choice.start(), **({"prompt_token_ids": response.prompt_ids} if with_prompt else {})
+                )
+            replies: list[Completion] = []
+            while len(replies) < len(choices):
+                index, item = await queue.get()
+                if isinstance(item, tuple):
+                    sent[index].append(item)
+                    yield response.event(choices[index].add(*item))
+                    continue
+                del sent[index]
+                try:
+                    reply = item.result()
+                except EngineError as error:
+                    on_sampled(index, {"error": str(error)})
+                    raise
+                replies.append(reply)
+                message, finish_reason = response.message(reply)
+                on_sampled(index, response.sampled(reply, message, finish_reason))
+                yield response.event(choices[index].end(message, finish_reason), **versions(reply))
+            if request.stream_options.include_usage:
+                yield response.event(usage=response.usage(replies))
+        except (GeneratorExit, asyncio.CancelledError):  # the agent left
+            for index, tokens in sent.items():
+                if tokens:
+                    reply = response.cut_short(tokens, self._engine.weights_version)
+                    on_sampled(index, response.sampled(reply, response.message(reply)[0], CANCELLED))
+            raise
 
     async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         session = request.headers.get(SESSION_HEADER, "")
@@ -156,7 +201,7 @@ class PolicyServer(HttpServer):
             if self._any_model:
                 body["model"] = self.model_name
             call = api(body, self._conversations.of(session, len(await request.read())))
-            return await answer(request, call, self, session=session, on_sampled=lambda _: None)
+            return await answer(request, call, self, session=session, on_sampled=_ignore)
         except RefusedError as refused:
             return web.json_response(api.error(refused), status=refused.status)
 
@@ -206,34 +251,6 @@ class PolicyServer(HttpServer):
         if not ids:
             raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
         return ids
-
-
-async def _events(
-    response: ChatResponse, queue: asyncio.Queue[tuple[int, Any]], on_sampled: OnSampled
-) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. ``queue`` has (choice, (token, logprob)), and at last (choice, its finished future)."""
-    request = response.request
-    choices = [StreamedChoice(index, response) for index in range(request.n)]
-    for index, choice in enumerate(choices):
-        with_prompt = request.return_token_ids and index == 0
-        yield response.event(choice.start(), **({"prompt_token_ids": response.prompt_ids} if with_prompt else {}))
-    replies: list[Completion] = []
-    while len(replies) < len(choices):
-        index, item = await queue.get()
-        if isinstance(item, tuple):
-            yield response.event(choices[index].add(*item))
-            continue
-        try:
-            reply = item.result()
-        except EngineError as error:
-            on_sampled({"error": str(error)})
-            raise
-        replies.append(reply)
-        message, finish_reason = response.message(reply)
-        on_sampled(response.sampled(reply, message, finish_reason))
-        yield response.event(choices[index].end(message, finish_reason), **versions(reply))
-    if request.stream_options.include_usage:
-        yield response.event(usage=response.usage(replies))
 
 
 async def _read_object(request: web.Request) -> dict[str, Any]:

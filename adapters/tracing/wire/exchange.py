@@ -20,6 +20,7 @@ from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.secrets import mask_secrets
 
 __all__ = [
+    "CANCELLED",
     "CLIENT_GONE",
     "SESSION_HEADER",
     "UNREADABLE",
@@ -27,7 +28,7 @@ __all__ = [
     "HttpExchange",
     "OnSampled",
     "calling_agent",
-    "check_one_sample",
+    "choices_of",
     "error_message",
     "has_ended",
     "is_constrained",
@@ -41,8 +42,11 @@ CLIENT_GONE = 499
 """The status of a call whose agent left before the reply was complete."""
 SESSION_HEADER = "x-session-id"
 """The header with the rollout of a request, for a server or for a router in front of several."""
-OnSampled = Callable[[Mapping[str, Any]], None]
-"""Takes the fields of the :class:`LLMCall` that a policy in this process has sampled, or only its ``error``."""
+OnSampled = Callable[[int, Mapping[str, Any]], None]
+"""Takes the index of a choice and the fields of the :class:`LLMCall` that a policy in this process has sampled for it,
+or only an ``error``."""
+CANCELLED = "cancelled"
+"""The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
 _STATUS_OK = 200
 _VERSIONS = ("weights_version", "first_weights_version")
 _CONSTRAINTS = (  # vLLM's own fields
@@ -50,6 +54,7 @@ _CONSTRAINTS = (  # vLLM's own fields
     "bad_words", "logit_bias",
 )  # fmt: skip
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
+_MAX_CHOICES = 128
 _DONE = b"\ndata: [DONE]"
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """The errors that reading a malformed reply may raise."""
@@ -57,6 +62,10 @@ UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError,
 
 class _StreamError(Exception):
     """A stream that reports an error, or ends too early."""
+
+
+class _NothingSentError(Exception):
+    """An agent left a stream before it got a token."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,8 +82,10 @@ class HttpExchange:
     body: bytes = b""
     """The reply as the policy server sent it."""
     streamed: bool = False
-    sampled: Mapping[str, Any] | None = None
-    """The argument of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
+    choices: int = 1
+    """How many the request asks for."""
+    sampled: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The arguments of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
     error: str = ""
 
 
@@ -89,12 +100,14 @@ def read_request(body: bytes) -> dict[str, Any]:
     return payload
 
 
-def check_one_sample(request: Mapping[str, Any]) -> None:
-    """Raise :class:`RefusedError` if the request asks for more than one choice."""
-    if request.get("n") not in (None, 1):
-        raise RefusedError(
-            400, f"n is {shorten_repr(request['n'])}, but one call is one sample here: send n=1, several times"
-        )
+def choices_of(chat: Mapping[str, Any]) -> int:
+    """The number of choices that a chat request asks for. Raises :class:`RefusedError` for an unusable one."""
+    n = chat.get("n")
+    if n is None:
+        return 1
+    if not isinstance(n, int) or not 1 <= n <= _MAX_CHOICES:
+        raise RefusedError(400, f"n must be a number from 1 to {_MAX_CHOICES}, not {shorten_repr(n)}", param="n")
+    return n
 
 
 def calling_agent(headers: Mapping[str, str]) -> str:
@@ -146,21 +159,24 @@ def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool =
     return sent
 
 
-def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
-    """The call of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
-    request, error = exchange.request, exchange.error
+def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> LLMCall:
+    """The call of a choice of an exchange. Never raises: a reply that cannot be read becomes the call's ``error``."""
+    request, error, status = exchange.request, exchange.error, exchange.status
     fields: dict[str, Any] = {}
-    if not error and exchange.status != _STATUS_OK:
+    if choice in exchange.sampled or (status == CLIENT_GONE and exchange.streamed):
+        error, status = "", _STATUS_OK
+    elif not error and status != _STATUS_OK:
         error = error_message(exchange.body)
     if not error:
         try:
-            if exchange.sampled is not None:
-                fields = _read_sampled(exchange.sampled)
+            if choice in exchange.sampled:
+                fields = _read_sampled(exchange.sampled[choice])
             else:
-                reply = _merge_stream(exchange.body) if exchange.streamed else json.loads(exchange.body)
-                fields = read_reply(reply)
+                fields = _read_body(exchange, choice)
                 if not fields["grammar"] and is_constrained(request):
                     fields["grammar"] = UNKNOWN_GRAMMAR
+        except _NothingSentError:
+            error, status = exchange.error, exchange.status
         except _StreamError as caught:
             error = str(caught)
         except UNREADABLE as caught:
@@ -173,11 +189,18 @@ def read_exchange(exchange: HttpExchange, *, sequence: int) -> LLMCall:
         model=str(request.get("model") or ""),
         started=exchange.started,
         ended=exchange.ended,
-        status=exchange.status,
+        status=status,
+        choice=choice if exchange.choices > 1 else None,
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
         **{"error": error, **fields},
     )
+
+
+def _read_body(exchange: HttpExchange, choice: int) -> dict[str, Any]:
+    if exchange.streamed:
+        return read_reply(_merge_stream(exchange.body, choice, left=exchange.status == CLIENT_GONE))
+    return read_reply(json.loads(exchange.body), choice)
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
@@ -194,9 +217,9 @@ def is_constrained(request: Mapping[str, Any]) -> bool:
     )
 
 
-def read_reply(reply: Mapping[str, Any]) -> dict[str, Any]:
+def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
     """The fields of :class:`LLMCall` in a whole reply. Raises one of :data:`UNREADABLE` for a malformed one."""
-    choice = reply["choices"][0]
+    choice = reply["choices"][index]
     logprobs = (choice.get("logprobs") or {}).get("content") or ()
     return {
         "prompt_ids": check_ids(reply.get("prompt_token_ids") or ()),
@@ -222,8 +245,14 @@ def _read_sampled(sampled: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _merge_stream(body: bytes) -> dict[str, Any]:
-    """The whole reply of a stream. Raises :class:`_StreamError` if it reports an error or is cut off."""
+def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
+    """A choice of a stream as a whole reply.
+
+    Raises :class:`_StreamError` if the stream reports an error or is cut off, and :class:`_NothingSentError` if the
+    agent has ``left`` it without a token.
+    """
+    if left:
+        body = body.rpartition(b"\n")[0]
     message: dict[str, Any] = {"role": "assistant"}
     token_ids: list[int] = []
     logprobs: list[Any] = []
@@ -235,11 +264,17 @@ def _merge_stream(body: bytes) -> dict[str, Any]:
         reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
         reply |= {name: event[name] for name in ("usage", *_VERSIONS) if event.get(name) is not None}
         for part in event.get("choices") or ():  # the event with the usage has none
+            if part.get("index", 0) != index:
+                continue
             token_ids += part.get("token_ids") or ()
             logprobs += (part.get("logprobs") or {}).get("content") or ()
             choice["finish_reason"] = part.get("finish_reason") or choice.get("finish_reason")
             choice["grammar"] = part.get("grammar") or choice.get("grammar")
             _add_delta(message, part.get("delta") or {})
+    if left and not token_ids:
+        raise _NothingSentError
+    if left:
+        choice["finish_reason"] = choice.get("finish_reason") or CANCELLED
     if not choice.get("finish_reason"):
         raise _StreamError("the stream ended before the reply was complete")
     return reply

@@ -15,7 +15,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,19 @@ class ChatResponse:
             "grammar": self.request.grammar,
             **versions(reply),
         }
+
+    def cut_short(self, tokens: Sequence[tuple[int, float]], weights_version: int) -> Completion:
+        """The reply that ends with the last of ``tokens``, (id, logprob) each, because nobody reads on."""
+        token_ids = [token for token, _ in tokens]
+        return Completion(
+            prompt_ids=self.prompt_ids,
+            token_ids=token_ids,
+            logprobs=[logprob for _, logprob in tokens],
+            text=self.text(token_ids),
+            finish_reason="length",
+            weights_version=weights_version,
+            cached_tokens=0,
+        )
 
     def body(self, replies: list[Completion], messages: list[tuple[dict[str, Any], str]]) -> dict[str, Any]:
         """The whole response, one choice for each of ``replies``, with its :meth:`message`."""

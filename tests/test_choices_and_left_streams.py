@@ -1,0 +1,136 @@
+"""Every sampled token is recorded: those of each choice, and those of a stream that the agent leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+from wire import Bench, bench
+
+from groundwire.adapters.tracing import all_calls_from_spans, trajectories, triplets
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, encode, render
+from groundwire.tools.http.access_token import access_token
+from groundwire.train.policy.engine import LocalEngine
+from groundwire.train.policy.server import PolicyServer
+from groundwire.train.store.spans import LightningSpanSink
+
+HELLO: list[Any] = [{"role": "user", "content": "the age of a singer"}]
+
+__all__ = ["bench"]
+
+
+async def _chat(b: Bench) -> AsyncIterator[str]:
+    async with openai.AsyncOpenAI(base_url=b.url, api_key="none") as client:
+        async for chunk in await client.chat.completions.create(model="m", messages=HELLO, stream=True):
+            yield chunk.choices[0].delta.content or ""
+
+
+async def _responses(b: Bench) -> AsyncIterator[str]:
+    async with openai.AsyncOpenAI(base_url=b.url, api_key="none") as client:
+        async for event in await client.responses.create(model="m", input=HELLO, stream=True):
+            yield event.delta if event.type == "response.output_text.delta" else ""
+
+
+async def _messages(b: Bench) -> AsyncIterator[str]:
+    async with anthropic.AsyncAnthropic(base_url=b.root, api_key="none") as client:
+        async for event in await client.messages.create(model="m", max_tokens=99, messages=HELLO, stream=True):
+            yield event.delta.text if event.type == "content_block_delta" else ""
+
+
+@pytest.mark.parametrize("stream", [_chat, _responses, _messages])
+async def test_a_stream_that_the_agent_leaves_is_recorded_and_trained_up_to_there(bench: Any, stream: Any) -> None:
+    b = await bench(Reply(text="a long story", delay_s=60))
+    read, parts = "", stream(b)
+    while read != "a long story":
+        read += await anext(parts)
+    await parts.aclose()
+    while not (calls := await b.calls()):  # noqa: ASYNC110 (the proxy notices it)
+        await asyncio.sleep(0.01)
+    [call] = calls
+    assert (call.status, call.error, call.untrainable_reason) == (200, "", "")
+    assert (call.prompt_ids, call.response_ids) == (render(HELLO), encode("a long story"))
+    assert (len(call.logprobs), call.finish_reason) == (12, "cancelled")
+    assert b.server.cancelled == 1
+    [trajectory] = await b.trajectories()
+    assert trajectory.loss_mask == [1] * 12
+
+
+class Policy:
+    """A proxy with a random model, and its engine."""
+
+    def __init__(self, engine: LocalEngine, proxy: LLMProxy, store: Any, rollout: Any) -> None:
+        self.engine, self.proxy, self.store, self.rollout_id = engine, proxy, store, rollout.rollout_id
+        self.url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+
+    async def calls(self) -> list[Any]:
+        await self.proxy.flush()
+        return all_calls_from_spans(await self.store.query_spans(self.rollout_id))
+
+
+@pytest.fixture(params=["in process", "behind HTTP"])
+async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Policy]:
+    engine = LocalEngine(*tiny_policy, max_model_len=400)
+    store, server = InMemoryLightningStore(), PolicyServer(engine)
+    await server.start()
+    options: dict[str, Any] = {"policy": server}
+    if request.param == "behind HTTP":
+        options = {"upstreams": [f"{server.url}/v1"], "model": "policy", "api_key": access_token()}
+    async with LLMProxy(sink=LightningSpanSink(store), **options) as proxy:
+        yield Policy(engine, proxy, store, await store.start_rollout(input={}))
+    await server.stop()
+    engine.close()
+
+
+async def test_the_engine_stops_when_the_agent_leaves_the_stream(policy: Policy) -> None:
+    read, prompt = list[int](), list[int]()
+    async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model="m", messages=HELLO, stream=True, temperature=2.0, seed=3, extra_body={"return_token_ids": True}
+        )
+        async for chunk in stream:
+            prompt += getattr(chunk, "prompt_token_ids", None) or []
+            read += getattr(chunk.choices[0], "token_ids", None) or []
+            if len(read) == 5:
+                break
+        await stream.close()
+    while not (calls := await policy.calls()):  # noqa: ASYNC110 (the proxy notices it)
+        await asyncio.sleep(0.01)
+    [call] = calls
+    assert (call.untrainable_reason, call.prompt_ids, call.response_ids[:5]) == ("", prompt, read)
+    assert len(call.response_ids) == len(call.logprobs)
+    while policy.engine._batch.requests:  # noqa: ASYNC110 (the engine is another thread)
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_choice_is_a_call_and_a_trajectory_of_its_own(policy: Policy, stream: bool) -> None:
+    shown: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
+        request: Any = {"model": "m", "max_tokens": 6, "temperature": 2.0, "extra_body": {"return_token_ids": True}}
+        answer = await client.chat.completions.create(messages=HELLO, n=3, stream=stream, **request)
+        for part in [chunk async for chunk in answer] if stream else [answer]:
+            for choice in part.choices:
+                shown[choice.index] += getattr(choice, "token_ids", None) or []
+        calls = await policy.calls()
+        assert {call.choice: call.response_ids for call in calls} == shown
+        assert [call.untrainable_reason for call in calls] == [""] * 3
+        assert len({tuple(ids) for ids in shown.values()}) == 3
+        said = {"role": "assistant", "content": calls[0].reply["content"]}
+        await client.chat.completions.create(messages=[*HELLO, said, *HELLO], **request)
+    calls = await policy.calls()
+    assert [call.choice for call in calls] == [0, 1, 2, None]
+    assert len(trajectories(triplets(calls, 1.0))) == 4
+
+
+async def test_a_refused_request_for_several_choices_is_one_failed_call(policy: Policy) -> None:
+    async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
+        for options in ({"n": 129}, {"n": 4, "temperature": -1}):
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="m", messages=HELLO, **options)
+    assert [call.status for call in await policy.calls()] == [400, 400]
