@@ -108,7 +108,8 @@ class ScriptedPolicyServer(HttpServer):
         reply = self._take(body)
         await asyncio.sleep(reply.delay_s)
         _refuse_error(reply)
-        on_sampled(0, _sampled(body, reply))
+        for index in range(body.get("n") or 1):
+            on_sampled(index, _sampled(body, reply))
         return self._completion(body, reply)
 
     async def stream(self, body: Any, *, session: str, on_sampled: OnSampled) -> AsyncGenerator[dict[str, Any], None]:
@@ -167,16 +168,16 @@ class ScriptedPolicyServer(HttpServer):
 
     def _completion(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        choice: dict[str, Any] = {"index": 0, "message": _message(reply), "finish_reason": _finish_reason(reply)}
+        choice: dict[str, Any] = {"message": _message(reply), "finish_reason": _finish_reason(reply)}
         if body.get("logprobs"):
             choice["logprobs"] = _logprobs(reply, 0, len(token_ids))
-        completion = {
-            **self._head("chat.completion", reply), "choices": [choice], "usage": _usage(prompt_ids, token_ids),
-        }  # fmt: skip
+        ids = {}
         if body.get("return_token_ids"):
             choice["token_ids"] = token_ids
-            completion["prompt_token_ids"] = prompt_ids
-        return completion
+            ids = {"prompt_token_ids": prompt_ids}
+        choices = [{"index": index, **choice} for index in range(body.get("n") or 1)]
+        head, usage = self._head("chat.completion", reply), _usage(prompt_ids, token_ids)
+        return {**head, "choices": choices, "usage": usage, **ids}
 
     async def _stream(self, request: web.Request, body: dict[str, Any], reply: Reply) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
