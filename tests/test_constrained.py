@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
@@ -449,6 +450,12 @@ def test_a_field_that_changes_the_form_of_the_reply_is_refused_by_name(name):
     with pytest.raises(ChatRequestError, match=f"^{name} is not supported: ") as caught:
         parse_request({"messages": HELLO, name: "x"}, served="policy")
     assert caught.value.param == name
+
+
+def test_the_docs_list_the_fields():
+    text = (Path(__file__).parents[1] / "docs" / "your-agent.md").read_text(encoding="utf-8")
+    names = {name for name in fields.NO_EFFECT | fields.REFUSED.keys() if not name.startswith("guided_")}
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 
 def test_a_keyword_that_a_schema_cannot_enforce_is_named_in_one_warning(warned):
