@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sqlite3
 from pathlib import Path
@@ -12,7 +14,9 @@ from programs import ROOT
 
 from groundwire.adapters import Stoppable, agent_backend
 from groundwire.adapters.conformance import play, sampled_ids
+from groundwire.train import evaluate, fit, serve
 from groundwire.train.config.__main__ import tables
+from groundwire.train.config.run_config import RunConfig
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
@@ -61,3 +65,14 @@ async def test_the_agents_that_are_shown_lose_nothing(place: int, calls: int, tm
 def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
     """After a change: ``python -m train.config``."""
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
+
+
+@pytest.mark.parametrize("page", ["python-api.md", "serve.md", "your-agent.md", "../README.md"])
+def test_the_calls_of_the_python_api_that_are_shown_have_its_arguments(page: str) -> None:
+    functions = {"fit": fit, "evaluate": evaluate, "serve": serve}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
+        for call in ast.walk(ast.parse(code)):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in functions:
+                keywords = {each.arg for each in call.keywords if each.arg}
+                bound = inspect.signature(functions[call.func.id]).bind(*call.args, **dict.fromkeys(keywords))
+                assert not bound.arguments.get("settings", {}).keys() - RunConfig.names().keys()
