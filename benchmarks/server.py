@@ -19,11 +19,13 @@ import torch
 from benchmarks._results import record
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.engine import LocalEngine
+from groundwire.train.policy.grammar import calls_and_json
 from groundwire.train.policy.model import count_parameters, load_policy
 from groundwire.train.policy.types import Sampling
 
 PROMPT_TOKENS, REPLY_TOKENS, GROUP_SIZE = 150, 20, 8
 SIZES, REPEATS = (1, 8, 96), 3
+LONG_TEXT = calls_and_json({"type": "object", "properties": {"sql": {"type": "string", "minLength": 500}}})
 
 
 def fastest(run: Callable[[list[list[int]]], int], size: int, vocabulary: int, rng: random.Random) -> float:
@@ -48,9 +50,10 @@ def with_transformers(model, batch: list[list[int]]) -> int:
     return len(batch) * (out.shape[1] - PROMPT_TOKENS)
 
 
-def with_engine(engine: LocalEngine, batch: list[list[int]]) -> int:
+def with_engine(engine: LocalEngine, batch: list[list[int]], grammar: str = "") -> int:
     """All requests of the batch at once, from this thread."""
-    futures = [engine.submit(prompt, Sampling(max_tokens=REPLY_TOKENS)) for prompt in batch]
+    sampling = Sampling(max_tokens=REPLY_TOKENS, grammar=grammar)
+    futures = [engine.submit(prompt, sampling) for prompt in batch]
     return sum(len(future.result().token_ids) for future in futures)
 
 
@@ -79,12 +82,16 @@ def main() -> None:
         theirs.append(row(f"transformers, threads={threads}", partial(with_transformers, model)))
     for threads in (1, 2):
         engine = LocalEngine(model, tokenizer, max_model_len=512, threads=threads)
-        engine._ends = frozenset()  # every reply has its full length
+        engine._batch._end_tokens = frozenset()  # every reply has its full length
         ours.append(row(f"engine, threads={threads}", partial(with_engine, engine)))
+        if threads == 1:
+            constrained = row("the same, constrained to JSON", partial(with_engine, engine, grammar=LONG_TEXT))
         engine.close()
     for place, size in enumerate(SIZES):
         best, other = (max(rates[place] for rates in each) for each in (ours, theirs))
         record(f"sampling, batch {size}", best, unit="tokens/s", against="transformers' generate", theirs=other)
+        free = ours[0][place]
+        record(f"constrained, batch {size}", constrained[place], unit="tokens/s", against="free replies", theirs=free)
 
 
 if __name__ == "__main__":

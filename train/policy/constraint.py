@@ -86,16 +86,11 @@ class Constraints:
 
     def allowed(self, constraints: Sequence[Constraint]) -> torch.Tensor:
         """bool [constraints, vocabulary]: the tokens that may come next; at least one in each row."""
-        words = np.zeros((len(constraints), self._tokens.words), dtype=np.int32)
+        words = self._tokens.empty_masks(len(constraints))
         places = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]
         # One call for all rows: each call acquires the interpreter lock once.
-        self._tokens.executor.unsafe_compute_mask_ptr(places, words.ctypes.data, words.shape[1] * 4, len(words))
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        starts = [constraint.start for constraint in constraints]
-        allowed = torch.zeros(len(words), self._vocabulary, dtype=torch.bool)
-        rows = self._tokens.select(bits, starts)[:, : self._vocabulary]
-        allowed[:, : rows.shape[1]] = torch.from_numpy(rows).bool()
-        return allowed
+        self._tokens.executor.unsafe_compute_mask_ptr(places, words.ctypes.data, words.strides[0], len(words))
+        return self._unpacked(words, [constraint.start for constraint in constraints])
 
     def replay(self, grammar: str, token_ids: Sequence[int]) -> torch.Tensor:
         """bool [tokens, vocabulary]: the tokens that were allowed in place of each of ``token_ids``.
@@ -103,11 +98,20 @@ class Constraints:
         Raises:
             EngineError: the grammar does not allow one of them.
         """
-        constraint, rows = self.start(grammar), []
-        for token in token_ids:
-            rows.append(self.allowed([constraint]))
+        constraint, starts = self.start(grammar), []
+        words = self._tokens.empty_masks(len(token_ids))
+        for row, token in zip(words, token_ids, strict=True):
+            constraint.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            starts.append(constraint.start)
             constraint.consume(token)
-        return torch.cat(rows)
+        return self._unpacked(words, starts)
+
+    def _unpacked(self, words: Any, starts: Sequence[int]) -> torch.Tensor:
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+        allowed = torch.zeros(len(words), self._vocabulary, dtype=torch.bool)
+        rows = self._tokens.select(bits, starts)[:, : self._vocabulary]
+        allowed[:, : rows.shape[1]] = torch.from_numpy(rows).bool()
+        return allowed
 
     @functools.cached_property
     def _tokens(self) -> _Tokens:
@@ -129,10 +133,13 @@ class _Tokens:
             self.table = [text.removesuffix(_GLUE) for text in self.table]
             self.table += [word if word[:1].isalpha() else b"" for word in words]
             self.table += [self.table[token] + bytes([letter]) for token in self.glued for letter in _LETTERS]
-        self.words = (len(self.table) + 31) // 32
         wrapper = TokenizerWrapper(_Table(self.table, end_tokens))
         self.lookup = LLTokenizer(wrapper, n_vocab=len(self.table), eos_token=sorted(end_tokens))
         self.executor = LLExecutor(1)
+
+    def empty_masks(self, rows: int) -> Any:
+        """int32 [rows, words], a bit for each entry of the table."""
+        return np.zeros((rows, (len(self.table) + 31) // 32), dtype=np.int32)
 
     def select(self, bits: Any, starts: Sequence[int]) -> Any:
         """The entries of ``bits`` [rows, table] for the tokens, from each row's start on: [rows, tokens]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import reprlib
@@ -236,7 +237,7 @@ class ChatRequest(_Object):
         only_one = self.offered_tools and not self.parallel_tool_calls and not self.grammar
         return [*self.stop, *([end] if only_one and (end := _CALL_END.get(self.tool_format)) else [])]
 
-    @property
+    @functools.cached_property
     def grammar(self) -> str:
         """What the reply must be: "" for free text, in which the model may call tools or not."""
         schema = None if self.tool_choice.forced else self.response_format.reply_schema
