@@ -51,6 +51,10 @@ class ProgressDisplay(ProgressCallback):
         if self._task is not None:
             self._progress.advance(self._task)
 
+    def on_note(self, text: str) -> None:
+        """Print the note."""
+        self._console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+
     def on_step_end(self, metrics: dict[str, Any]) -> None:
         """Print the step's metrics."""
         step = metrics["step"]

@@ -16,5 +16,8 @@ class ProgressCallback:
     def on_rollout_end(self) -> None:
         """A rollout of the batch ended."""
 
+    def on_note(self, text: str) -> None:
+        """Something that the user should know."""
+
     def on_step_end(self, metrics: dict[str, Any]) -> None:
         """A line of ``metrics.jsonl`` was written."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -86,7 +85,7 @@ def evaluate(
             if sample == 0:
                 models = (call.model for result in results for call in result.calls)
                 for note in agent_notes(rows, models, MODEL_NAME if upstream is None else upstream.model):
-                    print(f"note: {note}", file=sys.stderr)
+                    callback.on_note(note)
             last = sample + 1 == samples
             if (reason := nothing_judged(rows)) and (last or not is_transient(rows)):
                 raise RolloutsFailedError(f"{reason}. More: python -m train.why {run.path}")

@@ -149,7 +149,7 @@ class LocalTrainer:
         ]
         with self.runtime:
             results = self._collect("tasks", requests, config.step_deadline_s)
-        self._check_agent(results, [result.to_row(0) for result in results])
+        self._print_notes(results, [result.to_row(0) for result in results])
         return results
 
     def _train_step(self, step: int) -> None:
@@ -226,18 +226,17 @@ class LocalTrainer:
             rows = [result.to_row(step) for result in results]
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
             if step == 0:
-                self._check_agent(results, rows)
+                self._print_notes(results, rows)
+                if reason := nothing_judged(rows) or nothing_to_train(rows):
+                    raise RolloutsFailedError(reason)
             self._check_judged(rows)
             validations[validation_name(temperature)] = compute_accuracy(rows, self._breakdowns)
         return validations
 
-    def _check_agent(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Look at the first rollouts of a run. Raises :class:`RolloutsFailedError` if they are of no use."""
+    def _print_notes(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
         models = (call.model for result in results for call in result.calls)
         for note in agent_notes(rows, models, MODEL_NAME):
-            print(f"note: {note}", file=sys.stderr)
-        if reason := nothing_judged(rows) or nothing_to_train(rows):
-            raise RolloutsFailedError(reason)
+            self.callback.on_note(note)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
         """Complete the metrics of a run that was interrupted between a step and its validation."""
