@@ -82,7 +82,7 @@ class Upstreams:
                     relay = self._relay if isinstance(call, ChatCall) else self._translate
                     return await relay(request, call, reply, exchange, record)
                 exchange.body = self._without_key(await reply.read())
-                body = exchange.body if isinstance(call, ChatCall) else _translated(call, reply.status, exchange.body)
+                body = exchange.body if isinstance(call, ChatCall) else _translated(call, exchange)
                 return web.Response(status=reply.status, body=body, headers=_returned_headers(reply))
         except asyncio.TimeoutError as error:
             raise RefusedError(504, f"the policy server at {url} was silent for {self._timeout_s:g} s") from error
@@ -209,11 +209,12 @@ def _checked(chunk: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-def _translated(call: WireCall, status: int, body: bytes) -> bytes:
-    if status != _OK:
-        return json.dumps(call.error(RefusedError(status, error_message(body)))).encode()
+def _translated(call: WireCall, exchange: HttpExchange) -> bytes:
+    if exchange.status != _OK:
+        return json.dumps(call.error(RefusedError(exchange.status, error_message(exchange.body)))).encode()
     try:
-        return json.dumps(call.reply(json.loads(body))).encode()
+        exchange.reply = json.loads(exchange.body)
+        return json.dumps(call.reply(exchange.reply or {})).encode()
     except UNREADABLE as error:
         raise RefusedError(502, f"the policy server's reply cannot be read: {error!r}") from error
 

@@ -22,15 +22,16 @@ ROLLOUTS = 64
 MASTER_KEY = "sk-benchmark"
 
 
-def request_body() -> dict[str, Any]:
+def request_body(api: str = "chat/completions") -> dict[str, Any]:
     """An agent's request, with about four characters per prompt token."""
     words = " ".join(random.Random(0).choices(["column", "table", "SELECT", "integer", "name"], k=620))
-    return {
-        "model": "policy",
-        "messages": [{"role": "system", "content": words[:3200]}, {"role": "user", "content": words[3200:3600]}],
-        "max_tokens": 64,
-        "temperature": 1.0,
-    }
+    system, user = words[:3200], {"role": "user", "content": words[3200:3600]}
+    sampling = {"model": "policy", "temperature": 1.0}
+    if api == "responses":
+        return {**sampling, "instructions": system, "input": [user], "max_output_tokens": 64}
+    if api == "messages":
+        return {**sampling, "system": system, "messages": [user], "max_tokens": 64}
+    return {**sampling, "messages": [{"role": "system", "content": system}, user], "max_tokens": 64}
 
 
 def reply_body() -> tuple[bytes, bytes]:

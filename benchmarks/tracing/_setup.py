@@ -83,9 +83,17 @@ class Load:
         return self.calls / self.wall_s
 
 
-def load(urls: list[str], *, key: str = "none", clients: int, seconds: float, at_most: int = 10**9) -> Load:
+def load(
+    urls: list[str],
+    *,
+    key: str = "none",
+    clients: int,
+    seconds: float,
+    at_most: int = 10**9,
+    api: str = "chat/completions",
+) -> Load:
     """Make ``clients`` calls at a time over persistent connections; each client uses the URL of one rollout."""
-    body = json.dumps(request_body()).encode()
+    body = json.dumps(request_body(api)).encode()
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     latencies_s: list[float] = []
     issued = failed = 0
@@ -95,7 +103,7 @@ def load(urls: list[str], *, key: str = "none", clients: int, seconds: float, at
         while time.perf_counter() < until and issued < at_most:
             issued += 1
             sent = time.perf_counter()
-            async with session.post(f"{url}/chat/completions", data=body, headers=headers) as reply:
+            async with session.post(f"{url}/{api}", data=body, headers=headers) as reply:
                 await reply.read()
                 failed += reply.status != 200
             latencies_s.append(time.perf_counter() - sent)

@@ -13,6 +13,7 @@ from benchmarks._results import record
 from benchmarks.tracing._setup import Load, Process, load, started
 
 CLIENTS = (1, 16, 64)
+APIS = ("responses", "messages")
 WARM_UP_CALLS = 16
 SECONDS = 1.5
 _THEIRS = "Agent Lightning's LLMProxy"
@@ -27,10 +28,14 @@ def main() -> None:
         direct = [load([url], clients=clients, seconds=SECONDS) for clients in CLIENTS]
         _print_row("direct", direct, "")
         for kind, store_url in (("memory", ""), ("http", store.ready["url"])):
-            loads = {}
+            loads, others = {}, {}
             for which in ("ours", "theirs"):
                 with started("proxy", which, url, store_url) as proxy:
                     loads[which] = _measure(f"{which}, {kind} store", proxy)
+                    if kind == "memory":
+                        others |= {(api, which): _measure_api(f"{which}, {api}", proxy, api) for api in APIS}
+            for api in APIS if others else ():
+                _record_api(api, direct[0], others[api, "ours"], others[api, "theirs"])
             for clients, ours, theirs in zip(CLIENTS, loads["ours"], loads["theirs"], strict=True):
                 figure = f"proxy, {kind} store, {clients} clients"
                 record(figure, ours.per_s, unit="calls/s", against=_THEIRS, theirs=theirs.per_s)
@@ -52,6 +57,23 @@ def _measure(name: str, proxy: Process) -> list[Load]:
     kilobytes = stored["bytes"] / warm.calls / 1e3
     _print_row(name, loads, f"{cpu_ms:9.2f}{stored['spans'] / warm.calls:7.1f}{kilobytes:6.1f}")
     return loads
+
+
+def _measure_api(name: str, proxy: Process, api: str) -> list[Load]:
+    urls, key = proxy.ready["urls"], proxy.ready["key"]
+    load(urls, key=key, clients=1, seconds=60.0, at_most=WARM_UP_CALLS, api=api)
+    loads = [load(urls, key=key, clients=clients, seconds=SECONDS, api=api) for clients in CLIENTS[:2]]
+    _print_row(name, loads, "")
+    return loads
+
+
+def _record_api(api: str, direct: Load, ours: list[Load], theirs: list[Load]) -> None:
+    """The policy server has chat completions only, so the proxy's own time includes the translation."""
+    figure = f"proxy, {api}, {CLIENTS[1]} clients"
+    record(figure, ours[1].per_s, unit="calls/s", against=_THEIRS, theirs=theirs[1].per_s)
+    added_ms, their_ms = ours[0].median_ms - direct.median_ms, theirs[0].median_ms - direct.median_ms
+    figure = f"time that the proxy adds to a call, {api}"
+    record(figure, added_ms, unit="ms", against=_THEIRS, theirs=their_ms, less_is_better=True)
 
 
 def _print_row(name: str, loads: list[Load], rest: str) -> None:

@@ -81,6 +81,8 @@ class HttpExchange:
     status: int = _STATUS_OK
     body: bytes = b""
     """The reply as the policy server sent it."""
+    reply: Mapping[str, Any] | None = None
+    """The same, if it was parsed for the agent."""
     streamed: bool = False
     choices: int = 1
     """How many the request asks for."""
@@ -200,7 +202,7 @@ def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> 
 def _read_body(exchange: HttpExchange, choice: int) -> dict[str, Any]:
     if exchange.streamed:
         return read_reply(_merge_stream(exchange.body, choice, left=exchange.status == CLIENT_GONE))
-    return read_reply(json.loads(exchange.body), choice)
+    return read_reply(json.loads(exchange.body) if exchange.reply is None else exchange.reply, choice)
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
