@@ -256,6 +256,25 @@ async def test_a_call_without_a_rollout_is_refused_with_advice(bench: Any) -> No
     await client.close()
 
 
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("completions", "use chat/completions"),
+        ("audio/speech", "the policy only writes text; ask an audio model of your own"),
+        ("images/generations", "ask an image model of your own"),
+        ("v1beta/models/gemini:generateContent", "use a client of OpenAI's or Anthropic's, or LiteLLM"),
+        ("v1beta/models/gemini:streamGenerateContent", "use a client of OpenAI's or Anthropic's, or LiteLLM"),
+        ("responses/resp_1/cancel", "its previous_response_id works within the rollout"),
+        ("threads", "and its chat/completions or responses or messages"),
+    ],
+)
+async def test_an_api_that_is_not_served_is_refused_in_one_sentence(bench: Any, path: str, advice: str) -> None:
+    b = await bench([])
+    async with aiohttp.ClientSession() as session, session.post(f"{b.url}/{path}", json={"model": "m"}) as reply:
+        assert reply.status == 404
+        assert (await reply.json())["error"]["message"].endswith(advice)
+
+
 async def test_the_model_and_the_upstream_can_be_changed_while_it_runs(bench: Any) -> None:
     b = await bench(["old"])
     b.proxy.model = "policy-v2"

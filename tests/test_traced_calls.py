@@ -227,4 +227,4 @@ async def test_apis_that_sample_nothing_are_refused(task: Task) -> None:
 
     [(outcome, _)] = await _outcomes(task, lambda _: GOLD, embeds)
     assert (outcome.status, outcome.reward) == ("endpoint", None)
-    assert "/v1/embeddings is not traced: use" in outcome.message
+    assert "/v1/embeddings is not traced: the policy only writes text; ask an embedding model" in outcome.message

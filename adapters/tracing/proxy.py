@@ -61,6 +61,16 @@ _ROLLOUT = "/rollout/{rollout_id}/attempt/{attempt_id}"
 _MAX_REQUEST_BYTES = 16 << 20
 _BODY_S = 60.0
 _OK = 200
+_NOT_SERVED = {
+    "/embeddings": "the policy only writes text; ask an embedding model of your own",
+    "/audio/": "the policy only writes text; ask an audio model of your own",
+    "/images/": "the policy only writes text; ask an image model of your own",
+    "/v1/completions": "a policy is trained on chats, and a prompt without roles is none; use chat/completions",
+    "/count_tokens": "tokens are not counted before a call; each reply has their numbers in its usage",
+    "enerateContent": "Google's API is not served; use a client of OpenAI's or Anthropic's, or LiteLLM",
+    "/responses/": "a response is not stored for retrieval; its previous_response_id works within the rollout",
+}
+"""What to do instead, by a part of the path."""
 
 
 class ProxyError(UserError):
@@ -309,10 +319,9 @@ def _refusal(refused: RefusedError, api: type[WireCall] = ChatCall) -> web.Respo
 
 
 async def _not_found(request: web.Request) -> web.StreamResponse:
-    return _refusal(
-        RefusedError(
-            404,
-            f"{request.method} {request.path} is not traced: use the base URL of a rollout, "
-            f"http://HOST:PORT/rollout/ID/attempt/ID/v1, and its {' or '.join(api.api for api in APIS)}",
-        )
+    advice = next((advice for part, advice in _NOT_SERVED.items() if part in request.path), None)
+    advice = advice or (
+        "use the base URL of a rollout, http://HOST:PORT/rollout/ID/attempt/ID/v1, and its "
+        + " or ".join(api.api for api in APIS)
     )
+    return _refusal(RefusedError(404, f"{request.method} {request.path:.200} is not traced: {advice}"))
