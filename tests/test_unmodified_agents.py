@@ -136,6 +136,10 @@ async def test_a_refusal_of_the_policy_is_an_endpoint_error() -> None:
             await policy.run(backend_of("blocking"))
         with pytest.raises(PromptTooLongError):
             await policy.run(backend_of("blocking"))
+    nobody = Endpoint(base_url="http://127.0.0.1:9/v1", model="policy")
+    for name in ("blocking", "graph"):
+        with pytest.raises(EndpointError, match="the model's endpoint gave no answer: ConnectError"):
+            await backend_of(name).run(Question(id="1", text="", database=""), nobody)
 
 
 async def test_a_reply_that_the_agent_cannot_use_is_an_answer_and_no_failure() -> None:
@@ -170,6 +174,8 @@ def test_what_is_no_agent_is_refused_in_one_sentence() -> None:
         backend_of("graph", framework="openai-agents")
     with pytest.raises(ValueError, match=r"has no 'grph'; it has llm, many_clients, .*graph|it has .*graph"):
         backend_of("grph")
+    with pytest.raises(ValueError, match="makes its own calls: leave out agent_input and train_model"):
+        backend_of("of_two", agent_input="nowhere:f", train_model="x")
     with pytest.raises(ValueError, match="agent_output 'nowhere:f': there is no module 'nowhere'"):
         backend_of("graph", agent_output="nowhere:f")
 

@@ -129,3 +129,7 @@ async def speaks_opentelemetry(task: Any) -> str:
             await _ask(helper, "second")
     await _ask(helper, "third")
     return first
+
+
+async def of_two(question: Any, endpoint: Any) -> str:
+    return "SELECT 1"

@@ -1,8 +1,7 @@
 """Any agent object as a backend: a LangGraph graph, an agent of the OpenAI Agents SDK, or a function of the task.
 
 The object runs as it is: its own models, clients, prompts, tools, turn limits and output types. It gets the task by
-its fields, and never a gold answer. :mod:`groundwire.adapters.unmodified.redirection` redirects its LLM
-calls.
+its fields, and never a gold answer. :mod:`groundwire.adapters.unmodified.redirection` redirects its LLM calls.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from groundwire.adapters._types import (
@@ -89,7 +89,10 @@ def agent_backend(
     found = load_object(agent, option="agent", is_candidate=_is_agent) if isinstance(agent, str) else agent
     if isinstance(found, Backend):
         return found
+    options = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
+    given = [option for option, value in options.items() if value is not None]
     if is_lit_agent(found):
+        _reject(given, f"agent {name!r} is a LitAgent, which gets the whole task and returns its reward")
         return LitAgentBackend(found)
     kind = _framework(found)
     if kind is None:
@@ -102,6 +105,7 @@ def agent_backend(
     if kind == "function" and _required_parameters(found) == 2:
         from groundwire.adapters.custom import CustomBackend
 
+        _reject(given, f"agent {name!r} is a function of (question, endpoint), which makes its own calls")
         return CustomBackend(agent=found)
     if kind == "function" and _required_parameters(found) > 1:
         raise ValueError(f"agent {name!r} takes {inspect.signature(found)}; it is called with the task")
@@ -113,6 +117,11 @@ def agent_backend(
         read_output=load_object(agent_output, option="agent_output") if isinstance(agent_output, str) else agent_output,
         train_model=None if train_model is None else re.compile(train_model),
     )
+
+
+def _reject(options: Sequence[str], reason: str) -> None:
+    if options:
+        raise ValueError(f"{reason}: leave out {' and '.join(options)}")
 
 
 class UnmodifiedAgent:
@@ -132,7 +141,9 @@ class UnmodifiedAgent:
     ) -> None:
         self._agent, self._name, self.framework = agent, name, framework
         self._make_input, self._read_output, self._train_model = make_input, read_output, train_model
-        self._run = {"langgraph": _run_graph, "openai-agents": _run_sdk_agent, "function": _run_function}[framework]
+        self._default_input, self._run = _DRIVERS[framework]
+        self.threaded = framework == "function" and not _is_async(agent)
+        """Whether each rollout runs in a thread, which cannot be interrupted."""
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
@@ -142,7 +153,7 @@ class UnmodifiedAgent:
         task = agent_task(question)
         with redirected(calls):
             try:
-                given = self._input(task)
+                given = (self._make_input or partial(self._default_input, self._agent))(task)
                 result = await self._run(self._agent, given, task)
                 text = self._answer(result, given, question, calls)
             except BackendError:
@@ -154,13 +165,6 @@ class UnmodifiedAgent:
         if not calls.traced:
             raise AgentError(_no_call(self._name, calls))
         return Answer(text=text, steps=calls.conversation.steps())
-
-    def _input(self, task: AgentTask) -> Any:
-        if self._make_input is not None:
-            return self._make_input(task)
-        return {"langgraph": _graph_input, "openai-agents": _sdk_input, "function": _function_input}[self.framework](
-            self._agent, task
-        )
 
     def _answer(self, result: Any, given: Any, question: Question, calls: AttemptCalls) -> str:
         if self._read_output is None:
@@ -237,13 +241,25 @@ async def _run_sdk_agent(agent: Any, given: Any, task: AgentTask) -> Any:
 
 
 async def _run_function(function: Any, given: Any, task: AgentTask) -> Any:
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+    if _is_async(function):
         result = function(given)
     else:  # it may block, so it has a thread of its own
         result = await asyncio.wrap_future(in_thread(lambda: _call(function, given), name=f"agent {task['id']}"))
     while inspect.isawaitable(result):
         result = await result
     return result
+
+
+_DRIVERS: dict[_Framework, tuple[Callable[[Any, AgentTask], Any], Callable[[Any, Any, AgentTask], Awaitable[Any]]]] = {
+    "langgraph": (_graph_input, _run_graph),
+    "openai-agents": (_sdk_input, _run_sdk_agent),
+    "function": (_function_input, _run_function),
+}
+"""For each framework: the input that it makes of a task, and a run of an agent."""
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _call(function: Any, given: Any) -> Any:
@@ -275,7 +291,8 @@ def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
     if calls.error is not None:
         status, code, message = calls.error
         kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
-        return kind(f"the model's endpoint answered {status}: {message}", status=status)
+        outcome = f"answered {status}: {message}" if status else f"gave no answer: {message}"
+        return kind(f"the model's endpoint {outcome}", status=status)
     if not calls.traced:
         return AgentError(f"{_no_call('the agent', calls)}; it raised {type(error).__name__}: {error}")
     return AgentError(f"{type(error).__name__}: {error}")

@@ -60,8 +60,8 @@ class AttemptCalls:
     hosts: Counter[str] = field(default_factory=Counter)
     """The hosts of all other requests, the first 20."""
     conversation: Conversation = field(default_factory=Conversation)
-    error: tuple[int, str, str] | None = None
-    """Status, code and message of the last traced call, if it failed."""
+    error: tuple[int | None, str, str] | None = None
+    """Status, code and message of the last traced call, if it failed; the status is None without an answer."""
 
     def target(self, method: str, url: str, body: bytes | str | None) -> str | None:
         """The URL that a request is sent to instead of ``url``; None if it is left as it is."""
@@ -86,6 +86,15 @@ class AttemptCalls:
         host = urlsplit(self.endpoint.base_url).netloc
         headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}"}
         return {**headers, **({AGENT_HEADER: name} if name else {})}
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Record that a traced call has no answer."""
+        try:
+            yield
+        except Exception as error:
+            self.error = None, "", f"{type(error).__name__}: {error}"
+            raise
 
     def failed(self, status: int, body: bytes) -> None:
         """Record that the policy refused a traced call."""
@@ -165,18 +174,23 @@ def _redirect_httpx(request: Any) -> AttemptCalls | None:
 
 def _send(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     calls = _redirect_httpx(args[0] if args else kwargs["request"])
-    response = wrapped(*args, **kwargs)
-    if calls is not None and response.status_code >= 400:
+    if calls is None:
+        return wrapped(*args, **kwargs)
+    with calls.sending():
+        response = wrapped(*args, **kwargs)
+    if response.status_code >= 400:
         calls.failed(response.status_code, response.read())
     return response
 
 
 async def _send_async(wrapped: Any, client: Any, args: Any, kwargs: Any) -> Any:
     calls = _redirect_httpx(args[0] if args else kwargs["request"])
-    if calls is not None:
-        _forget_closed_loop(client)
-    response = await wrapped(*args, **kwargs)
-    if calls is not None and response.status_code >= 400:
+    if calls is None:
+        return await wrapped(*args, **kwargs)
+    _forget_closed_loop(client)
+    with calls.sending():
+        response = await wrapped(*args, **kwargs)
+    if response.status_code >= 400:
         calls.failed(response.status_code, await response.aread())
     return response
 
@@ -210,7 +224,8 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     own = {"authorization", *_CREDENTIALS, AGENT_HEADER}
     headers = {name: value for name, value in headers.items() if name.lower() not in own}
     kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None}
-    response = await wrapped(method, target, *rest, **kwargs)
+    with calls.sending():
+        response = await wrapped(method, target, *rest, **kwargs)
     if response.status >= 400:
         calls.failed(response.status, await response.read())
     return response
@@ -226,7 +241,8 @@ def _send_requests(wrapped: Any, session: Any, args: Any, kwargs: Any) -> Any:
     for name in _CREDENTIALS:
         request.headers.pop(name, None)
     request.headers.update(calls.headers())
-    response = wrapped(*args, **kwargs)
+    with calls.sending():
+        response = wrapped(*args, **kwargs)
     if response.status_code >= 400:
         calls.failed(response.status_code, response.content)
     return response
