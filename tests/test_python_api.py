@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,20 @@ def test_the_command_says_how_to_continue_a_scripts_run(fitted: Path) -> None:
     done = run_program("-m", "train.run", "--resume", str(fitted / "runs" / "latest"), timeout=60)
     assert done.returncode == 2
     assert "continue it there, with fit(..., resume=" in done.stderr
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_that_says_how_to_continue(tmp_path: Path) -> None:
+    def stops(task: Any) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+        return ""
+
+    settings: dict[str, Any] = {"quiet": True, "output_dir": tmp_path, "n_runners": 1}
+    with pytest.raises(KeyboardInterrupt, match="stopped; no step is complete, so nothing was written"):
+        fit(stops, TASKS, always, **settings)
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
+        evaluate(stops, TASKS, always, **settings)
+    assert not list(tmp_path.iterdir())
 
 
 # -- arguments

@@ -6,7 +6,8 @@ and servers run on the event loop of another thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,6 @@ def fit(
         groundwire.tools.errors.UserError: an argument is wrong, or training failed; the message says what to do.
         KeyboardInterrupt: the run was stopped; its last complete step is saved.
     """
-    from groundwire.tools.errors import CommandError
     from groundwire.tools.terminal import console
     from groundwire.train.api.arguments import parse_arguments
     from groundwire.train.api.training import make_job, nothing_left, train
@@ -65,12 +65,8 @@ def fit(
     if run is not None and (message := nothing_left(job, run)):
         shown.print(message)
     else:
-        try:
+        with _keyboard_interrupts():
             run = train(job, run, shown)
-        except CommandError as error:
-            if error.exit_code == error.INTERRUPTED:
-                raise KeyboardInterrupt(str(error)) from None
-            raise
     from groundwire.train.api.results import training_result
 
     return training_result(run)
@@ -104,6 +100,7 @@ def evaluate(
 
     Raises:
         groundwire.tools.errors.UserError: an argument is wrong, or no rollout could be judged.
+        KeyboardInterrupt: the evaluation was stopped; the samples that were complete are saved.
     """
     from groundwire.tools.terminal import console
     from groundwire.train.api.arguments import parse_arguments
@@ -112,7 +109,8 @@ def evaluate(
     given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, validation=None)
     endpoint = Endpoint(base_url, api_key) if base_url else None
     job = make_evaluation_job(given, endpoint, objects=objects)
-    run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(quiet=quiet))
+    with _keyboard_interrupts():
+        run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(quiet=quiet))
     from groundwire.train.api.results import Accuracy, EvaluationResult
 
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])
@@ -159,3 +157,16 @@ def serve(
         tool_format=tool_format,
         token_file=token_file,
     )
+
+
+@contextmanager
+def _keyboard_interrupts() -> Iterator[None]:
+    """Raise the error with which a command ends on Ctrl-C as ``KeyboardInterrupt``, which a script expects."""
+    from groundwire.tools.errors import CommandError
+
+    try:
+        yield
+    except CommandError as error:
+        if error.exit_code != CommandError.INTERRUPTED:
+            raise
+        raise KeyboardInterrupt(str(error)) from None
