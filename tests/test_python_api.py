@@ -15,11 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import agents
 import pandas as pd
 import pytest
+import unmodified_agents
 from programs import run as run_program
 
 from groundwire import domains
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import DataError
 from groundwire.rewards import RewardError, UnusableRewardError, reward_function
 from groundwire.tools.errors import UserError
@@ -139,6 +142,21 @@ def test_ctrl_c_is_a_keyboard_interrupt_that_says_how_to_continue(tmp_path: Path
     with pytest.raises(KeyboardInterrupt, match="stopped"):
         evaluate(stops, TASKS, always, **settings)
     assert not list(tmp_path.iterdir())
+
+
+async def test_graphs_and_sdk_agents_are_given_as_objects(tmp_path: Path) -> None:
+    sdk_agent = agents.Agent(name="helper", instructions="Answer.", model="gpt-5-mini")
+    async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:
+        given = {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path, "quiet": True}
+        for agent, settings, answer in (
+            (unmodified_agents.graph, {}, "yes"),
+            (unmodified_agents.graph, {"agent_output": lambda state: state["critique"] + "!"}, "yes!"),
+            (sdk_agent, {"agent_input": lambda task: f"{task.question} Why?"}, "yes"),
+        ):
+            result = await asyncio.to_thread(evaluate, agent, TASKS[:2], always, **given, **settings)
+            assert list(result.rollouts["answer"]) == [answer] * 2
+            assert result.accuracy.value == 1.0
+    assert policy.requests[-1]["messages"][-1]["content"].endswith("? Why?")
 
 
 # -- arguments

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -59,9 +59,9 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     sys.stderr.write(mask_secrets("".join(traceback.format_exception(kind, error, trace))))
 
 
-def silence_libraries() -> None:
+def silence_libraries(names: Sequence[str] = ("agentlightning", "agentops", "LiteLLM", "httpx", "openai")) -> None:
     """Show only critical messages of the libraries that log non-errors as errors."""
-    for name in ("agentlightning", "agentops", "LiteLLM", "httpx", "openai"):
+    for name in names:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

@@ -26,7 +26,7 @@ from groundwire.adapters._types import (
 )
 from groundwire.adapters.unmodified.answers import judged_answer
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
-from groundwire.adapters.unmodified.loading import load_object
+from groundwire.adapters.unmodified.loading import load_object, set_environment
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.sql import DatabaseError
 
@@ -89,6 +89,7 @@ def agent_backend(
     found = load_object(agent, option="agent", is_candidate=_is_agent) if isinstance(agent, str) else agent
     if isinstance(found, Backend):
         return found
+    set_environment()
     options = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
     given = [option for option, value in options.items() if value is not None]
     if is_lit_agent(found):

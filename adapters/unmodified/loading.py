@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_object"]
+__all__ = ["load_object", "set_environment"]
 
 _ENVIRONMENT = {
     # Clients refuse to be made without a key. The policy needs none.
@@ -20,7 +20,7 @@ _ENVIRONMENT = {
     # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
-"""Set before the agent is imported, unless the user has set them."""
+"""Set before the agent is imported, and before an agent that is an object runs."""
 
 
 def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
@@ -31,8 +31,7 @@ def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] =
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
+    set_environment()
     module = _import(name, place, option)
     found: Any = module
     for part in attribute.split("."):
@@ -48,6 +47,12 @@ def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] =
             )
         found = getattr(found, part)
     return found
+
+
+def set_environment() -> None:
+    """Set the variables that agents need, unless the user has set them."""
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
 
 
 def _import(name: str, place: str, option: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from groundwire import rewards
 from groundwire.domains.task_list import is_file, task_list
+from groundwire.tools.startup import silence_libraries
 from groundwire.train.cli.prepare import Objects, object_name
 from groundwire.train.config.overrides import merge_overrides
 
@@ -24,6 +25,7 @@ def parse_arguments(
     Raises :class:`groundwire.train.config.errors.ConfigError`, :class:`groundwire.domains.DataError` and
     :class:`groundwire.rewards.UnusableRewardError`.
     """
+    silence_libraries(["agentlightning"])  # it logs a traceback for each failed rollout, which the run counts
     given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     parts = {"agent": agent, "agent_input": given.get("agent_input"), "agent_output": given.get("agent_output")}
     agent_objects = {name: value for name, value in parts.items() if value is not None and not isinstance(value, str)}
