@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.errors import RefusedError, require_text
 
 __all__ = ["Conversation", "Conversations"]
 
@@ -57,7 +57,9 @@ class Conversation:
 
     def before(self, response_id: str | None) -> Messages:
         """The messages up to ``response_id``; none without an id. Raises :class:`RefusedError` for an unknown one."""
-        return () if response_id is None else self._conversations.get(self._rollout_id, response_id)
+        if response_id is None:
+            return ()
+        return self._conversations.get(self._rollout_id, require_text(response_id, "previous_response_id"))
 
     def add(self, response_id: str, messages: Messages) -> None:
         """Keep ``messages``, which end with the response."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["RefusedError", "error_body", "require_list", "require_object", "warn_ignored"]
+__all__ = ["RefusedError", "error_body", "require_list", "require_object", "require_text", "warn_ignored"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +46,13 @@ def require_object(value: Any, name: str) -> Mapping[str, Any]:
     """``value``, the field ``name``, if it is an object. Raises :class:`RefusedError`."""
     if not isinstance(value, dict):
         raise RefusedError(400, f"{name} must be an object, not {shorten_repr(value)}", param=name)
+    return value
+
+
+def require_text(value: Any, name: str) -> str:
+    """``value``, the field ``name``, if it is a string. Raises :class:`RefusedError`."""
+    if not isinstance(value, str):
+        raise RefusedError(400, f"{name} must be text, not {shorten_repr(value)}", param=name)
     return value
 
 

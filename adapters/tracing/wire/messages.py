@@ -154,6 +154,6 @@ def _event(kind: str, **fields: Any) -> bytes:
 def _tool_input(arguments: str) -> dict[str, Any]:
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {MALFORMED: arguments}

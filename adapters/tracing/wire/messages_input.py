@@ -6,7 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import RefusedError, require_list, require_object, warn_ignored
+from groundwire.adapters.tracing.wire.errors import (
+    RefusedError,
+    require_list,
+    require_object,
+    require_text,
+    warn_ignored,
+)
 
 __all__ = ["MALFORMED", "chat_messages", "chat_options"]
 
@@ -93,9 +99,9 @@ def _assistant_message(blocks: Any, name: str) -> dict[str, Any]:
     for index, block in enumerate(require_list(blocks, name)):
         kind = require_object(block, f"{name}[{index}]").get("type")
         if kind == "text":
-            texts.append(block.get("text") or "")
+            texts.append(require_text(block.get("text"), f"{name}[{index}].text"))
         elif kind == "thinking":
-            thoughts.append(block.get("thinking") or "")
+            thoughts.append(require_text(block.get("thinking"), f"{name}[{index}].thinking"))
         elif kind == "tool_use":
             function = {"name": block.get("name"), "arguments": _arguments(block.get("input"))}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
@@ -124,7 +130,7 @@ def _content(content: Any, name: str) -> Any:
 def _part(block: Any, name: str) -> dict[str, Any]:
     kind = require_object(block, name).get("type")
     if kind == "text":
-        return {"type": "text", "text": block.get("text")}
+        return {"type": "text", "text": require_text(block.get("text"), f"{name}.text")}
     if kind == "image":
         source = require_object(block.get("source"), f"{name}.source")
         url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
@@ -153,7 +159,7 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    kind = choice.get("type")
+    kind = require_text(choice.get("type"), "tool_choice.type")
     parallel = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     if kind == "tool":
         return {"tool_choice": {"type": "function", "function": {"name": choice.get("name")}}, **parallel}

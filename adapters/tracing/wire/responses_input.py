@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from groundwire.adapters.tracing.wire.errors import RefusedError, require_list, require_object, warn_ignored
+from groundwire.adapters.tracing.wire.errors import (
+    RefusedError,
+    require_list,
+    require_object,
+    require_text,
+    warn_ignored,
+)
 
 __all__ = ["chat_options", "input_messages"]
 
@@ -58,7 +64,7 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
         chat["verbosity"] = verbosity
     if effort := require_object(request.get("reasoning") or {}, "reasoning").get("effort"):
         chat["reasoning_effort"] = effort
-    if "message.output_text.logprobs" in (request.get("include") or ()):
+    if "message.output_text.logprobs" in require_list(request.get("include") or [], "include"):
         chat |= {"logprobs": True, "top_logprobs": request.get("top_logprobs") or 0}
     if request.get("stream"):
         chat |= {"stream": request["stream"], "stream_options": {"include_usage": True}}
@@ -92,7 +98,7 @@ def input_messages(items: Any) -> list[dict[str, Any]]:
             output = _content(item.get("output"), f"{name}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         elif kind == "reasoning":
-            if text := _reasoning_text(item):  # servers read one of the two names
+            if text := _reasoning_text(item, name):  # servers read one of the two names
                 messages.append({"role": "assistant", "reasoning": text, "reasoning_content": text})
         else:
             raise RefusedError(
@@ -109,9 +115,9 @@ def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
-def _reasoning_text(item: Mapping[str, Any]) -> str:
-    parts = item.get("content") or item.get("summary") or ()
-    return "".join(part.get("text") or "" for part in parts if isinstance(part, dict))
+def _reasoning_text(item: Mapping[str, Any], name: str) -> str:
+    parts = require_list(item.get("content") or item.get("summary") or [], f"{name}.content")
+    return "".join(require_text(require_object(part, name).get("text"), f"{name}.content.text") for part in parts)
 
 
 def _content(content: Any, name: str) -> Any:
@@ -130,9 +136,9 @@ def _joined(content: Any, name: str) -> str:
 def _part(part: Any, name: str) -> dict[str, Any]:
     kind = require_object(part, name).get("type")
     if kind in _TEXT_PARTS:
-        return {"type": "text", "text": part.get("text")}
+        return {"type": "text", "text": require_text(part.get("text"), f"{name}.text")}
     if kind == "refusal":
-        return {"type": "text", "text": part.get("refusal")}
+        return {"type": "text", "text": require_text(part.get("refusal"), f"{name}.refusal")}
     if kind == "input_image" and part.get("image_url"):
         image = {"url": part["image_url"], **({"detail": part["detail"]} if part.get("detail") else {})}
         return {"type": "image_url", "image_url": image}

@@ -1,0 +1,121 @@
+"""A malformed request is refused in one sentence, in every API; it is never a fault of the proxy."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from groundwire.adapters.tracing.wire.conversations import Conversations
+from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.messages import MessagesCall
+from groundwire.adapters.tracing.wire.responses import ResponsesCall
+
+RESPONSES: dict[str, Any] = {
+    "model": "m",
+    "instructions": "i",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "u"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "x"}, {"type": "refusal", "refusal": "n"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "z"}]},
+    ],
+    "tools": [{"type": "function", "name": "f", "parameters": {}}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "low"},
+    "reasoning": {"effort": "low"},
+    "include": ["message.output_text.logprobs"],
+    "previous_response_id": None,
+    "max_output_tokens": 3,
+    "max_tool_calls": 2,
+    "truncation": "disabled",
+    "store": True,
+    "stream": True,
+}
+MESSAGES: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 3,
+    "system": [{"type": "text", "text": "s"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image", "source": {"url": "x"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "t"},
+                {"type": "text", "text": "q"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "r"}]}],
+        },
+    ],
+    "tools": [{"name": "f", "input_schema": {}}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}, "effort": "low"},
+    "thinking": {"type": "enabled"},
+    "stop_sequences": ["a"],
+    "stream": True,
+}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[" * 100_000}}
+REPLY = {"message": {"content": "a", "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
+VALUES: list[Any] = [
+    None, 0, -1, 1.5, True, "", "x", [], {}, [[]], [None], ["a"], [{}], {"a": {}}, {"type": None}, {"type": []},
+    {"type": {}}, {"type": "text"}, 10**30,
+]  # fmt: skip
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in items:
+        yield (*path, key)
+        yield from _paths(each, (*path, key))
+
+
+def _mutated(request: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    request = copy.deepcopy(request)
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        *parents, last = chance.choice(list(_paths(request)))
+        inner: Any = request
+        for key in parents:
+            inner = inner[key]
+        if chance.random() < 0.2:
+            del inner[last]
+        else:
+            inner[last] = copy.deepcopy(chance.choice(VALUES))
+    return request
+
+
+@pytest.mark.parametrize(("api", "request_"), [(ResponsesCall, RESPONSES), (MessagesCall, MESSAGES)])
+def test_every_request_is_translated_or_refused_in_one_sentence(api: Any, request_: Any) -> None:
+    chance, refusals, translated = random.Random(0), list[RefusedError](), 0
+    for _ in range(3000):
+        mutated = _mutated(request_, chance)
+        try:
+            call = api(mutated, Conversations().of("r"))
+            json.dumps([call.chat, call.reply({"choices": [REPLY]})])
+            translated += 1
+        except RefusedError as refused:
+            refusals.append(refused)
+    assert {refused.status for refused in refusals} == {400}
+    assert max(len(str(refused)) for refused in refusals) < 300
+    assert min(translated, len(refusals)) > 500
+
+
+def test_the_conversations_of_all_rollouts_stay_within_a_limit_and_end_with_their_rollout() -> None:
+    kept = Conversations(max_bytes=100)
+    for number in range(30):
+        kept.of(f"r{number}", 10).add("resp", [{"role": "user", "content": str(number)}])
+    assert [message["content"] for number in range(20, 30) for message in kept.of(f"r{number}").before("resp")] == [
+        str(number) for number in range(20, 30)
+    ]
+    kept.forget("r29")
+    for rollout_id in ("r0", "r29"):
+        with pytest.raises(RefusedError, match="previous_response_id 'resp' is unknown"):
+            kept.of(rollout_id).before("resp")
