@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint bench chaos clean
+.PHONY: train test lint bench chaos frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -20,6 +20,9 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+frameworks: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.frameworks $(ARGS)
 
 chaos: $(VENV)/.dev
 	cd tests && ../$(BIN)/python -m chaos $(ARGS)
@@ -41,4 +44,4 @@ $(VENV)/.dev: $(VENV)/.train
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .frameworks examples/frameworks/*/node_modules build dist .mypy_cache .pytest_cache .ruff_cache

@@ -39,6 +39,8 @@ class Reply:
     token_ids: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
     finish_reason: str | None = None
+    grammar: str = ""
+    """The constraint that the tokens were sampled with."""
     weights_version: int | None = None
     status: int = 200
     code: str | None = None
@@ -168,7 +170,7 @@ class ScriptedPolicyServer(HttpServer):
 
     def _completion(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
-        choice: dict[str, Any] = {"message": _message(reply), "finish_reason": _finish_reason(reply)}
+        choice: dict[str, Any] = {"message": _message(reply), "finish_reason": _finish_reason(reply), **_grammar(reply)}
         if body.get("logprobs"):
             choice["logprobs"] = _logprobs(reply, 0, len(token_ids))
         ids = {}
@@ -204,6 +206,7 @@ class ScriptedPolicyServer(HttpServer):
             if last:
                 await asyncio.sleep(reply.delay_s)
             choice = {"index": 0, "delta": delta, "finish_reason": _finish_reason(reply) if last else None}
+            choice |= _grammar(reply) if last else {}
             if body.get("logprobs"):
                 choice["logprobs"] = _logprobs(reply, index, index + 1)
             if ids:
@@ -233,8 +236,13 @@ def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
         "logprobs": [each["logprob"] for each in _logprobs(reply, 0, len(token_ids))["content"]],
         "finish_reason": _finish_reason(reply),
         "reply_json": to_json(_message(reply)),
+        **_grammar(reply),
         **({} if reply.weights_version is None else {"weights_version": reply.weights_version}),
     }
+
+
+def _grammar(reply: Reply) -> dict[str, str]:
+    return {"grammar": reply.grammar} if reply.grammar else {}
 
 
 def _message(reply: Reply) -> dict[str, Any]:

@@ -27,7 +27,7 @@ async def answer(task: dict) -> str:
     messages = [{"role": "user", "content": task["question"]}]
     for _ in range(5):
         async with client.messages.stream(
-            model="claude-sonnet-4-5",
+            model="claude-sonnet-5",
             max_tokens=1024,
             system="You are a SQL expert. Try queries with run_query. When you are sure, reply with the final query in "
             "a ```sql block.\n\n" + "\n".join(ddl for (ddl,) in tables),

@@ -14,6 +14,7 @@ server = MCPServerStdio(
     name="sqlite",
     params={"command": sys.executable, "args": [str(Path(__file__).with_name("server.py"))]},
     cache_tools_list=True,
+    tool_meta_resolver=lambda call: {"database": call.run_context.context["db_path"]},
 )
 agent = Agent(
     name="Data assistant",
@@ -34,7 +35,7 @@ def connected() -> asyncio.Task:
 async def answer(task: dict) -> str:
     """The last query that the agent ran for the question."""
     await connected()
-    result = await Runner.run(agent, f"Database: {task['db_path']}\nQuestion: {task['question']}")
+    result = await Runner.run(agent, task["question"], context=task)
     calls = [item.raw_item for item in result.new_items if item.type == "tool_call_item"]
     queries = [json.loads(call.arguments).get("query", "") for call in calls if call.name == "read_query"]
     return queries[-1] if queries else ""

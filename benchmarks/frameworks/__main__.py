@@ -1,0 +1,125 @@
+"""Runs the agents of examples/frameworks as their authors wrote them, and writes the table in docs/frameworks.md.
+
+Each agent gets an environment of its own, is checked against a scripted policy (see conformance.py), and is trained
+for a few steps. The results are in docs/frameworks.json; those of agents that are not named stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.frameworks._agents import AGENTS, ROOT, Agent
+from benchmarks.frameworks._environments import InstallError, environment, make, overridden, versions
+from benchmarks.frameworks._table import write_page
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.report.prefix_mismatch import find_mismatches
+from groundwire.train.report.token_text import token_decoder
+
+_RESULTS = ROOT / "docs" / "frameworks.json"
+_CHECK_S, _TRAINING_S = 120, 240
+_SETTINGS = ("steps=12", "val_tasks=100", "val_every=0", "max_model_len=2048", "checkpoint_every=100")
+
+
+class FailedError(Exception):
+    """A program ended with an error, or took too long."""
+
+
+def main() -> int:
+    """Run the agents one after the other; the exit status is the number that were not traced and trained."""
+    folders = [agent.folder for agent in AGENTS]
+    parser = argparse.ArgumentParser(prog="make frameworks", description=__doc__)
+    parser.add_argument("agents", nargs="*", metavar="AGENT", help=f"of {', '.join(folders)}; default: all")
+    parser.add_argument("--no-training", action="store_true", help="only the check against the scripted policy")
+    parser.add_argument("--set", nargs="*", default=_SETTINGS, metavar="KEY=VALUE", help="settings of the training")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.agents) - set(folders)):
+        parser.error(f"no agent {unknown[0]!r}; known: {', '.join(folders)}")
+    results = json.loads(_RESULTS.read_text()) if _RESULTS.exists() else {}
+    failed = 0
+    for agent in AGENTS:
+        if options.agents and agent.folder not in options.agents:
+            continue
+        before = results.get(agent.folder, {})
+        result = _run(agent, [] if options.no_training else list(options.set))
+        if options.no_training and "training" in before:
+            result["training"] = before["training"]
+        results[agent.folder] = result
+        failed += bool(result.get("reason"))
+        print(f"{agent.title}: {result.get('reason') or 'ok'}, {result['seconds']:.0f} s", flush=True)
+        _RESULTS.write_text(json.dumps({name: results[name] for name in folders if name in results}, indent=2) + "\n")
+    write_page(results)
+    return failed
+
+
+def _run(agent: Agent, settings: list[str]) -> dict[str, Any]:
+    """The result of one agent; ``reason`` says what went wrong."""
+    started = time.monotonic()
+    result: dict[str, Any] = {}
+    try:
+        python = make(agent)
+        result |= {"versions": versions(agent, python), "overridden": overridden(agent, python)}
+        result["check"] = json.loads(_output(_CHECK_S, python, "-m", "benchmarks.frameworks.conformance", agent.folder))
+        if result["check"]["problems"]:
+            raise FailedError(result["check"]["problems"][0])
+        if agent.trained and settings:
+            result["training"] = _train(agent, python, settings)
+    except (InstallError, FailedError) as error:
+        result["reason"] = str(error)
+    return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def _train(agent: Agent, python: str, settings: Iterable[str]) -> dict[str, Any]:
+    """Accuracy before and after, and the mismatches of the prompts by cause."""
+    with tempfile.TemporaryDirectory() as folder:
+        _output(_TRAINING_S, python, "-m", "groundwire.train.run", *agent.options, "--output-dir", folder, *settings)
+        run = RunDir.open(str(Path(folder) / "latest"))
+        summary = json.loads((run.path / "summary.json").read_text())
+        decoder, causes, later = token_decoder(run), Counter[str](), 0
+        columns = ("calls",)
+        for rows in run.rollout_batches(columns, [], columns):
+            for calls in (row["calls"] or () for row in rows):
+                later += max(0, len(calls) - 1)
+                causes.update(mismatch.cause for mismatch in find_mismatches(calls, decoder))
+        kept = ("steps", "rollouts", "failures", "validation", "wall_time_s")
+        return {**{name: summary[name] for name in kept}, "later_prompts": later, "mismatches": dict(causes)}
+
+
+def _output(limit_s: float, *command: str) -> str:
+    """The last line that a program prints. Raises :class:`FailedError`."""
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise FailedError(f"{command[2]} took more than {limit_s:.0f} s") from None
+    finally:  # also what the agent left running
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        lines = [*output.splitlines(), *errors.splitlines()]
+        raise FailedError(lines[-1] if lines else f"{command[2]} ended with status {process.returncode}")
+    return output.splitlines()[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The agents that are run, and where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["AGENTS", "ROOT", "Agent"]
+
+ROOT = Path(__file__).resolve().parents[2]
+_EXAMPLES = Path("examples/frameworks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """An agent in ``folder``. ``name`` is the object in its agent.py; a ``command`` is a program instead."""
+
+    title: str
+    folder: str
+    packages: tuple[str, ...]
+    """The packages whose versions are shown, of PyPI or, for a command, of npm."""
+    also: tuple[str, ...] = ()
+    """Requirements that let groundwire run beside the framework."""
+    name: str = "answer"
+    command: str = ""
+    trained: bool = True
+    """False for a program whose prompts are far longer than the starter's context."""
+
+    @property
+    def path(self) -> Path:
+        """The folder, relative to the repository."""
+        return _EXAMPLES / self.folder
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a command that say which agent to run."""
+        if self.command:
+            return ["--backend", "command", "--agent", self.command]
+        return ["--agent", f"{self.path / 'agent.py'}:{self.name}"]
+
+
+AGENTS = (
+    Agent(title="LangGraph", folder="langgraph", name="graph", packages=("langgraph", "langchain-openai")),
+    Agent(title="LangChain create_agent", folder="langchain", packages=("langchain", "langchain-community")),
+    Agent(title="OpenAI Agents SDK", folder="openai_agents", name="triage_agent", packages=("openai-agents",)),
+    Agent(title="MCP tools", folder="mcp_tools", packages=("mcp", "openai-agents")),
+    Agent(
+        title="AutoGen",
+        folder="autogen",
+        packages=("autogen-agentchat",),
+        also=("googleapis-common-protos<1.70",),  # for protobuf 5
+    ),
+    Agent(
+        title="CrewAI",
+        folder="crewai",
+        packages=("crewai",),
+        also=("mcp>=2",),  # what LiteLLM's proxy needs; CrewAI asks for an older one, for agents with MCP tools
+    ),
+    Agent(
+        title="Microsoft Agent Framework",
+        folder="agent_framework",
+        packages=("agent-framework-core", "agent-framework-openai"),
+    ),
+    Agent(title="Pydantic AI", folder="pydantic_ai", packages=("pydantic-ai-slim", "openai")),
+    Agent(title="smolagents", folder="smolagents", packages=("smolagents",)),
+    Agent(title="Google ADK", folder="google_adk", packages=("google-adk", "litellm")),
+    Agent(title="Strands Agents", folder="strands", packages=("strands-agents",)),
+    Agent(title="OpenAI client", folder="openai_client", packages=("openai",)),
+    Agent(title="Anthropic client", folder="anthropic_client", packages=("anthropic",)),
+    Agent(
+        title="OpenAI client for Node",
+        folder="node_openai",
+        packages=("openai",),
+        command=f"node {_EXAMPLES}/node_openai/agent.mjs",
+    ),
+    Agent(
+        title="Claude Code",
+        folder="claude_code",
+        packages=("@anthropic-ai/claude-code",),
+        command=f"sh {_EXAMPLES}/claude_code/agent.sh",
+        trained=False,
+    ),
+    Agent(
+        title="Codex CLI",
+        folder="codex",
+        packages=("@openai/codex",),
+        command=f"sh {_EXAMPLES}/codex/agent.sh",
+        trained=False,
+    ),
+)

@@ -1,0 +1,43 @@
+"""Agents of other frameworks, as their authors wrote them. ``make frameworks`` runs those of other environments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.frameworks import _table
+from benchmarks.frameworks._agents import AGENTS
+from benchmarks.frameworks.conformance import check
+from programs import ROOT
+
+INSTALLED = ("langgraph", "openai_agents", "mcp_tools", "openai_client", "anthropic_client")
+# One event loop for all: the agents' clients are made once, as in their authors' modules.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("folder", INSTALLED)
+async def test_all_that_the_policy_samples_reaches_the_trainer_unchanged(folder: str) -> None:
+    [agent] = [each for each in AGENTS if each.folder == folder]
+    result = await check(agent)
+    assert result["problems"] == []
+    assert result["traced"] == result["served"] == 9 * result["calls"]
+
+
+async def test_the_examples_have_no_line_about_training() -> None:
+    files = [file for agent in AGENTS for file in (ROOT / agent.path).glob("*.*") if file.suffix in (".py", ".mjs")]
+    assert len(files) >= 14
+    assert not [file for file in files if "groundwire" in file.read_text() or "train" in file.read_text().lower()]
+
+
+async def test_the_table_is_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "frameworks.md"
+    page.write_text((ROOT / "docs" / "frameworks.md").read_text())
+    monkeypatch.setattr(_table, "_PAGE", page)
+    results: dict[str, Any] = json.loads((ROOT / "docs" / "frameworks.json").read_text())
+    _table.write_page(results)
+    assert page.read_text() == (ROOT / "docs" / "frameworks.md").read_text()
+    _table.write_page({"langgraph": {"reason": "no such package", "seconds": 1.0}})
+    [row] = [line for line in page.read_text().splitlines() if "examples/frameworks/langgraph)" in line]
+    assert row.endswith(" no such package |")
