@@ -136,7 +136,8 @@ class StreamedChoice:
 
     def start(self) -> dict[str, Any]:
         """The choice of its first event."""
-        return self._chunk({"role": "assistant", "content": ""})
+        chunk = self._chunk({"role": "assistant", "content": ""})
+        return {**chunk, **self._response.grammar()} if self._request.return_token_ids else chunk
 
     def add(self, token: int, logprob: float) -> dict[str, Any]:
         """The choice after one more token. Text that may become part of a stop string or a tool call is held back."""
@@ -158,8 +159,7 @@ class StreamedChoice:
         delta: dict[str, Any] = {"content": rest} if rest else {}
         if calls := message.get("tool_calls"):
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        chunk = self._chunk(delta, finish_reason=finish_reason, token_ids=[])
-        return {**chunk, **self._response.grammar()} if self._request.return_token_ids else chunk
+        return self._chunk(delta, finish_reason=finish_reason, token_ids=[])
 
     def _chunk(
         self,
