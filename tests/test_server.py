@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 import threading
@@ -203,6 +204,22 @@ async def test_a_stop_string_is_never_sent(client):
     assert reply.choices[0].message.content == whole[: whole.index(stop)]
     assert reply.choices[0].finish_reason == "stop"
     assert streamed_text(await stream(client, stop=[stop, "@@@@"], **request)) == whole[: whole.index(stop)]
+
+
+async def test_chat_template_kwargs_are_variables_of_the_template(tiny_policy):
+    tokenizer = copy.deepcopy(tiny_policy[1])
+    tokenizer.chat_template = "{{ messages[0].content }}{% if thinking is defined and not thinking %} result{% endif %}"
+    async with PolicyServer(Scripted(tokenizer, "a")) as server:
+        client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=access_token(), max_retries=0)
+        for variables, prompt in (
+            ({}, "select"),
+            ({"thinking": True}, "select"),
+            ({"thinking": False}, "select result"),
+        ):
+            extra = {"chat_template_kwargs": variables, **IDS}
+            message = {"role": "user", "content": "select"}
+            reply = await client.chat.completions.create(model="policy", messages=[message], extra_body=extra)
+            assert tokenizer.decode(reply.prompt_token_ids) == prompt
 
 
 async def test_a_tool_call_is_parsed_and_the_text_before_it_is_kept(scripted, tiny_policy):

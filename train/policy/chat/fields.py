@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 NO_EFFECT = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-        "prediction", "request_id", "priority", "cache_salt", "add_special_tokens", "skip_special_tokens",
+        "prediction", "request_id", "priority", "cache_salt",
     }
 )  # fmt: skip
 """Fields that do not change what is sampled."""
@@ -47,6 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "add_generation_prompt": (True,),
     "modalities": (["text"],),
+    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
 }
 """Values that are the same as a missing field; so are false, empty lists and empty objects."""
