@@ -118,7 +118,7 @@ def test_the_model_of_a_script_is_evaluated_with_its_settings(fitted: Path) -> N
 
 def test_a_run_with_objects_needs_them_again(fitted: Path) -> None:
     run = str(fitted / "runs" / "latest")
-    with pytest.raises(UserError, match="started by a script, with its own agent and reward and tasks: give --agent"):
+    with pytest.raises(UserError, match="started by a script, with its own agent, reward, tasks: give --agent"):
         evaluate(model=run)
     with pytest.raises(UserError, match=re.escape("continue it there, with fit(..., resume=")):
         fit(resume=run)
@@ -183,6 +183,10 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         ((agent, [{"text": "?"}] * 4, always), {}, "tasks, row 0: question is None, not text"),
         ((7, TASKS, always), {}, "give a compiled LangGraph graph"),
         (("no_such:agent", TASKS, always), {}, "there is no module 'no_such'"),
+        ((agent, "spider"), {"validation": TASKS}, "a domain has its own validation tasks"),
+        ((agent, TASKS, always), {"domain": "spider"}, "tasks are given, and domain 'spider': give one of them"),
+        ((agent, TASKS, always), {"backend": "mcp"}, "backend 'mcp' runs its own agent"),
+        ((agent, TASKS, always), {"backend": "langgraph"}, "is no agent of langgraph but of function"),
         ((agent, TASKS, always), {"stepz": 1}, "unknown setting 'stepz'; did you mean steps"),
         ((agent, TASKS, always), {"steps": "many"}, "steps is 'many'; it must be a whole number"),
         ((agent, TASKS, always), {"trainer": "verl", "config": "qwen"}, "trainer is verl, so agents run in other"),

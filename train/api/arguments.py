@@ -6,42 +6,47 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundwire import rewards
+from groundwire import adapters, rewards
 from groundwire.domains.task_list import is_file, task_list
 from groundwire.tools.startup import silence_libraries
 from groundwire.train.cli.prepare import Objects, object_name
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import merge_overrides
 
 __all__ = ["parse_arguments"]
 
-_AGENT_SETTINGS = ("agent", "agent_input", "agent_output")
-
 
 def parse_arguments(
-    agent: Any, tasks: Any, reward: Any, settings: Mapping[str, Any], *, validation: Any
+    agent: Any, tasks: Any, reward: Any, settings: Mapping[str, Any], *, validation: Any = None, train: bool = True
 ) -> tuple[dict[str, Any], Objects]:
-    """The given settings, checked, and the objects among the arguments. ``validation`` None: all tasks are validation.
+    """The given settings, checked, and the objects among the arguments.
 
-    Raises :class:`groundwire.train.config.errors.ConfigError`, :class:`groundwire.domains.DataError` and
-    :class:`groundwire.rewards.UnusableRewardError`.
+    ``validation`` is that of :func:`groundwire.train.fit`. Unless ``train``, all tasks are for validation. Raises
+    :class:`ConfigError`, :class:`groundwire.domains.DataError` and :class:`groundwire.rewards.UnusableRewardError`.
     """
     silence_libraries(["agentlightning"])  # it logs a traceback for each failed rollout, which the run counts
     given = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    parts = {"agent": agent, "agent_input": given.get("agent_input"), "agent_output": given.get("agent_output")}
-    agent_objects = {name: value for name, value in parts.items() if value is not None and not isinstance(value, str)}
-    given |= {name: value for name, value in parts.items() if name not in agent_objects}
-    given = {name: value for name, value in given.items() if name not in agent_objects}
-    if "agent" in agent_objects:
-        given["backend"] = "custom"
+    objects = {"agent": agent, **{name: given.pop(name, None) for name in ("agent_input", "agent_output")}}
+    given |= {name: value for name, value in objects.items() if isinstance(value, str)}
+    objects = {name: value for name, value in objects.items() if value is not None and name not in given}
+    if "agent" in objects:
+        given["backend"] = given.get("backend") or "custom"
+        if given["backend"] not in adapters.FRAMEWORKS:
+            raise ConfigError(f"backend {given['backend']!r} runs its own agent: leave out the backend, or the agent")
+    if tasks is not None and given.get("domain") is not None:
+        raise ConfigError(f"tasks are given, and domain {given['domain']!r}: give one of them")
     domain = function = None
-    if isinstance(tasks, str) and not is_file(tasks):
-        given["domain"] = tasks
-    elif tasks is not None:
-        domain = task_list(tasks, validation=validation) if validation is not None else task_list([], validation=tasks)
+    if tasks is None or (isinstance(tasks, str) and not is_file(tasks)):
+        given["domain"] = tasks or given.get("domain")
+        if validation is not None:
+            raise ConfigError("a domain has its own validation tasks: leave out validation")
+    else:
+        shares: dict[str, Any] = {} if validation is None else {"validation": validation}
+        domain = task_list(tasks, **shares) if train else task_list([], validation=tasks)
         given["domain"] = domain.name
     if isinstance(reward, str):
         given["reward"] = reward
     elif reward is not None:
         function = rewards.reward_function(reward)
         given["reward"] = object_name(reward)
-    return merge_overrides(given, {}), Objects(agent=agent_objects, domain=domain, reward=function)
+    return merge_overrides(given, {}), Objects(agent=objects, domain=domain, reward=function)

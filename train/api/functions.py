@@ -23,7 +23,7 @@ def fit(
     tasks: Any = None,
     reward: str | Callable[..., Any] | None = None,
     *,
-    validation: Any = 0.2,
+    validation: Any = None,
     resume: str | Path | None = None,
     quiet: bool = False,
     **settings: Any,
@@ -39,7 +39,7 @@ def fit(
             the reward only.
         reward: a function of (task, answer) or (task, answer, steps), sync or async, that returns a number or a dict
             of numbers; or the name of a registered reward. Without it, the domain's own. A ``LitAgent`` has its own.
-        validation: the share of the tasks that is held out (always the same ones), or the validation tasks.
+        validation: the share of the tasks that is held out, always the same ones (default 0.2), or validation tasks.
         resume: the directory of a run that is continued, with the same agent, tasks and reward.
         quiet: print no progress.
         **settings: every setting of docs/settings.md; ``agent_input`` and ``agent_output`` may be functions.
@@ -106,7 +106,7 @@ def evaluate(
     from groundwire.train.api.arguments import parse_arguments
     from groundwire.train.api.evaluation import Endpoint, make_evaluation_job, run_evaluation
 
-    given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, validation=None)
+    given, objects = parse_arguments(agent, tasks, reward, {**settings, "model": model}, train=False)
     endpoint = Endpoint(base_url, api_key) if base_url else None
     job = make_evaluation_job(given, endpoint, objects=objects)
     with _keyboard_interrupts():

@@ -56,7 +56,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
         raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
     if missing := sorted(stored.pop("objects", {}).keys() - set(objects)):
         raise ConfigError(
-            f"{run.path} was started by a script, with its own {' and '.join(missing)}: continue it there, with "
+            f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
             f'fit(..., resume="{relative_path(run.path)}")'
         )
     if unknown := sorted(stored.keys() - RunConfig.names().keys()):

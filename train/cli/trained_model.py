@@ -76,7 +76,7 @@ def _check_objects(run: RunDir, stored: Mapping[str, Any], given: Mapping[str, A
     needed = {part for part in stored.get("objects", {}) if not any(name in given for name in names.get(part, ()))}
     if missing := sorted(needed - set(objects)):
         raise ConfigError(
-            f"{run.path} was started by a script, with its own {' and '.join(missing)}: give "
+            f"{run.path} was started by a script, with its own {', '.join(missing)}: give "
             f"{', '.join(flag(names[part][0]) for part in missing)}, or evaluate in the script, with "
             "groundwire.train.evaluate(agent, tasks, reward, model=...)"
         )
