@@ -259,13 +259,12 @@ async def test_a_call_without_a_rollout_is_refused_with_advice(bench: Any) -> No
 @pytest.mark.parametrize(
     ("path", "advice"),
     [
-        ("completions", "use chat/completions"),
         ("audio/speech", "the policy only writes text; ask an audio model of your own"),
         ("images/generations", "ask an image model of your own"),
         ("v1beta/models/gemini:generateContent", "use a client of OpenAI's or Anthropic's, or LiteLLM"),
         ("v1beta/models/gemini:streamGenerateContent", "use a client of OpenAI's or Anthropic's, or LiteLLM"),
         ("responses/resp_1/cancel", "its previous_response_id works within the rollout"),
-        ("threads", "and its chat/completions or responses or messages"),
+        ("threads", "and its chat/completions or responses or messages or completions"),
     ],
 )
 async def test_an_api_that_is_not_served_is_refused_in_one_sentence(bench: Any, path: str, advice: str) -> None:

@@ -65,7 +65,6 @@ _NOT_SERVED = {
     "/embeddings": "the policy only writes text; ask an embedding model of your own",
     "/audio/": "the policy only writes text; ask an audio model of your own",
     "/images/": "the policy only writes text; ask an image model of your own",
-    "/v1/completions": "a policy is trained on chats, and a prompt without roles is none; use chat/completions",
     "/count_tokens": "tokens are not counted before a call; each reply has their numbers in its usage",
     "enerateContent": "Google's API is not served; use a client of OpenAI's or Anthropic's, or LiteLLM",
     "/responses/": "a response is not stored for retrieval; its previous_response_id works within the rollout",

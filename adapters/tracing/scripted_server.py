@@ -16,8 +16,11 @@ from typing import Any
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.wire.completions import CompletionsCall
+from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.exchange import CANCELLED, OnSampled
+from groundwire.adapters.tracing.wire.exchange import CANCELLED, RAW_PROMPT, OnSampled
+from groundwire.adapters.tracing.wire.local import answer
 from groundwire.tools.http.server import HttpServer
 
 __all__ = ["END", "Reply", "ScriptedPolicyServer", "encode", "render", "text_of"]
@@ -102,6 +105,7 @@ class ScriptedPolicyServer(HttpServer):
         """The routes of the server."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete_text)
         app.router.add_get("/v1/models", self._models)
         return app
 
@@ -154,6 +158,14 @@ class ScriptedPolicyServer(HttpServer):
             error = {"message": reply.text, "type": "scripted_error", "param": None, "code": reply.code or reply.status}
             return web.json_response({"error": error}, status=reply.status)
         return web.json_response(self._completion(body, reply))
+
+    async def _complete_text(self, request: web.Request) -> web.StreamResponse:
+        """A legacy completion."""
+        call = CompletionsCall(await request.json(), Conversations().of(""))
+        try:
+            return await answer(request, call, self, session="", on_sampled=lambda *_: None)
+        except RefusedError as refused:
+            return web.json_response(refused.body(), status=refused.status)
 
     def _take(self, body: dict[str, Any]) -> Reply:
         self.requests.append(body)
@@ -256,7 +268,11 @@ def _usage(prompt_ids: Sequence[int], token_ids: Sequence[int]) -> dict[str, int
 
 
 def _prompt_ids(body: Mapping[str, Any], reply: Reply) -> list[int]:
-    return render(body["messages"]) if reply.prompt_ids is None else list(reply.prompt_ids)
+    if reply.prompt_ids is not None:
+        return list(reply.prompt_ids)
+    if (prompt := body.get(RAW_PROMPT)) is not None:
+        return encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return render(body["messages"])
 
 
 def _token_ids(reply: Reply) -> list[int]:

@@ -16,12 +16,14 @@ import aiohttp
 from aiohttp import web
 
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
+from groundwire.adapters.tracing.wire.completions import CompletionsCall
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.exchange import (
     SESSION_HEADER,
     UNREADABLE,
     EventReader,
     HttpExchange,
+    as_chat,
     error_message,
     has_ended,
     traced_request,
@@ -73,9 +75,10 @@ class Upstreams:
         """
         url = self._url(exchange.rollout_id)
         sent = json.dumps(traced_request(call.chat, model=self.model, ids=self._ids)).encode()
+        path = call.api if isinstance(call, CompletionsCall) else ChatCall.api
         headers = {**self._headers(request), SESSION_HEADER: session}
         try:
-            async with await self._post(f"{url}/chat/completions", sent, headers) as reply:
+            async with await self._post(f"{url}/{path}", sent, headers) as reply:
                 exchange.status = reply.status
                 if reply.content_type == _EVENTS:
                     exchange.streamed = True
@@ -213,7 +216,7 @@ def _translated(call: WireCall, exchange: HttpExchange) -> bytes:
     if exchange.status != _OK:
         return json.dumps(call.error(RefusedError(exchange.status, error_message(exchange.body)))).encode()
     try:
-        exchange.reply = json.loads(exchange.body)
+        exchange.reply = as_chat(json.loads(exchange.body))
         return json.dumps(call.reply(exchange.reply or {})).encode()
     except UNREADABLE as error:
         raise RefusedError(502, f"the policy server's reply cannot be read: {error!r}") from error

@@ -219,10 +219,13 @@ class PolicyServer(HttpServer):
 
         def prepare() -> ChatResponse:
             chat = parse_request(body, served=self.model_name, session=session, tool_format=self._tool_format.name)
-            text, limit = self._render(chat), self._engine.max_model_len
+            text, limit = chat.raw_prompt or self._render(chat), self._engine.max_model_len
             if len(text) > CHARACTERS_PER_TOKEN * limit:
                 raise ContextLengthError(len(text), limit, unit="characters")
-            prompt_ids = self._tokenize(text) if long else self._token_ids(text)
+            if isinstance(text, list):
+                prompt_ids = self._checked(text)
+            else:
+                prompt_ids = self._tokenize(text) if long else self._token_ids(text)
             return ChatResponse(
                 chat, prompt_ids, model=self.model_name, tokenizer=self._engine.tokenizer, tool_format=self._tool_format
             )
@@ -242,6 +245,12 @@ class PolicyServer(HttpServer):
             raise ChatRequestError(f"the chat template refuses these messages: {error}", param="messages") from error
         except TemplateLimitError as error:
             raise ChatRequestError(f"the chat template cannot be used: {error}", param="messages") from error
+
+    def _checked(self, ids: list[int]) -> tuple[int, ...]:
+        size = len(self._engine.tokenizer)
+        if not 0 <= min(ids) <= max(ids) < size:
+            raise ChatRequestError(f"the prompt's token ids must be from 0 to {size - 1}", param="prompt")
+        return tuple(ids)
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         try:

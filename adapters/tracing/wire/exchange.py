@@ -22,11 +22,13 @@ from groundwire.tools.secrets import mask_secrets
 __all__ = [
     "CANCELLED",
     "CLIENT_GONE",
+    "RAW_PROMPT",
     "SESSION_HEADER",
     "UNREADABLE",
     "EventReader",
     "HttpExchange",
     "OnSampled",
+    "as_chat",
     "calling_agent",
     "choices_of",
     "error_message",
@@ -45,6 +47,8 @@ SESSION_HEADER = "x-session-id"
 OnSampled = Callable[[int, Mapping[str, Any]], None]
 """Takes the index of a choice and the fields of the :class:`LLMCall` that a policy in this process has sampled for it,
 or only an ``error``."""
+RAW_PROMPT = "raw_prompt"
+"""The field of chat requests with the prompt of a legacy completion."""
 CANCELLED = "cancelled"
 """The finish reason of a reply whose agent left the stream: it ends with the last token that was sent."""
 _STATUS_OK = 200
@@ -148,12 +152,15 @@ class EventReader:
                 if text == b"[DONE]":
                     self.ended = True
                 elif not self.ended:
-                    yield json.loads(text)
+                    yield as_chat(json.loads(text))
 
 
 def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
     """The request to send on: the agent's, which also asks for token ids and logprobs if ``ids`` is true."""
     sent = {**request, **({"return_token_ids": True, "logprobs": True} if ids else {})}
+    if RAW_PROMPT in sent:  # the legacy API, whose logprobs are a number
+        del sent["messages"]
+        sent |= {"prompt": sent.pop(RAW_PROMPT), "logprobs": 1 if sent["logprobs"] else None}
     if model is not None:
         sent["model"] = model
     if sent.get("top_logprobs", 0) is None:  # with null, vLLM streams no logprobs at all
@@ -217,6 +224,21 @@ def is_constrained(request: Mapping[str, Any]) -> bool:
         or format_ not in (None, "text")
         or any(request.get(name) for name in _CONSTRAINTS)
     )
+
+
+def as_chat(reply: dict[str, Any]) -> dict[str, Any]:
+    """A legacy completion, or a chunk of one, as that of a chat; others as they are."""
+    if reply.get("object") != "text_completion":
+        return reply
+    choices = []
+    for choice in reply["choices"]:
+        message = {"role": "assistant", "content": choice.get("text") or ""}
+        logprobs = choice.get("logprobs") or {"tokens": (), "token_logprobs": ()}
+        pairs = zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+        content = [{"token": token, "logprob": logprob} for token, logprob in pairs]
+        choices.append({**choice, "message": message, "delta": message, "logprobs": {"content": content}})
+    prompt_ids = next((each["prompt_token_ids"] for each in choices if each.get("prompt_token_ids")), None)
+    return {**reply, "choices": choices, "prompt_token_ids": prompt_ids}
 
 
 def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
@@ -288,7 +310,7 @@ def _events(body: bytes) -> Iterator[dict[str, Any]]:
             data = line[len(b"data:") :].strip()
             if data == b"[DONE]":
                 return
-            yield json.loads(data)
+            yield as_chat(json.loads(data))
 
 
 def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:

@@ -189,6 +189,8 @@ class ChatRequest(_Object):
 
     model: str | None = None
     messages: Annotated[list[_Message], Field(min_length=1)]
+    raw_prompt: Annotated[str, Field(min_length=1)] | list[int] | None = None
+    """Of a legacy completion: sampled as it is, in place of the messages."""
     tools: list[Annotated[dict[str, Any], AfterValidator(_require_function)]] = []
     tool_choice: Annotated[Any, BeforeValidator(_read_tool_choice)] = _ToolChoice("auto")
     parallel_tool_calls: bool = True
