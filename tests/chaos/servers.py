@@ -161,6 +161,8 @@ def _chats(prefix: bytes) -> list[Request]:
         },
         {**plain, "stream": True, "stream_options": {"include_usage": True}},
         {**plain, "messages": turn, "tools": [tool], "tool_choice": "auto", "n": 1, "presence_penalty": 0},
+        {**plain, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "stop_token_ids": [5]},
+        {**plain, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": parameters}}},
     ]
     return [Request("POST", prefix + b"/chat/completions", {**JSON, "X-Agent": "writer"}, body) for body in bodies]
 

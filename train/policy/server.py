@@ -4,8 +4,8 @@ Responses are those of vLLM 0.24, so agents cannot tell the two apart: with ``re
 ``prompt_token_ids``, and ``token_ids`` in each choice, including a sampled end token. Three differences:
 
 - ``weights_version`` is the training step whose weights wrote the reply.
-- ``logprobs`` are those of the sampled tokens *at the sampling temperature*, which training recomputes;
-  ``top_logprobs`` stays empty.
+- ``logprobs`` are those of the sampled tokens *at the sampling temperature*, which training recomputes. Those of
+  a constrained reply are over the allowed tokens, and its choice has the ``grammar``. ``top_logprobs`` stays empty.
 - a ``max_tokens`` beyond the context is not an error: the reply ends with the context.
 """
 
