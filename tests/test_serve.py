@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from groundwire.train.api.serving import ServedModel
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.engine import SWITCH_INTERVAL_S
 
 ASK = [{"role": "user", "content": "How many singers are there?"}]
 
@@ -120,3 +122,13 @@ def test_transformers_loads_a_checkpoint(run: RunDir) -> None:
     with serve(folder) as server, openai.OpenAI(base_url=server.base_url, api_key=server.api_key) as client:
         served = client.chat.completions.create(model="m", messages=ASK, temperature=0, max_tokens=8)  # type: ignore[arg-type]
         assert served.choices[0].message.content == text
+
+
+def test_the_interpreter_is_as_before_when_the_last_server_is_closed(served: ServedModel) -> None:
+    served.close()
+    before = sys.getswitchinterval()
+    with serve("starter"), serve("starter") as second:
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S, rel=0.01)
+        second.close()
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S, rel=0.01)
+    assert sys.getswitchinterval() == pytest.approx(before)

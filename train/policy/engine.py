@@ -27,9 +27,32 @@ from groundwire.train.policy.types import Completion, OnToken, Sampling
 __all__ = ["LocalEngine"]
 
 SWITCH_INTERVAL_S = 2e-4
-"""The interpreter's switch interval while an engine exists (Python's default is 5e-3)."""
+"""The interpreter's switch interval while an engine is open (Python's default is 5e-3)."""
 MAX_WAIT_S = 0.1
 """The longest time that a request waits for others, to be read together with them."""
+
+
+class _SwitchInterval:
+    """The interpreter's switch interval, which is short while any engine is open."""
+
+    def __init__(self) -> None:
+        self._lock, self._engines, self._usual_s = threading.Lock(), 0, 0.0
+
+    def shorten(self) -> None:
+        with self._lock:
+            self._engines += 1
+            if self._engines == 1:
+                self._usual_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual_s, SWITCH_INTERVAL_S))
+
+    def restore(self) -> None:
+        with self._lock:
+            self._engines -= 1
+            if self._engines == 0:
+                sys.setswitchinterval(self._usual_s)
+
+
+_switch_interval = _SwitchInterval()
 
 
 class LocalEngine:
@@ -92,7 +115,7 @@ class LocalEngine:
         self._closing = False
         self._changed = threading.Condition()
         # Between a step's calls this thread needs the interpreter lock, which a busy event loop holds for this long.
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        _switch_interval.shorten()
         self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
         self._thread.start()
 
@@ -138,6 +161,8 @@ class LocalEngine:
     def close(self) -> None:
         """End the thread. Unfinished requests fail with :class:`EngineClosedError`. May be called again."""
         with self._changed:
+            if not self._closing:
+                _switch_interval.restore()
             self._closing = True
             self._changed.notify()
         if self._thread is not threading.current_thread():
