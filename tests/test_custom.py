@@ -210,7 +210,7 @@ async def test_a_call_to_another_address_is_an_agent_error_with_that_address(mon
         ("test_custom", "write it as module:name or path/to/file.py:name"),
         ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),
         ("needs_more:f", "needs_more needs the package 'not_installed', which is not installed here"),
-        ("no/such/file.py:f", "there is no file no/such/file.py"),
+        ("./no/such/file.py:f", "there is no file ./no/such/file.py"),
     ],
 )
 def test_an_unusable_agent_has_a_one_line_error(

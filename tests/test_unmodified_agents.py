@@ -127,6 +127,10 @@ async def test_an_agent_without_a_call_names_the_hosts_that_it_called() -> None:
             await policy.run(backend_of("calls_nobody"), provider=other.base_url)
         with pytest.raises(AgentError, match=r"and no HTTP request at all: a call in another process needs --backend"):
             await policy.run(backend_of("silent"))
+        with pytest.raises(
+            AgentError, match=r"AttributeError: the task has no 'typo'; it has .* \(before any LLM call\)"
+        ):
+            await policy.run(backend_of("mistyped"))
 
 
 async def test_a_refusal_of_the_policy_is_an_endpoint_error() -> None:

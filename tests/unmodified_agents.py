@@ -133,3 +133,7 @@ async def speaks_opentelemetry(task: Any) -> str:
 
 async def of_two(question: Any, endpoint: Any) -> str:
     return "SELECT 1"
+
+
+async def mistyped(task: Any) -> str:
+    return str(task.typo)

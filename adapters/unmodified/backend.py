@@ -294,9 +294,11 @@ def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
         kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
         outcome = f"answered {status}: {message}" if status else f"gave no answer: {message}"
         return kind(f"the model's endpoint {outcome}", status=status)
-    if not calls.traced:
-        return AgentError(f"{_no_call('the agent', calls)}; it raised {type(error).__name__}: {error}")
-    return AgentError(f"{type(error).__name__}: {error}")
+    raised = f"{type(error).__name__}: {error}"
+    if calls.traced:
+        return AgentError(raised)
+    elsewhere = calls.models or calls.hosts
+    return AgentError(f"{raised}; {_no_call('the agent', calls)}" if elsewhere else f"{raised} (before any LLM call)")
 
 
 def _no_call(name: str, calls: AttemptCalls) -> str:

@@ -60,7 +60,7 @@ def _import(name: str, place: str, option: str) -> Any:
         return _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except (Exception, SystemExit) as error:  # the module is foreign code and may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if isinstance(error, FileNotFoundError) and error.filename == place:
+        if isinstance(error, FileNotFoundError) and error.filename == str(Path(place)):
             why = f"there is no file {place}"
         elif missing and f"{place}.".startswith(f"{missing}."):
             why = f"there is no module {missing!r} in this folder or on PYTHONPATH"
