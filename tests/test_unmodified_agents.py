@@ -151,6 +151,9 @@ async def test_a_reply_that_the_agent_cannot_use_is_an_answer_and_no_failure() -
         for name in ("typed_agent", "parses"):
             assert (await policy.run(backend_of(name), "good"))[0].text == "SELECT 1"
             assert (await policy.run(backend_of(name), "bad"))[0].text == ""
+    cut = Reply(text='{"sql": "SELECT', finish_reason="length")
+    async with traced(lambda _: cut) as policy:
+        assert (await policy.run(backend_of("parses_typed")))[0].text == ""
     looping = _tool_call("run_query", {"query": "SELECT 1"})
     async with traced(lambda _: looping) as policy:
         answer, calls = await policy.run(backend_of("sql_agent"))

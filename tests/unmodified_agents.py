@@ -110,6 +110,14 @@ async def parses(task: Any) -> str:
     return str(json.loads(await _ask(helper, task["question"]))["sql"])
 
 
+async def parses_typed(task: Any) -> str:
+    """The client itself reads the typed output."""
+    reply = await helper.chat.completions.parse(
+        model="gpt-5-mini", messages=[{"role": "user", "content": task["question"]}], response_format=Query
+    )
+    return reply.choices[0].message.parsed.sql  # type: ignore[union-attr]
+
+
 @function_tool
 def run_query(context: RunContextWrapper[Any], query: str) -> str:
     """Run a query."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from wrapt import register_post_import_hook, wrap_function_wrapper
 
 from groundwire.adapters.tracing import semconv
 
@@ -19,9 +21,9 @@ def current_agent() -> str:
     """The agent or node that is calling; empty if no framework tells it.
 
     In this order: the agent of the OpenAI Agents SDK, the agent or the node of LangGraph, ``gen_ai.agent.name`` of the
-    current OpenTelemetry span or of the nearest span around it.
+    current OpenTelemetry span or of the nearest span around it, the agent of a framework without spans.
     """
-    return _sdk_agent() or _langgraph_node() or _otel_agent(trace.get_current_span())
+    return _sdk_agent() or _langgraph_node() or _otel_agent(trace.get_current_span()) or _running_agent()
 
 
 def follow_agent_names() -> None:
@@ -31,6 +33,9 @@ def follow_agent_names() -> None:
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.add_span_processor(_AgentNames())
+    register_post_import_hook(lambda module: module.Agent.instrument_all(), "pydantic_ai")
+    for module, function, attribute in _WITHOUT_SPANS:
+        register_post_import_hook(partial(_name_in_context, function=function, attribute=attribute), module)
 
 
 def _sdk_agent() -> str:
@@ -52,6 +57,32 @@ def _langgraph_node() -> str:
     found: Any = config.var_child_runnable_config.get()
     metadata = (found or {}).get("metadata") or {}
     return str(metadata.get("lc_agent_name") or metadata.get("langgraph_node") or "")
+
+
+_RUNNING = context.create_key("groundwire-agent")
+_WITHOUT_SPANS = (
+    ("smolagents.agents", "MultiStepAgent.run", "name"),
+    ("crewai.agent.core", "Agent.execute_task", "role"),
+)
+"""Frameworks that make no spans: module and method that runs an agent, and the attribute with the agent's name."""
+
+
+def _running_agent() -> str:
+    return str(context.get_value(_RUNNING) or "")
+
+
+def _name_in_context(module: Any, *, function: str, attribute: str) -> None:
+    """Put the name of the agent into the context while ``function`` runs it."""
+
+    def run(wrapped: Any, agent: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(agent, attribute, None) or type(agent).__name__
+        token = context.attach(context.set_value(_RUNNING, name))
+        try:
+            return wrapped(*args, **kwargs)
+        finally:
+            context.detach(token)
+
+    wrap_function_wrapper(module, function, run)
 
 
 _names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

@@ -41,10 +41,12 @@ _Framework = Literal["langgraph", "openai-agents", "function"]
 
 _UNUSABLE_REPLY = {
     "JSONDecodeError", "ValidationError",  # json, pydantic: a typed output
+    "LengthFinishReasonError", "IncompleteOutputException",  # openai, instructor: one that was cut
     "MaxTurnsExceeded", "ModelBehaviorError",  # OpenAI Agents SDK
     "GraphRecursionError", "OutputParserException", "StructuredOutputError",  # LangGraph, LangChain
     "UnexpectedModelBehavior", "UsageLimitExceeded",  # Pydantic AI
     "AgentParsingError", "AgentMaxStepsError",  # smolagents
+    "ConverterError",  # CrewAI
     "MaxTokensReachedException", "StructuredOutputException",  # Strands
 }  # fmt: skip
 """Exceptions, by name, after a reply that the agent cannot use or after too many: the policy failed, and is scored."""

@@ -23,6 +23,8 @@ class Agent:
     """Requirements that let groundwire run beside the framework."""
     name: str = "answer"
     command: str = ""
+    names: tuple[str, ...] = ("",)
+    """The names of the agents whose calls are traced; empty where a client has none."""
     trained: bool = True
     """False for a program whose prompts are far longer than the starter's context."""
 
@@ -40,31 +42,51 @@ class Agent:
 
 
 AGENTS = (
-    Agent(title="LangGraph", folder="langgraph", name="graph", packages=("langgraph", "langchain-openai")),
-    Agent(title="LangChain create_agent", folder="langchain", packages=("langchain", "langchain-community")),
-    Agent(title="OpenAI Agents SDK", folder="openai_agents", name="triage_agent", packages=("openai-agents",)),
-    Agent(title="MCP tools", folder="mcp_tools", packages=("mcp", "openai-agents")),
+    Agent(
+        title="LangGraph",
+        folder="langgraph",
+        names=("write_query",),
+        name="graph",
+        packages=("langgraph", "langchain-openai"),
+    ),
+    Agent(
+        title="LangChain create_agent",
+        folder="langchain",
+        names=("sql_agent",),
+        packages=("langchain", "langchain-community"),
+    ),
+    Agent(
+        title="OpenAI Agents SDK",
+        folder="openai_agents",
+        names=("SQL analyst", "Triage agent"),
+        name="triage_agent",
+        packages=("openai-agents",),
+    ),
+    Agent(title="MCP tools", folder="mcp_tools", names=("Data assistant",), packages=("mcp", "openai-agents")),
     Agent(
         title="AutoGen",
         folder="autogen",
+        names=("sql_assistant",),
         packages=("autogen-agentchat",),
         also=("googleapis-common-protos<1.70",),  # for protobuf 5
     ),
     Agent(
         title="CrewAI",
         folder="crewai",
+        names=("", "Data analyst"),
         packages=("crewai",),
         also=("mcp>=2",),  # what LiteLLM's proxy needs; CrewAI asks for an older one, for agents with MCP tools
     ),
     Agent(
         title="Microsoft Agent Framework",
         folder="agent_framework",
+        names=("DatabaseAgent",),
         packages=("agent-framework-core", "agent-framework-openai"),
     ),
-    Agent(title="Pydantic AI", folder="pydantic_ai", packages=("pydantic-ai-slim", "openai")),
-    Agent(title="smolagents", folder="smolagents", packages=("smolagents",)),
-    Agent(title="Google ADK", folder="google_adk", packages=("google-adk", "litellm")),
-    Agent(title="Strands Agents", folder="strands", packages=("strands-agents",)),
+    Agent(title="Pydantic AI", folder="pydantic_ai", names=("sql_gen",), packages=("pydantic-ai-slim", "openai")),
+    Agent(title="smolagents", folder="smolagents", names=("ToolCallingAgent",), packages=("smolagents",)),
+    Agent(title="Google ADK", folder="google_adk", names=("sql_agent",), packages=("google-adk", "litellm")),
+    Agent(title="Strands Agents", folder="strands", names=("SQL agent",), packages=("strands-agents",)),
     Agent(title="OpenAI client", folder="openai_client", packages=("openai",)),
     Agent(title="Anthropic client", folder="anthropic_client", packages=("anthropic",)),
     Agent(

@@ -83,7 +83,7 @@ async def check(agent: Agent) -> dict[str, Any]:
                 return answer, all_calls_from_spans(await store.query_spans(*ids))
 
             results = [await rollout(0), *await asyncio.gather(*(rollout(n + 1) for n in range(_AT_ONCE)))]
-    return {"paths": dict(proxy.paths), **_result(policy, results), "problems": list(_problems(policy, results))}
+    return {"paths": dict(proxy.paths), **_result(policy, results), "problems": list(_problems(agent, policy, results))}
 
 
 def _backend(agent: Agent) -> Backend:
@@ -115,7 +115,7 @@ def _result(policy: SQLPolicy, results: list[Any]) -> dict[str, Any]:
     }
 
 
-def _problems(policy: SQLPolicy, results: list[Any]) -> Any:
+def _problems(agent: Agent, policy: SQLPolicy, results: list[Any]) -> Any:
     """What is not as it was served, one sentence each."""
     known = {tuple(served.response_ids): served for served in policy.served}
     seen = Counter(tuple(call.response_ids) for _, calls in results for call in _trained(calls))
@@ -123,6 +123,8 @@ def _problems(policy: SQLPolicy, results: list[Any]) -> Any:
         yield f"{len(lost)} of {len(known)} replies reached no trainer"
     if twice := [ids for ids, count in seen.items() if count > 1]:
         yield f"{len(twice)} replies were recorded twice"
+    if (names := {call.agent for _, calls in results for call in calls}) != set(agent.names):
+        yield f"the calls have the names {', '.join(sorted(names))}"
     for number, (answer, calls) in enumerate(results):
         if isinstance(answer, BackendError):
             yield f"rollout {number} failed: {answer}"
