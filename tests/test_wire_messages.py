@@ -163,6 +163,8 @@ async def test_a_base_url_that_ends_in_v1_works_too(bench: Any) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"tools\[0\] is of type 'web_search_20250305', wh"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "of type 'document', which is not serv"),
         ({"extra_body": {"mcp_servers": [{}]}}, "mcp_servers is not served"),
+        ({"extra_body": {"n": 2}}, "n is 2: only chat completions have several choices"),
+        ({"messages": [QUESTION, {"role": "assistant", "content": "{"}]}, "the last message is the assistant's"),
         ({"messages": 3}, "messages must be a list, not 3"),
     ],
 )

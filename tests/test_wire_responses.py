@@ -132,6 +132,22 @@ async def test_the_format_and_the_choice_of_tools_are_passed_on(bench: Any) -> N
     assert asked["seed"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_custom_tool_is_a_function_of_one_text(bench: Any, stream: bool) -> None:
+    arguments = '{"input": "*** Begin «Patch»"}'
+    call = {"id": "call-1", "type": "function", "function": {"name": "patch", "arguments": arguments}}
+    b = await bench(Reply(tool_calls=[call]), "done")
+    tool = {"type": "custom", "name": "patch", "description": "Edit", "format": {"type": "text"}}
+    first = await ask(b, stream, input=[{"role": "user", "content": "q"}], tools=[tool])
+    [made] = first.output
+    assert (made.type, made.name, made.input) == ("custom_tool_call", "patch", "*** Begin «Patch»")
+    output = {"type": "custom_tool_call_output", "call_id": made.call_id, "output": "ok"}
+    await ask(b, stream, input=[{"role": "user", "content": "q"}, made.to_dict(), output], tools=[tool])
+    [trajectory] = await b.trajectories()
+    assert len(trajectory.triplets) == 2
+    assert b.server.requests[0]["tools"][0]["function"]["parameters"]["required"] == ["input"]
+
+
 async def test_a_reply_that_ends_at_the_limit_is_incomplete(bench: Any) -> None:
     b = await bench(Reply(text="a", finish_reason="length"))
     answer = await ask(b, stream=True, input="q")
@@ -145,6 +161,7 @@ async def test_a_reply_that_ends_at_the_limit_is_incomplete(bench: Any) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, r"input\[0\] is of type 'item_reference', .* not served"),
         ({"input": "q", "previous_response_id": "resp_1"}, "previous_response_id 'resp_1' is unknown"),
         ({"input": "q", "background": True}, "background is not served"),
+        ({"input": "q", "extra_body": {"n": 2}}, "n is 2: only chat completions have several choices"),
         ({"input": 3}, "input must be a list, not 3"),
         ({"input": "q", "tools": ["run"]}, r"tools\[0\] must be an object, not 'run'"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "of type 'input_file', which is not"),

@@ -9,7 +9,15 @@ from typing import Any
 
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["RefusedError", "error_body", "require_list", "require_object", "require_text", "warn_ignored"]
+__all__ = [
+    "RefusedError",
+    "error_body",
+    "require_list",
+    "require_object",
+    "require_one_choice",
+    "require_text",
+    "warn_ignored",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +48,14 @@ def require_list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
         raise RefusedError(400, f"{name} must be a list, not {shorten_repr(value)}", param=name)
     return value
+
+
+def require_one_choice(request: Mapping[str, Any]) -> None:
+    """Raise :class:`RefusedError` if a request asks for several choices in an API that has one."""
+    if request.get("n") not in (None, 1):
+        raise RefusedError(
+            400, f"n is {shorten_repr(request['n'])}: only chat completions have several choices", param="n"
+        )
 
 
 def require_object(value: Any, name: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from groundwire.adapters.tracing.wire.errors import (
     RefusedError,
     require_list,
     require_object,
+    require_one_choice,
     require_text,
     warn_ignored,
 )
@@ -39,6 +40,7 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises :class:`RefusedError` for what only Anthropic's servers can do.
     """
+    require_one_choice(request)
     for name, advice in _REFUSED.items():
         if request.get(name):
             raise RefusedError(400, f"{name} is not served: {advice}", param=name)
@@ -80,6 +82,10 @@ def chat_messages(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             messages.append(_assistant_message(content, f"{name}.content"))
         else:
             messages += _user_messages(role, content, f"{name}.content")
+    if messages and messages[-1]["role"] == "assistant":
+        raise RefusedError(
+            400, "the last message is the assistant's: a reply whose beginning is given is not served", param="messages"
+        )
     return messages
 
 

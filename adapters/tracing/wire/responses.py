@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 from groundwire.adapters.tracing.wire.call import WireCall, encode_event
 from groundwire.adapters.tracing.wire.conversations import Conversation
 from groundwire.adapters.tracing.wire.errors import RefusedError
-from groundwire.adapters.tracing.wire.responses_input import chat_options, input_messages
+from groundwire.adapters.tracing.wire.responses_input import CUSTOM_INPUT, chat_options, input_messages
 
 __all__ = ["ResponsesCall"]
 
@@ -50,6 +51,7 @@ class ResponsesCall(WireCall):
         self.chat = {"messages": [*first, *self._messages], **chat_options(request)}
         self._id, self._created = _new_id("resp"), int(time.time())
         self._model = request.get("model")
+        self._custom = {tool["name"] for tool in request.get("tools") or () if tool.get("type") == "custom"}
         self._items: list[dict[str, Any]] = []
         self._is_open = False
         self._finish_reason: str | None = None
@@ -124,11 +126,17 @@ class ResponsesCall(WireCall):
     def _add_tool_call(self, part: Mapping[str, Any]) -> list[_Event]:
         function, events = part.get("function") or {}, list[_Event]()
         item = self._items[-1] if self._is_open else {}
-        if item.get("type") != "function_call" or part.get("id") not in (None, "", item["call_id"]):
-            item = {"id": _new_id("fc"), "type": "function_call", "name": function.get("name") or "", "arguments": ""}
-            item["call_id"] = part.get("id") or _new_id("call")
+        if "call_id" not in item or part.get("id") not in (None, "", item["call_id"]):
+            name, self._arguments = function.get("name") or "", ""
+            item = {"call_id": part.get("id") or _new_id("call"), "name": name}
+            if name in self._custom:
+                item |= {"id": _new_id("ctc"), "type": "custom_tool_call", "input": ""}
+            else:
+                item |= {"id": _new_id("fc"), "type": "function_call", "arguments": ""}
             events = self._open(item)
-        if text := function.get("arguments"):
+        text = function.get("arguments") or ""
+        self._arguments += text
+        if text and item["type"] == "function_call":
             item["arguments"] += text
             events.append(self._event("response.function_call_arguments.delta", delta=text))
         return events
@@ -148,6 +156,12 @@ class ResponsesCall(WireCall):
         if item["type"] == "function_call":
             arguments, name = item["arguments"], item["name"]
             events = [self._event("response.function_call_arguments.done", arguments=arguments, name=name)]
+        elif item["type"] == "custom_tool_call":
+            item["input"] = _custom_input(self._arguments)
+            events = [
+                self._event("response.custom_tool_call_input.delta", delta=item["input"]),
+                self._event("response.custom_tool_call_input.done", input=item["input"]),
+            ]
         else:
             part = item["content"][0]
             done = {key: part[key] for key in ("text", "logprobs") if key in part}
@@ -208,6 +222,14 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": usage.get("total_tokens") or 0,
     }
+
+
+def _custom_input(arguments: str) -> str:
+    """The text that a custom tool gets: the policy's argument, or all it wrote if that is no JSON."""
+    try:
+        return str(json.loads(arguments)[CUSTOM_INPUT])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return arguments
 
 
 def _new_id(prefix: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +10,12 @@ from groundwire.adapters.tracing.wire.errors import (
     RefusedError,
     require_list,
     require_object,
+    require_one_choice,
     require_text,
     warn_ignored,
 )
 
-__all__ = ["chat_options", "input_messages"]
+__all__ = ["CUSTOM_INPUT", "chat_options", "input_messages"]
 
 _TRANSLATED = frozenset(
     {
@@ -34,6 +36,9 @@ _REFUSED = {
     "conversation": "send the conversation as input, or use previous_response_id",
     "prompt": "stored prompts are on OpenAI's servers: send the messages as input",
 }
+CUSTOM_INPUT = "input"
+"""The one argument of a custom tool, which the policy sees as a function of a text."""
+_CUSTOM_PARAMETERS = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -42,6 +47,7 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises :class:`RefusedError` for what only OpenAI's servers can do.
     """
+    require_one_choice(request)
     for name, advice in _REFUSED.items():
         if request.get(name):
             raise RefusedError(400, f"{name} is not served: {advice}", param=name)
@@ -89,12 +95,12 @@ def input_messages(items: Any) -> list[dict[str, Any]]:
         elif kind == "message":
             role = "system" if item.get("role") == "developer" else item.get("role")
             messages.append({"role": role, "content": _content(item.get("content"), f"{name}.content")})
-        elif kind == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             if last is None:
                 messages.append(last := {"role": "assistant"})
             last.setdefault("content", None)
             last.setdefault("tool_calls", []).append(_tool_call(item))
-        elif kind == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             output = _content(item.get("output"), f"{name}.output")
             messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
         elif kind == "reasoning":
@@ -111,7 +117,10 @@ def input_messages(items: Any) -> list[dict[str, Any]]:
 
 
 def _tool_call(item: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    arguments = item.get("arguments")
+    if item["type"] == "custom_tool_call":
+        arguments = json.dumps({CUSTOM_INPUT: item.get("input")}, ensure_ascii=False)
+    function = {"name": item.get("name"), "arguments": arguments}
     return {"id": item.get("call_id"), "type": "function", "function": function}
 
 
@@ -149,10 +158,12 @@ def _part(part: Any, name: str) -> dict[str, Any]:
 
 def _tool(tool: Any, name: str) -> dict[str, Any]:
     kind = require_object(tool, name).get("type")
-    if kind != "function":
+    if kind == "custom":
+        tool = {**tool, "parameters": _CUSTOM_PARAMETERS}
+    elif kind != "function":
         raise RefusedError(
             400,
-            f"{name} is of type {kind!r:.60}, which OpenAI runs on its own servers; offer function tools, which the "
+            f"{name} is of type {kind!r:.60}, which OpenAI runs on its own servers; offer function or custom tools, which the "
             "agent runs itself",
             param="tools",
         )
@@ -165,7 +176,7 @@ def _tool_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return choice
     kind = require_object(choice, "tool_choice").get("type")
-    if kind == "function":
+    if kind in ("function", "custom"):
         return _named(choice)
     if kind == "allowed_tools":
         tools = [
