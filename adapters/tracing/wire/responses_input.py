@@ -163,8 +163,8 @@ def _tool(tool: Any, name: str) -> dict[str, Any]:
     elif kind != "function":
         raise RefusedError(
             400,
-            f"{name} is of type {kind!r:.60}, which OpenAI runs on its own servers; offer function or custom tools, which the "
-            "agent runs itself",
+            f"{name} is of type {kind!r:.60}, which OpenAI runs on its own servers; offer function or custom "
+            "tools, which the agent runs itself",
             param="tools",
         )
     # strict=false is the default; the prompt shall not depend on the API.
