@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
-from wire import Bench, bench
+from wire import Bench, bench, policy
 
 from groundwire.adapters.tracing import all_calls_from_spans
-from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode
-from groundwire.tools.http.access_token import access_token
-from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.server import PolicyServer
-from groundwire.train.store.spans import LightningSpanSink
 
-__all__ = ["bench"]
+__all__ = ["bench", "policy"]
 
 
 async def ask(b: Bench, stream: bool = False, **options: Any) -> tuple[str, Any]:
@@ -66,22 +59,6 @@ async def test_what_is_not_served_is_refused(bench: Any, options: Any, message: 
     with pytest.raises(openai.BadRequestError, match=message):
         await ask(b, **options)
     assert b.server.requests == []
-
-
-@pytest.fixture(params=["in process", "behind HTTP"])
-async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Any]:
-    engine = LocalEngine(*tiny_policy, max_model_len=400)
-    store, server = InMemoryLightningStore(), PolicyServer(engine)
-    await server.start()
-    options: dict[str, Any] = {"policy": server}
-    if request.param == "behind HTTP":
-        options = {"upstreams": [f"{server.url}/v1"], "model": "policy", "api_key": access_token()}
-    async with LLMProxy(sink=LightningSpanSink(store), **options) as proxy:
-        b: Any = Bench(server, proxy, store, await store.start_rollout(input={}))  # type: ignore[arg-type]
-        b.tokenizer = engine.tokenizer
-        yield b
-    await server.stop()
-    engine.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from wire import CALL, CHAT_TOOL, OTHER_CALL, PARAMETERS, Bench, bench
+from wire import CALL, CHAT_TOOL, OTHER_CALL, PARAMETERS, Bench, bench, policy
 
 from groundwire.adapters.tracing.scripted_server import END, Reply, encode, render
 from groundwire.adapters.tracing.wire import errors
@@ -15,7 +15,7 @@ from groundwire.adapters.tracing.wire import errors
 TOOL: Any = {"name": "run", "description": "Run it", "input_schema": PARAMETERS}
 QUESTION: Any = {"role": "user", "content": "q"}
 
-__all__ = ["bench"]
+__all__ = ["bench", "policy"]
 
 
 def client(b: Bench, *, url: str = "") -> anthropic.AsyncAnthropic:
@@ -194,3 +194,20 @@ async def test_the_tokens_of_a_message_are_not_counted(bench: Any) -> None:
     async with client(b) as asking:
         with pytest.raises(anthropic.NotFoundError, match="count_tokens is not traced"):
             await asking.messages.count_tokens(model="any", messages=[QUESTION])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_messages_client_learns_which_stop_sequence_ended_the_reply(policy: Any, stream: bool) -> None:
+    async with anthropic.AsyncAnthropic(base_url=policy.root, api_key="none") as client:
+        request: Any = {"model": "m", "max_tokens": 300, "messages": [{"role": "user", "content": "select"}]}
+        request["extra_body"] = {"seed": 3}
+        ends = []
+        for stop in ([], [" "]):
+            if stream:
+                async with client.messages.stream(**request, stop_sequences=stop) as events:
+                    final = await events.get_final_message()
+            else:
+                final = await client.messages.create(**request, stop_sequences=stop)
+            ends.append((final.stop_reason, final.stop_sequence))
+    assert ends[1] == ("stop_sequence", " ")
+    assert ends[0][1] is None

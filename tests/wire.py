@@ -11,6 +11,9 @@ from agentlightning.store.memory import InMemoryLightningStore
 from groundwire.adapters.tracing import LLMCall, Trajectory, all_calls_from_spans, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.tools.http.access_token import access_token
+from groundwire.train.policy.engine import LocalEngine
+from groundwire.train.policy.server import PolicyServer
 from groundwire.train.store.spans import LightningSpanSink
 
 ARGUMENTS = '{"sql": "SELECT 1"}'
@@ -53,3 +56,20 @@ async def bench(request: Any) -> AsyncIterator[Any]:
     yield make
     for close in closing:
         await close()
+
+
+@pytest.fixture(params=["in process", "behind HTTP"])
+async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Any]:
+    """A bench with a small random model, and its ``tokenizer``."""
+    engine = LocalEngine(*tiny_policy, max_model_len=400)
+    store, server = InMemoryLightningStore(), PolicyServer(engine)
+    await server.start()
+    options: dict[str, Any] = {"policy": server}
+    if request.param == "behind HTTP":
+        options = {"upstreams": [f"{server.url}/v1"], "model": "policy", "api_key": access_token()}
+    async with LLMProxy(sink=LightningSpanSink(store), **options) as proxy:
+        b: Any = Bench(server, proxy, store, await store.start_rollout(input={}))  # type: ignore[arg-type]
+        b.tokenizer = engine.tokenizer
+        yield b
+    await server.stop()
+    engine.close()

@@ -184,7 +184,8 @@ class PolicyServer(HttpServer):
                 replies.append(reply)
                 message, finish_reason = response.message(reply)
                 on_sampled(index, response.sampled(reply, message, finish_reason))
-                yield response.event(choices[index].end(message, finish_reason), **versions(reply))
+                last = {**choices[index].end(message, finish_reason), **response.stop_reason(reply)}
+                yield response.event(last, **versions(reply))
             if request.stream_options.include_usage:
                 yield response.event(usage=response.usage(replies))
         except (GeneratorExit, asyncio.CancelledError):  # the agent left

@@ -90,6 +90,7 @@ class ChatResponse:
         for index, (reply, (message, finish_reason)) in enumerate(zip(replies, messages, strict=True)):
             logprobs = self.logprobs(reply.token_ids, reply.logprobs)
             choice = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
+            choice |= self.stop_reason(reply)
             if self.request.return_token_ids:
                 choice |= {"token_ids": reply.token_ids, **self.grammar()}
             choices.append(choice)
@@ -97,6 +98,13 @@ class ChatResponse:
         if self.request.return_token_ids:
             body["prompt_token_ids"] = self.prompt_ids
         return body
+
+    def stop_reason(self, reply: Completion) -> dict[str, str]:
+        """The stop string that ended a reply, in the field that vLLM has for it."""
+        if not self.request.stop or reply.finish_reason != "stop":
+            return {}
+        rest = self.text(reply.token_ids)[len(reply.text) :]
+        return next(({"stop_reason": stop} for stop in self.request.stop if rest.startswith(stop)), {})
 
     def grammar(self) -> dict[str, str]:
         """The constraint, without which training cannot compute the logprobs again."""
