@@ -129,7 +129,7 @@ def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment
     run, done = _resumed(
         tmp_path,
         {**environment, "PYTHONPATH": path},
-        **{"backend": "custom", "agent": "slow_agent:answer", "rollout_timeout_s": 1.0, "retries": 0, "steps": 9},
+        **{"backend": "custom", "agent": "slow_agent:answer", "rollout_timeout_s": 2.5, "retries": 0, "steps": 9},
         val_temperature=0.5,
     )
     assert done.returncode == 1

@@ -99,7 +99,7 @@ class LLMProxy(HttpServer):
         model: replaces the model's name in requests.
         api_key: replaces the agent's API key, so that agents need not know it. It is removed from replies.
         ids: whether to ask for token ids, which some servers refuse.
-        enforce_sampling: whether a rollout's own sampling parameters replace those that its agent asks for.
+        fixed_sampling: whether a rollout's own sampling parameters replace those that its agent asks for.
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
         timeout_s: how long a server may be silent, in seconds.
@@ -116,7 +116,7 @@ class LLMProxy(HttpServer):
         model: str | None = None,
         api_key: str | None = None,
         ids: bool = True,
-        enforce_sampling: bool = True,
+        fixed_sampling: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
         timeout_s: float = 600.0,
@@ -131,7 +131,7 @@ class LLMProxy(HttpServer):
         self._policy, self._sink = policy, sink
         self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
-        self._sampling_rule = SamplingRule() if enforce_sampling else None
+        self._sampling_rule = SamplingRule() if fixed_sampling else None
         self._writer: SpanWriter
         self._open_attempts = OpenAttempts(sink.sampling_of)
 

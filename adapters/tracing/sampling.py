@@ -49,7 +49,7 @@ class SamplingRule:
             self._has_warned = True
             _log.warning(
                 "an agent asks for %s; the run samples with %s, which training needs, whatever agents ask for. With "
-                "enforce_sampling=false agents choose themselves",
+                "fixed_sampling=false agents choose themselves",
                 ", ".join(f"{name}={value!r:.40}" for name, value in theirs.items()),
                 ", ".join(f"{name}={ours[name]!r:.40}" for name in theirs),
             )

@@ -139,7 +139,7 @@ class RunConfig(AgentSettings):
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
     runner_processes: int = _rollouts(0, "Processes for the runners; 0 keeps them in the trainer's process", ge=0)
     max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
-    enforce_sampling: bool = _rollouts(
+    fixed_sampling: bool = _rollouts(
         True, "Replace the temperature, top_p, seed and larger max_tokens in agents' requests by the run's own"
     )
     max_model_len: int = _rollouts(1024, "Tokens of prompt and reply together", ge=1)

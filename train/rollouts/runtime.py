@@ -187,7 +187,7 @@ class RolloutRuntime:
             policy = {"policy": PolicyServer(engine, model_name=MODEL_NAME, **self._server_options)}
         return LLMProxy(
             sink=LightningSpanSink(store),
-            enforce_sampling=config.enforce_sampling,
+            fixed_sampling=config.fixed_sampling,
             host=config.proxy_host,
             port=config.proxy_port,
             token=given_token(config.token_file),
