@@ -164,7 +164,30 @@ def _chats(prefix: bytes) -> list[Request]:
         {**plain, "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "stop_token_ids": [5]},
         {**plain, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": parameters}}},
     ]
-    return [Request("POST", prefix + b"/chat/completions", {**JSON, "X-Agent": "writer"}, body) for body in bodies]
+    chats = [Request("POST", prefix + b"/chat/completions", {**JSON, "X-Agent": "writer"}, body) for body in bodies]
+    return [*chats, *_other_apis(prefix, parameters)]
+
+
+def _other_apis(prefix: bytes, parameters: dict[str, Any]) -> list[Request]:
+    question = {"role": "user", "content": "the name of a singer"}
+    call = {"type": "function_call", "call_id": "c", "name": "query", "arguments": '{"sql": "select"}'}
+    output = {"type": "function_call_output", "call_id": "c", "output": "result"}
+    function = {"type": "function", "name": "query", "parameters": parameters}
+    use = {"type": "tool_use", "id": "c", "name": "query", "input": {"sql": "select"}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "result"}]}
+    turns = [question, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    tool = {"name": "query", "input_schema": parameters}
+    responses = {"model": "policy", "instructions": "select", "max_output_tokens": 4, "input": [question, call, output]}
+    messages = {"model": "policy", "system": "select", "max_tokens": 4, "messages": turns, "tools": [tool]}
+    bodies: list[tuple[bytes, dict[str, Any]]] = [
+        (b"/responses", {**responses, "tools": [function], "tool_choice": "auto"}),
+        (b"/responses", {**responses, "input": "name", "previous_response_id": None, "stream": True}),
+        (b"/messages", messages),
+        (b"/messages", {**messages, "stream": True, "stop_sequences": ["a"], "tool_choice": {"type": "auto"}}),
+        (b"/completions", {"model": "policy", "prompt": "select", "max_tokens": 4, "logprobs": 0}),
+        (b"/completions", {"model": "policy", "prompt": [5, 6], "max_tokens": 4, "stream": True}),
+    ]
+    return [Request("POST", prefix + path, JSON, body) for path, body in bodies]
 
 
 def mcp(folder: Path, processes: Processes) -> Wait:
