@@ -29,7 +29,15 @@ from groundwire.train.report.token_text import token_decoder
 
 _RESULTS = ROOT / "docs" / "frameworks.json"
 _CHECK_S, _TRAINING_S = 120, 240
-_SETTINGS = ("steps=12", "val_tasks=100", "val_every=0", "max_model_len=2048", "checkpoint_every=100")
+_SETTINGS = (
+    "steps=12",
+    "tasks_per_step=8",
+    "val_tasks=100",
+    "val_every=0",
+    "max_model_len=4096",
+    "checkpoint_every=100",
+)
+_SLOW = ("steps=8", "tasks_per_step=4", "val_tasks=50", "n_runners=16")
 
 
 class FailedError(Exception):
@@ -74,7 +82,7 @@ def _run(agent: Agent, settings: list[str]) -> dict[str, Any]:
         if result["check"]["problems"]:
             raise FailedError(result["check"]["problems"][0])
         if agent.trained and settings:
-            result["training"] = _train(agent, python, settings)
+            result["training"] = _train(agent, python, [*settings, *(_SLOW if agent.slow else ())])
     except (InstallError, FailedError) as error:
         result["reason"] = str(error)
     return {**result, "seconds": round(time.monotonic() - started, 1)}

@@ -25,6 +25,8 @@ class Agent:
     command: str = ""
     names: tuple[str, ...] = ("",)
     """The names of the agents whose calls are traced; empty where a client has none."""
+    slow: bool = False
+    """Whether a rollout takes much longer than those of the others; then fewer are made."""
     trained: bool = True
     """False for a program whose prompts are far longer than the starter's context."""
 
@@ -75,6 +77,7 @@ AGENTS = (
         folder="crewai",
         names=("", "Data analyst"),
         packages=("crewai",),
+        slow=True,
         also=("mcp>=2",),  # what LiteLLM's proxy needs; CrewAI asks for an older one, for agents with MCP tools
     ),
     Agent(
@@ -84,7 +87,7 @@ AGENTS = (
         packages=("agent-framework-core", "agent-framework-openai"),
     ),
     Agent(title="Pydantic AI", folder="pydantic_ai", names=("sql_gen",), packages=("pydantic-ai-slim", "openai")),
-    Agent(title="smolagents", folder="smolagents", names=("ToolCallingAgent",), packages=("smolagents",)),
+    Agent(title="smolagents", folder="smolagents", names=("ToolCallingAgent",), packages=("smolagents",), slow=True),
     Agent(title="Google ADK", folder="google_adk", names=("sql_agent",), packages=("google-adk", "litellm")),
     Agent(title="Strands Agents", folder="strands", names=("SQL agent",), packages=("strands-agents",)),
     Agent(title="OpenAI client", folder="openai_client", packages=("openai",)),
@@ -94,6 +97,7 @@ AGENTS = (
         folder="node_openai",
         packages=("openai",),
         command=f"node {_EXAMPLES}/node_openai/agent.mjs",
+        slow=True,
     ),
     Agent(
         title="Claude Code",

@@ -30,6 +30,8 @@ def write_page(results: Mapping[str, Mapping[str, Any]]) -> None:
 def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     packages = result.get("versions", {})
     version = ", ".join(f"{name} {packages[name]}" for name in packages)
+    if result.get("overridden"):
+        version += f"; with {', '.join(result['overridden'])}"
     link = f"[{agent.title}](../{agent.path})"
     check = result.get("check")
     if check is None:
