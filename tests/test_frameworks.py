@@ -25,6 +25,14 @@ async def test_all_that_the_policy_samples_reaches_the_trainer_unchanged(folder:
     assert result["traced"] == result["served"] == 9 * result["calls"]
 
 
+async def test_the_agents_sdk_sends_no_traces_of_rollouts_to_openai() -> None:
+    from agents.tracing import get_trace_provider
+
+    [agent] = [each for each in AGENTS if each.folder == "openai_agents"]
+    await check(agent)
+    assert get_trace_provider()._disabled  # type: ignore[attr-defined]
+
+
 async def test_the_examples_have_no_line_about_training() -> None:
     files = [file for agent in AGENTS for file in (ROOT / agent.path).glob("*.*") if file.suffix in (".py", ".mjs")]
     assert len(files) >= 14

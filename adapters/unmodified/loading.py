@@ -19,6 +19,9 @@ _ENVIRONMENT = {
     "ANTHROPIC_API_KEY": "none",
     # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
+    "OPENAI_AGENTS_DISABLE_TRACING": "true",
+    "CREWAI_DISABLE_TELEMETRY": "true",
 }
 """Set before the agent is imported, and before an agent that is an object runs."""
 
