@@ -142,7 +142,7 @@ class RunConfig(AgentSettings):
     fixed_sampling: bool = _rollouts(
         True, "Replace the temperature, top_p, seed and larger max_tokens in agents' requests by the run's own"
     )
-    max_model_len: int = _rollouts(1024, "Tokens of prompt and reply together", ge=1)
+    max_model_len: int = _rollouts(2048, "Tokens of prompt and reply together", ge=1)
     step_deadline_s: float = _rollouts(300.0, "Seconds that the rollouts of one step may take", gt=0)
     retries: int = _rollouts(1, "Further attempts after a rollout failed for no fault of the policy", ge=0)
     unresponsive_s: float = _rollouts(

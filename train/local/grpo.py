@@ -21,7 +21,7 @@ import torch
 
 from groundwire.adapters.tracing import Trajectory
 from groundwire.tools.files import shorten_repr
-from groundwire.train.local.packing import Branch, pack, packed_logits
+from groundwire.train.local.packing import Branch, pack, packed_logits, to_device
 from groundwire.train.policy.constraint import Constraints
 
 __all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss", "group_advantages"]
@@ -207,8 +207,7 @@ class GRPO:
     def _evaluate(self, rows: list[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The sampled tokens' new log-probabilities, those at sampling time, and their advantages, each [M]."""
         device = next(self.model.parameters()).device
-        packed = pack([(row.prefix, row.branches) for row in rows])
-        packed = packed._replace(**{name: value.to(device) for name, value in packed._asdict().items()})
+        packed = to_device(pack([(row.prefix, row.branches) for row in rows]), device)
         items = [item for row in rows for item in row.items]
         logits = packed_logits(self.model, packed) / self.config.temperature
         if any(triplet.grammar for trajectory, _ in items for triplet in trajectory.triplets):

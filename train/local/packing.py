@@ -8,13 +8,13 @@ mask), and its positions continue from the prefix. The logits equal those of sep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-__all__ = ["Branch", "Packed", "pack", "packed_logits"]
+__all__ = ["Branch", "Packed", "pack", "packed_logits", "to_device"]
 
 Branch = tuple[Sequence[int], Sequence[int]]
 """Token ids, and a mask of the same length: 1 for a sampled token (a target), 0 for context."""
@@ -67,6 +67,11 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]]) -> Packed:
                     targets.append(tokens[offset])
     index_tensor = torch.tensor(index, dtype=torch.long).view(-1, 2)
     return Packed(ids, positions, _tree_mask(segment), index_tensor, torch.tensor(targets, dtype=torch.long))
+
+
+def to_device(packed: Packed, device: Any) -> Packed:
+    """``packed`` with its tensors on ``device``."""
+    return Packed(*(tensor.to(device) for tensor in packed))
 
 
 def _tree_mask(segment: Tensor) -> Tensor:

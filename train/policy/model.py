@@ -69,10 +69,10 @@ def new_policy(
     layers: int = 4,
     heads: int = 4,
     intermediate: int = 352,
-    context: int = 2048,
+    context: int = 4096,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """A float32 decoder with random weights and the vocabulary of ``tokenizer``; by default 1.1 M parameters."""
+    """A float32 decoder with random weights and the vocabulary of ``tokenizer``; by default 1.2 M parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,

@@ -26,13 +26,15 @@ from groundwire.domains import Task, get
 from groundwire.domains.spider.generate.lexicon import words
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
-from groundwire.train.local.packing import pack, packed_logits
+from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import count_parameters, new_policy, save_policy
 from groundwire.train.policy.types import Sampling
-from groundwire.train.pretrain.corpus import Dialogues, Stage, dialogues, encode, prompt
+from groundwire.train.pretrain.corpus import Stage, dialogues, encode, prompt
 from groundwire.train.pretrain.tokenizer import train_tokenizer
+from groundwire.train.pretrain.turns import Dialogues
+from groundwire.train.pretrain.wording import vocabulary
 
 __all__ = ["STEPS", "accuracy", "new_tokenizer", "pretrain"]
 
@@ -46,11 +48,22 @@ class Part(NamedTuple):
 
 
 SCHEDULE = (
-    Part(310, 10, Stage(n_tables=(1, 1, 2), n_attributes=(2, 2, 3), mix={"easy": 0.8, "medium": 0.2}, writes=5)),
-    Part(190, 8, Stage(writes=4, tools=0.4)),
-    Part(220, 8, Stage(writes=3, checks=1, rewrites=1, tools=0.4)),
+    Part(
+        330,
+        16,
+        Stage(
+            n_tables=(1, 1, 2),
+            n_attributes=(2, 2, 3),
+            mix={"easy": 0.8, "medium": 0.2},
+            writes=5,
+            others=0.5,
+            drills=0.25,
+        ),
+    ),
+    Part(300, 14, Stage(writes=4, tools=0.4, others=0.55, drills=0.1)),
+    Part(220, 14, Stage(writes=3, checks=1, rewrites=1, tools=0.4, others=0.5, drills=0.05)),
 )
-STEPS = 540
+STEPS = 660
 """The schedule stops early in its last part, the first one with checks, rewrites and tool results. Their use is left to
 reinforcement learning."""
 LEARNING_RATE = 4e-3
@@ -69,9 +82,9 @@ def learning_rate(step: int) -> float:
 
 def new_tokenizer(*, seed: int = 0, databases: int = 800) -> PreTrainedTokenizerFast:
     """A tokenizer with the words of the lexicon and the frequent words of the corpus."""
-    stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1, tools=0.2)
+    stage = Stage(invented=0.0, freedom=1.0, writes=8, checks=1, rewrites=1, tools=0.2, others=0.6)
     corpus = itertools.islice(dialogues(random.Random(seed), stage), databases)
-    return train_tokenizer((text for item in corpus for text in item.texts()), words=words())
+    return train_tokenizer((text for item in corpus for text in item.texts()), words=[*words(), *vocabulary()])
 
 
 def pretrain(
@@ -83,7 +96,7 @@ def pretrain(
     optimizers = _optimizers(model)
     model.train()
     for step, batch in enumerate(itertools.islice(_corpus(seed), STEPS)):
-        packed = pack(encode(tokenizer, batch))
+        packed = to_device(pack(encode(tokenizer, batch)), device)
         loss = F.cross_entropy(packed_logits(model, packed), packed.targets)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -94,14 +107,14 @@ def pretrain(
             optimizer.zero_grad()
         if on_step:
             on_step(loss.item())
-    return model.eval(), tokenizer
+    return model.eval().cpu(), tokenizer
 
 
 def accuracy(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: Sequence[Task], *, temperature: float = 0.0
 ) -> dict[str, float]:
     """Execution match of the first query, over all ``tasks`` and by ``subject_split`` and ``hardness``."""
-    engine = LocalEngine(model, tokenizer, max_model_len=1024)
+    engine = LocalEngine(model, tokenizer, max_model_len=2048)
     futures = []
     for number, task in enumerate(tasks):
         schema = table_info(task["db_path"], example_values=0, show_keys=False).text
@@ -154,6 +167,7 @@ if __name__ == "__main__":
         out: Annotated[Path, typer.Option(help="The folder for the checkpoint", file_okay=False)],
         seed: Annotated[int, typer.Option(help="Seed of the weights and the dialogues")] = 0,
         threads: Annotated[int, typer.Option(help="Torch threads; the number changes the rounding", min=1)] = 1,
+        device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
         version: Version = False,
     ) -> None:
         """Make the starter policy from random weights."""
@@ -161,7 +175,7 @@ if __name__ == "__main__":
             out.mkdir(parents=True, exist_ok=True)  # an unusable folder is an error now, not after training
         torch.set_num_threads(threads)
         with progress("Pretraining", STEPS) as on_end:
-            model, tokenizer = pretrain(seed=seed, on_step=lambda loss: on_end(f"loss {loss:.2f}"))
+            model, tokenizer = pretrain(seed=seed, device=device, on_step=lambda loss: on_end(f"loss {loss:.2f}"))
         save_policy(model, tokenizer, out)
         card = STARTER / "README.md"
         if card.is_file() and card.parent.resolve() != out.resolve():

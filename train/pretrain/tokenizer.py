@@ -19,7 +19,6 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from groundwire.adapters.sql_agents.prompts import QUERY_TOOL
 from groundwire.train.policy import STARTER
 
 __all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
@@ -27,10 +26,10 @@ __all__ = ["END_OF_TEXT", "IM_END", "IM_START", "train_tokenizer"]
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 _GLUE = "\x1f"
-# The frames of replies, and the JSON around the query of a tool call, have one id each. No frame may begin inside
-# another, or the ids of a reply would depend on the text before it; the closing fence is therefore a word.
+# The frames of replies, and the JSON around the name and the arguments of a tool call, have one id each. No frame may
+# begin inside another, or the ids of a reply would depend on the text before it; the closing fence is therefore a word.
 _FRAMES = ["```sql\n", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-_FRAMES += [f'\n{{"name": "{QUERY_TOOL["name"]}", "arguments": {{"sql": "', '"}}\n</tool_call>']
+_FRAMES += ['\n{"name":', '", "arguments":', '"}}\n</tool_call>']
 _OUTSIDE = re.compile("|".join(re.escape(token) for token in (END_OF_TEXT, IM_START, IM_END, *_FRAMES)))
 _WORDS = r"\n```(?![a-z\x1f])| ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
 _PLURAL = r"(?<=[a-z](?:x|ch|sh|ss))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
