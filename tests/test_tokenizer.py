@@ -53,7 +53,9 @@ def test_encoding_is_lossless(tokenizer, text):
 
 def test_encoding_of_dialogues_is_lossless(tokenizer):
     stage = Stage(freedom=1.0, checks=1, rewrites=1, tools=0.5)
-    for item in itertools.islice(dialogues(random.Random(7), stage), 40):
+    others = Stage(freedom=1.0, checks=1, rewrites=1, others=1.0, drills=0.2)
+    items = [*itertools.islice(dialogues(random.Random(7), stage), 40)]
+    for item in [*items, *itertools.islice(dialogues(random.Random(7), others), 40)]:
         for text in item.texts():
             assert tokenizer.decode(ids(tokenizer, text)) == text
 
@@ -104,28 +106,41 @@ def test_the_template_writes_the_text_of_pretraining(tokenizer, checkpoint):
     assert [i for part in parts for i in ids(loaded, part)] == ids(loaded, whole + reply)
 
 
-def test_the_template_writes_the_tool_dialogues_of_pretraining(tokenizer):
-    turns = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.DOTALL)
-    for item in itertools.islice(dialogues(random.Random(3), Stage(writes=1, checks=1, rewrites=1, tools=1.0)), 20):
+TOOL_DIALOGUES = Stage(writes=1, checks=1, rewrites=1, tools=1.0)
+OTHER_AGENTS = Stage(writes=1, checks=1, rewrites=1, others=1.0)
+DRILLS = Stage(writes=1, drills=1.0)
+
+
+@pytest.mark.parametrize("stage", [TOOL_DIALOGUES, OTHER_AGENTS, DRILLS])
+def test_the_template_writes_the_dialogues_of_pretraining(tokenizer, stage):
+    for item in itertools.islice(dialogues(random.Random(3), stage), 30):
         for dialogue in item.dialogues:
             whole = "".join([item.prefix, *(text for text, _ in dialogue)])
-            messages = []
-            for role, text in turns.findall(whole):
-                if role == "system":
-                    messages.append({"role": role, "content": text.partition("\nTools:\n")[0]})
-                elif text.startswith("<tool_call>"):
-                    call = {"function": json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))}
-                    messages.append({"role": role, "content": "", "tool_calls": [call]})
-                elif text.startswith("<tool_response>"):
-                    rows = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
-                    messages.append({"role": "tool", "content": rows})
-                else:
-                    messages.append({"role": role, "content": text})
+            messages, tools = read_messages(whole)
             assert dialogue[-1][1], "a dialogue ends with what is learned"
-            template = tokenizer.apply_chat_template(messages, tools=[prompts.QUERY_TOOL], tokenize=False)
-            assert template == whole + "\n"
+            assert tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False) == whole + "\n"
             pieces = [ids(tokenizer, text) for text in (item.prefix, *(text for text, _ in dialogue))]
             assert [i for piece in pieces for i in piece] == ids(tokenizer, whole)
+
+
+def read_messages(whole):
+    """The messages and the tools in the text of the chat template."""
+    messages, tools = [], []
+    for role, text in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", whole, re.DOTALL):
+        if role == "system":
+            before, found, after = f"\n{text}".rpartition("\nTools:\n")
+            tools = [{"type": "function", "function": json.loads(line)} for line in after.splitlines()[:-1]] if found else []
+            if content := (before if found else f"\n{text}")[1:]:
+                messages.append({"role": role, "content": content})
+        elif text.startswith("<tool_call>"):
+            call = {"function": json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))}
+            messages.append({"role": role, "content": "", "tool_calls": [call]})
+        elif text.startswith("<tool_response>"):
+            rows = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+            messages.append({"role": "tool", "content": rows})
+        else:
+            messages.append({"role": role, "content": text})
+    return messages, tools
 
 
 def test_the_template_writes_tool_calls_as_hermes_does(tokenizer):

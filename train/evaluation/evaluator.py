@@ -22,6 +22,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import agent_notes, is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
+from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -83,9 +84,12 @@ def evaluate(
                 write_predictions(run.path, tasks, answers, sample)
             rows += sample_rows
             if sample == 0:
-                models = (call.model for result in results for call in result.calls)
-                for note in agent_notes(rows, models, MODEL_NAME if upstream is None else upstream.model):
+                calls = [call for result in results for call in result.calls]
+                served = MODEL_NAME if upstream is None else upstream.model
+                for note in agent_notes(rows, (call.model for call in calls), served):
                     callback.on_note(note)
+                if upstream is None and config.model == "starter" and (limits := starter_limits(calls)):
+                    callback.on_note(limits)
             last = sample + 1 == samples
             if (reason := nothing_judged(rows)) and (last or not is_transient(rows)):
                 raise RolloutsFailedError(f"{reason}. More: python -m train.why {run.path}")

@@ -34,6 +34,7 @@ from groundwire.train.evaluation.diagnosis import (
     nothing_to_train,
 )
 from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import (
     choose_tasks,
     validation_missing,
@@ -234,8 +235,9 @@ class LocalTrainer:
         return validations
 
     def _print_notes(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
-        models = (call.model for result in results for call in result.calls)
-        for note in agent_notes(rows, models, MODEL_NAME):
+        calls = [call for result in results for call in result.calls]
+        limits = starter_limits(calls) if self.config.model == "starter" else ""
+        for note in [*agent_notes(rows, (call.model for call in calls), MODEL_NAME), *([limits] if limits else [])]:
             self.callback.on_note(note)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
