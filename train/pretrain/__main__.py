@@ -4,8 +4,8 @@ It reads generated dialogues (:mod:`groundwire.train.pretrain.corpus`) for a fix
 the same checkpoint on the same machine. It stops early on purpose. With twice the steps the policy would answer nearly
 every generated question, and reinforcement learning could not improve it; the model card says so, too.
 
-The first databases have one or two tables, so that copying is learned on short prompts. Muon (Jordan et al., 2024)
-reaches a loss in about two thirds of AdamW's steps.
+It begins with exercises in copying, and the first databases have one or two tables: once copying is learned, on short
+prompts, all else is learned faster. Muon (Jordan et al., 2024) reaches a loss in about two thirds of AdamW's steps.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Part(NamedTuple):
 
 
 SCHEDULE = (
+    Part(250, 24, Stage(drills=1.0, writes=6)),
     Part(
         330,
         16,
@@ -60,10 +61,10 @@ SCHEDULE = (
             drills=0.25,
         ),
     ),
-    Part(300, 14, Stage(writes=4, tools=0.4, others=0.55, drills=0.1)),
-    Part(220, 14, Stage(writes=3, checks=1, rewrites=1, tools=0.4, others=0.5, drills=0.05)),
+    Part(300, 14, Stage(writes=4, tools=0.4, others=0.5, drills=0.1)),
+    Part(150, 14, Stage(writes=3, checks=1, rewrites=1, tools=0.4, others=0.5, drills=0.05)),
 )
-STEPS = 660
+STEPS = 910
 """The schedule stops early in its last part, the first one with checks, rewrites and tool results. Their use is left to
 reinforcement learning."""
 LEARNING_RATE = 4e-3

@@ -25,7 +25,7 @@ def drills(rng: random.Random, count: int) -> Dialogues:
 
 def _repeat(rng: random.Random, count: int) -> Dialogues:
     """The reply repeats the user's words."""
-    texts = [rng.choice((" ", "_", "_", "_", ", ")).join(random_words(rng, 12)) for _ in range(2 * count)]
+    texts = [rng.choice((" ", "_", ", ")).join(random_words(rng, 12)) for _ in range(2 * count)]
     return Dialogues("", [[(user_turn(text), False), reply(text)] for text in texts])
 
 

@@ -25,10 +25,7 @@ HELD_OUT = frozenset(
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _NOISE: dict[str, list[str]] = {kind: words.split() for kind, words in WORDING["noise"].items()}
-_WORDS = sorted(
-    {*words(), *(word for kind in ("verbs", "nouns", "adjectives") for word in _NOISE[kind])}
-    | {*re.findall("[a-z]+", f"{WORDING['run_verbs']} {WORDING['run_objects']} {WORDING['run_arguments']}")}
-)
+_WORDS = sorted({*words(), *(word for kind in ("verbs", "nouns", "adjectives") for word in _NOISE[kind])})
 _ARTICLES = "a an the your each every any all no some this that".split()
 _PATTERNS = (
     "S v a n p a n", "S v a j n", "v a n p a n g a n", "S v a n g a n", "v a j n", "a n g j", "a j n g v a n",
@@ -95,7 +92,7 @@ def tool_name(rng: random.Random, pattern: str = "") -> str:
     while True:
         if pattern:
             name = choose(rng, pattern)
-        elif rng.random() < 0.7:  # a name has to be copied, not remembered
+        elif rng.random() < 0.4:  # a name has to be copied, not remembered
             name = "_".join(random_words(rng, 3))
         elif rng.random() < 0.2:
             name = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3))))
