@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from groundwire.train.policy import STARTER
 from groundwire.train.report.prefix_mismatch import CAUSES, PrefixMismatch, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder
 
-FILE = STARTER / "tokenizer.json"
+DATA = Path(__file__).parent / "data"
+FILE = DATA / "rollouts-tokenizer.json"  # of the recorded rollouts: an earlier starter's
 WORDS, TOKENIZER = TokenDecoder(FILE), Tokenizer.from_file(str(FILE))
 NOWHERE = TokenDecoder()
-REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())
+REAL = json.loads((DATA / "rollouts.json").read_text())
 SYSTEM = "<|im_start|>system\nAnswer questions about a database of singers and concerts.<|im_end|>\n"
 ASKED = "<|im_start|>user\nHow many singers are there?<|im_end|>\n"
 HEADER = "<|im_start|>assistant\n"
