@@ -33,5 +33,7 @@ def test_every_limit_that_is_exceeded_is_named():
     assert "prompts of up to 2,001 tokens" in starter_limits([call(), call(prompt=2001)])
     assert "none has a text argument" in starter_limits([call(tools=[tool(number={"type": "integer"})])])
     assert "12 tools in one request" in starter_limits([call(tools=[tool(sql={})] * 12)])
-    wrong = call(tools=[tool(sql={"type": "string"})], reply='<tool_call>\n{"name": "ran", "arguments": {}}\n</tool_call>')
+    wrong = call(
+        tools=[tool(sql={"type": "string"})], reply='<tool_call>\n{"name": "ran", "arguments": {}}\n</tool_call>'
+    )
     assert "calls of tools that the agent does not have, in 1 of 2 replies" in starter_limits([wrong, call()])

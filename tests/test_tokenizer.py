@@ -129,7 +129,11 @@ def read_messages(whole):
     for role, text in re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", whole, re.DOTALL):
         if role == "system":
             before, found, after = f"\n{text}".rpartition("\nTools:\n")
-            tools = [{"type": "function", "function": json.loads(line)} for line in after.splitlines()[:-1]] if found else []
+            tools = (
+                [{"type": "function", "function": json.loads(line)} for line in after.splitlines()[:-1]]
+                if found
+                else []
+            )
             if content := (before if found else f"\n{text}")[1:]:
                 messages.append({"role": role, "content": content})
         elif text.startswith("<tool_call>"):

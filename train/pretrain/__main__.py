@@ -89,11 +89,11 @@ def new_tokenizer(*, seed: int = 0, databases: int = 800) -> PreTrainedTokenizer
 
 
 def pretrain(
-    *, seed: int = 0, on_step: Callable[[float], None] | None = None
+    *, seed: int = 0, device: str = "cpu", on_step: Callable[[float], None] | None = None
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """Train a new policy; ``on_step`` is called with the loss of each step."""
+    """Train a new policy on ``device``; ``on_step`` is called with the loss of each step."""
     tokenizer = new_tokenizer(seed=seed)
-    model = new_policy(tokenizer, seed=seed)
+    model = new_policy(tokenizer, seed=seed).to(device)
     optimizers = _optimizers(model)
     model.train()
     for step, batch in enumerate(itertools.islice(_corpus(seed), STEPS)):

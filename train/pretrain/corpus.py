@@ -1,9 +1,10 @@
 """The starter policy's pretraining data: an endless stream of generated dialogues.
 
-Every item is one database with several dialogues about it. A half of them are of our own agents: the LangGraph agent (it
-writes a query, checks one, rewrites one) or the agent that calls its query tool, in their own text
+Most items are one database with several dialogues about it. A half of them are of our own agents: the LangGraph agent
+(it writes a query, checks one, rewrites one) or the agent that calls its query tool, in their own text
 (:mod:`groundwire.adapters.sql_agents.prompts`), with results of :mod:`groundwire.tools.sql`. The others are of agents
-as other people may write them (:mod:`groundwire.train.pretrain.other_agents`).
+as other people may write them (:mod:`groundwire.train.pretrain.other_agents`). Other items are exercises in copying
+(:mod:`groundwire.train.pretrain.drills`).
 
 The lexicon's new subjects never have databases here, because validation has them. Their nouns appear, as names in
 databases without meaning: a noun that the policy has never read is a noun that it cannot copy.
@@ -55,7 +56,7 @@ class Stage:
     others: float = 0.0
     """Share of databases whose dialogues are those of other people's agents."""
     drills: float = 0.0
-    """Share of items that are dialogues about tools, without a database."""
+    """Share of items that are exercises in copying, without a database."""
 
 
 def dialogues(rng: random.Random, stage: Stage) -> Iterator[Dialogues]:

@@ -14,8 +14,13 @@ from groundwire.train.pretrain.wording import choose, noise, paragraph, random_w
 __all__ = ["drills", "tool_drills"]
 
 _REQUESTS = (
-    "{name}", "[Call|Use|Run|Try] {name}[|.| now.]", "[Please|Now|Then] [call|use|run] {name}", "{about}", "{about}", "I need {name}: {about}",
-)  # fmt: skip
+    "{name}",
+    "[Call|Use|Run|Try] {name}[|.| now.]",
+    "[Please|Now|Then] [call|use|run] {name}",
+    "{about}",
+    "{about}",
+    "I need {name}: {about}",
+)
 
 
 def drills(rng: random.Random, count: int) -> Dialogues:
@@ -34,12 +39,13 @@ def _look_up(rng: random.Random, count: int) -> Dialogues:
     separator = rng.choice((": ", " = ", " "))
     pairs = [("_".join(random_words(rng, 3)), "_".join(random_words(rng, 3))) for _ in range(rng.randint(1, 6))]
     prefix = system_turn("\n".join(separator.join(pair) for pair in pairs))
-    return Dialogues(prefix, [[(user_turn(key), False), reply(value)] for key, value in rng.choices(pairs, k=2 * count)])
+    chosen = rng.choices(pairs, k=2 * count)
+    return Dialogues(prefix, [[(user_turn(key), False), reply(value)] for key, value in chosen])
 
 
 def tool_drills(rng: random.Random, count: int) -> Dialogues:
     """The reply calls the tool that the user names or describes."""
-    style = Style.random(rng)
+    style = Style.sample(rng)
     tools = []
     for _ in range(rng.choice((1, 1, 2, 3, 4))):
         name = rng.choice(("_", "_", "_", "-")).join(random_words(rng, 3))

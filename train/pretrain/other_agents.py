@@ -70,7 +70,7 @@ class _Answer:
     final: str = ""
 
     @classmethod
-    def random(cls, rng: random.Random, forms: dict[str, int], final: str = "") -> _Answer:
+    def sample(cls, rng: random.Random, forms: dict[str, int], final: str = "") -> _Answer:
         form = rng.choices(list(forms), list(forms.values()))[0]
         instruction, key = phrase(rng, f"style_{form}", final=final), ""
         if form == "json":
@@ -96,7 +96,8 @@ class _Answer:
 
 def _name_field(rng: random.Random, key: str) -> str:
     """A sentence that names the field of the query."""
-    return rng.choice((f'The query is in "{key}".', f'Put the query into "{key}".', f"Field: {key}.", f'{{"{key}": ...}}'))
+    sentences = (f'The query is in "{key}".', f'Put the query into "{key}".', f"Field: {key}.", f'{{"{key}": ...}}')
+    return rng.choice(sentences)
 
 
 def _n_noise(rng: random.Random) -> int:
@@ -142,11 +143,12 @@ def _prompt(rng: random.Random, instructions: str, schema: str, tools: list[Defi
 
 def _plain(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> Dialogues:
     """An agent that asks for a query, and for a better one if it fails."""
-    answer = _Answer.random(rng, {"fenced": 55, "bare": 20, "json": 25})
+    answer = _Answer.sample(rng, {"fenced": 55, "bare": 20, "json": 25})
     sentences = [phrase(rng, "tasks")]
     in_user = rng.random() < 0.35
     schema = format_schema(rng, asked.database, connection)
-    prefix, open_turn = _prompt(rng, _instructions(rng, [*sentences, "" if in_user else answer.instruction]), schema, [])
+    sentences.append("" if in_user else answer.instruction)
+    prefix, open_turn = _prompt(rng, _instructions(rng, sentences), schema, [])
     run = rows_format(rng, connection)
 
     def first(text: str) -> Segment:
@@ -184,13 +186,13 @@ def _toolbox(rng: random.Random, style: Style, tools: list[Definition], kinds: t
 
 def _tools(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> Dialogues:
     """An agent that runs its queries with one of its tools; some have only a tool for the answer."""
-    style = Style.random(rng)
+    style = Style.sample(rng)
     if rng.random() < 0.12:
         return _typed(rng, asked, connection, style)
     tool, argument = query_tool(rng, style)
     name, tools = tool["name"], [tool]
     final, key = final_tool(rng, style)
-    answer = _Answer.random(rng, {"fenced": 35, "prose": 25, "last": 15, "json": 15, "tool": 20}, final["name"])
+    answer = _Answer.sample(rng, {"fenced": 35, "prose": 25, "last": 15, "json": 15, "tool": 20}, final["name"])
     if answer.form == "tool":
         answer = _Answer("tool", answer.instruction, key, final["name"])
         tools.append(final)
@@ -244,7 +246,7 @@ def _typed(rng: random.Random, asked: Asked, connection: sqlite3.Connection, sty
 
 def _explore(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> Dialogues:
     """An agent that reads the names and the schema of the tables with its tools."""
-    style = Style.random(rng)
+    style = Style.sample(rng)
     tool, argument = query_tool(rng, style)
     lister = other_tool(rng, style, "list_tools") if rng.random() < 0.85 else None
     describer = other_tool(rng, style, "schema_tools")
@@ -252,7 +254,7 @@ def _explore(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -
     if rng.random() < 0.3:
         tools.append(other_tool(rng, style, "check_tools"))
     tools = _toolbox(rng, style, tools, ("other_tools",)) if rng.random() < 0.5 else rng.sample(tools, len(tools))
-    answer = _Answer.random(rng, {"fenced": 30, "prose": 50, "last": 20})
+    answer = _Answer.sample(rng, {"fenced": 30, "prose": 50, "last": 20})
     hint = phrase(rng, "explore", list=lister["name"] if lister else "a tool", schema=describer["name"])
     sentences = [hint, phrase(rng, "use_tool", tool=tool["name"]), answer.instruction]
     names = [table.name for table in asked.database.tables]
@@ -262,7 +264,8 @@ def _explore(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -
     explored = _exploration(rng, asked.database, connection, lister, describer)
     items: list[list[Segment]] = []
     for number, question in enumerate([*asked.writes[:2], *asked.later[:1]]):
-        item = [(user_turn(_ask(rng, question.text)), False), *explored, tool_call(tool["name"], {argument: question.sql})]
+        start = (user_turn(_ask(rng, question.text)), False)
+        item = [start, *explored, tool_call(tool["name"], {argument: question.sql})]
         if number >= 2:
             result = run(question.sql)
             item += [tool_turn(result), answer.segment(rng, question.sql, result)]

@@ -31,7 +31,7 @@ class Style:
     order: tuple[str, ...]
 
     @classmethod
-    def random(cls, rng: random.Random) -> Style:
+    def sample(cls, rng: random.Random) -> Style:
         """A style that a framework may have."""
         order = ["type", "properties", "required", "title", "additionalProperties", "$schema"]
         if rng.random() < 0.7:
@@ -95,7 +95,8 @@ def final_tool(rng: random.Random, style: Style) -> tuple[Definition, str]:
     pattern, about, _ = rng.choice(WORDING["final_tools"])
     argument = argument_name(rng, "final_arguments")
     described = phrase(rng, "argument_descriptions") if rng.random() < 0.5 else ""
-    return style.define(rng, tool_name(rng, pattern), choose(rng, about), [(argument, "string", described)], 1), argument
+    arguments = [(argument, "string", described)]
+    return style.define(rng, tool_name(rng, pattern), choose(rng, about), arguments, 1), argument
 
 
 def handoff(rng: random.Random, *, data: bool) -> tuple[Definition, str]:
@@ -116,9 +117,7 @@ def rows_format(rng: random.Random, connection: sqlite3.Connection) -> Run:
     """A random way in which a tool shows the rows of a query, or its error."""
     write = rng.choice((_tuples, _tuples, _lines, _lines, _records, _table))
     limit = rng.choice((72, 100, 150, 300))
-    error_text = rng.choice(
-        ("Error: {e}", "Error: {e}", "error: {e}", "SQL error: {e}", "{e}", "Query failed: {e}", "OperationalError: {e}")
-    )
+    prefix = rng.choice(("Error: ", "Error: ", "error: ", "SQL error: ", "", "Query failed: ", "OperationalError: "))
     empty = rng.choice(("no rows", "[]", "(no rows)", "No results", "0 rows", "Empty result"))
 
     def run(sql: str) -> str:
@@ -126,7 +125,7 @@ def rows_format(rng: random.Random, connection: sqlite3.Connection) -> Run:
             cursor = connection.execute(sql)
             rows = cursor.fetchmany(20)
         except sqlite3.Error as error:
-            return error_text.format(e=error)
+            return f"{prefix}{error}"
         return write([column[0] for column in cursor.description], rows)[:limit] if rows else empty
 
     return run

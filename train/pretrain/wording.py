@@ -1,7 +1,7 @@
 """Random wording for the agents of other people, from ``wording.json``: instructions, questions, names, descriptions.
 
-A phrase is a pattern: ``[a|b]`` is one of its alternatives, and ``{name}`` a value. Most instructions of real agents say
-nothing that a toy can follow, so a part of the text is noise: sentences of common words without a meaning.
+A phrase is a pattern: ``[a|b]`` is one of its alternatives, and ``{name}`` a value. Most instructions of real agents
+say nothing that a toy can follow, so a part of the text is noise: sentences of common words without a meaning.
 """
 
 from __future__ import annotations
@@ -14,19 +14,32 @@ from typing import Any
 
 from groundwire.domains.spider.generate.lexicon import SYLLABLES, words
 
-__all__ = ["HELD_OUT", "WORDING", "argument_name", "choose", "noise", "paragraph", "phrase", "random_words", "tool_name", "vocabulary"]
+__all__ = [
+    "HELD_OUT",
+    "WORDING",
+    "argument_name",
+    "choose",
+    "noise",
+    "paragraph",
+    "phrase",
+    "random_words",
+    "tool_name",
+    "vocabulary",
+]
 
 WORDING: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 HELD_OUT = frozenset(
-    "run_sql sql_engine sql_db_query sql_db_schema sql_db_list_tables sql_db_query_checker execute_sql query_database "
-    "run_query read_query sqlite_query".split()
+    [
+        *("run_sql", "sql_engine", "sql_db_query", "sql_db_schema", "sql_db_list_tables", "sql_db_query_checker"),
+        *("execute_sql", "query_database", "run_query", "read_query", "sqlite_query"),
+    ]
 )
 """Names of tools that no dialogue has, because they measure whether the policy understands other agents' tools."""
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _NOISE: dict[str, list[str]] = {kind: words.split() for kind, words in WORDING["noise"].items()}
 _WORDS = sorted({*words(), *(word for kind in ("verbs", "nouns", "adjectives") for word in _NOISE[kind])})
-_ARTICLES = "a an the your each every any all no some this that".split()
+_ARTICLES = ("a", "an", "the", "your", "each", "every", "any", "all", "no", "some", "this", "that")
 _PATTERNS = (
     "S v a n p a n", "S v a j n", "v a n p a n g a n", "S v a n g a n", "v a j n", "a n g j", "a j n g v a n",
     "v n g n p n", "S g v a n g a n g j", "g a n g j , v a n",
