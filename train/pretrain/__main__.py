@@ -64,7 +64,7 @@ SCHEDULE = (
     Part(300, 14, Stage(writes=4, tools=0.4, others=0.5, drills=0.1)),
     Part(150, 14, Stage(writes=3, checks=1, rewrites=1, tools=0.4, others=0.5, drills=0.05)),
 )
-STEPS = 910
+STEPS = 930
 """The schedule stops early in its last part, the first one with checks, rewrites and tool results. Their use is left to
 reinforcement learning."""
 LEARNING_RATE = 4e-3
