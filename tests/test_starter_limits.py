@@ -37,3 +37,4 @@ def test_every_limit_that_is_exceeded_is_named():
         tools=[tool(sql={"type": "string"})], reply='<tool_call>\n{"name": "ran", "arguments": {}}\n</tool_call>'
     )
     assert "calls of tools that the agent does not have, in 1 of 2 replies" in starter_limits([wrong, call()])
+    assert starter_limits([wrong, *[call()] * 9]) == ""

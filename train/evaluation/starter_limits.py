@@ -29,7 +29,7 @@ def starter_limits(calls: Iterable[LLMCall]) -> str:
         found.append(f"{most} tools in one request (at most {TOOLS})")
     if most and not any(_takes_text(tool) for offered in tools.values() for tool in offered):
         found.append("tools of which none has a text argument, for a query")
-    if failed:
+    if failed > len(calls) / 10:  # a toy makes such mistakes now and then
         found.append(f"calls of tools that the agent does not have, in {failed} of {len(calls)} replies")
     if not found:
         return ""
