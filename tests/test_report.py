@@ -66,8 +66,10 @@ def new_run(tmp_path: Path, **settings: Any) -> RunDir:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> RunDir:
-    """A run of two steps, validated before and after, with a failure."""
+    """A run of two steps, validated before and after, with a failure, and the tokenizer of the recorded rollouts."""
     run = new_run(tmp_path)
+    (run.path / "model").mkdir()
+    shutil.copy(Path(__file__).parent / "data" / "rollouts-tokenizer.json", run.path / "model" / "tokenizer.json")
     for step, score in ((0, 0.0), (2, 1.0)):
         rows = [rollout(mode="val", temperature=0.0, step=step, task_id=f"t{n}", reward=score) for n in range(2)]
         run.write_rollouts(step, rows, kind="val-0")
