@@ -273,10 +273,8 @@ async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
     assert sum(trajectory.loss_mask) == sum(len(call.response_ids) for call in calls)
 
 
-async def test_no_traces_are_exported_and_the_process_keeps_its_own_tracing(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("OPENAI_AGENTS_DISABLE_TRACING", raising=False)  # set where an agent is loaded by its name
+async def test_no_traces_are_exported_and_the_process_keeps_its_own_tracing(database: str) -> None:
+    agents.set_tracing_disabled(False)  # it is disabled in a process that loaded an agent by its name
     seen: list[str] = []
 
     class Recorder(TracingProcessor):
