@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_id",
     "check_json_size",
     "check_request",
+    "decompress",
     "first_problem",
 ]
 
@@ -139,3 +141,15 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     field = ".".join(map(str, first["loc"])) or "the body"
     return f"the request does not fit agentlightning 0.3: {field}: {first['msg']}"
+
+
+def decompress(body: bytes) -> bytes:
+    """Decompress gzip or zlib, both of which OpenTelemetry's exporter can send.
+
+    Raises :class:`RefusedValueError` beyond ``MAX_REQUEST_BYTES``, and ``zlib.error``.
+    """
+    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    data = decompressor.decompress(body, MAX_REQUEST_BYTES)
+    if not decompressor.eof:
+        raise RefusedValueError(f"the body is cut, or has more than {MAX_REQUEST_BYTES >> 20} MiB when decompressed")
+    return data

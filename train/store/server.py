@@ -43,6 +43,7 @@ from groundwire.train.store.limits import (
     RefusedValueError,
     check_json_size,
     check_request,
+    decompress,
     first_problem,
 )
 from groundwire.train.store.span_intake import SpanIntake
@@ -366,7 +367,7 @@ def _otlp_handler(store: LightningStore) -> Any:
             return _error_response(400, f"the body is {request.content_type}; it must be {_PROTOBUF}")
         body, message, intake = await _read(request, _ENCODINGS), ExportTraceServiceRequest(), SpanIntake(store)
         try:
-            message.ParseFromString(_decompress(body) if _ENCODING in request.headers else body)
+            message.ParseFromString(decompress(body) if _ENCODING in request.headers else body)
             await intake.add_otlp(message)
         except (ValueError, zlib.error, DecodeError) as error:
             return _error_response(400, f"the spans were refused: {error}")
@@ -397,12 +398,3 @@ async def _read(request: web.Request, encodings: Sequence[str] = ("identity",)) 
         except asyncio.TimeoutError:
             status, reason = 408, f"the request was not complete after {_BODY_S:g} s"
     raise _UnreadableError(status, reason)
-
-
-def _decompress(body: bytes) -> bytes:
-    """Decompress gzip or zlib, both of which OpenTelemetry's exporter can send."""
-    decompressor = zlib.decompressobj(zlib.MAX_WBITS | 32)
-    data = decompressor.decompress(body, MAX_REQUEST_BYTES)
-    if not decompressor.eof:
-        raise RefusedValueError(f"the body is cut, or has more than {MAX_REQUEST_BYTES >> 20} MiB when decompressed")
-    return data
