@@ -9,20 +9,14 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from agentlightning.store.memory import InMemoryLightningStore
-from wire import Bench, bench
+from wire import Bench, bench, policy
 
-from groundwire.adapters.tracing import all_calls_from_spans, trajectories, triplets
-from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.adapters.tracing.scripted_server import Reply, encode, render
-from groundwire.tools.http.access_token import access_token
-from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.server import PolicyServer
-from groundwire.train.store.spans import LightningSpanSink
 
 HELLO: list[Any] = [{"role": "user", "content": "the age of a singer"}]
 
-__all__ = ["bench"]
+__all__ = ["bench", "policy"]
 
 
 async def _chat(b: Bench) -> AsyncIterator[str]:
@@ -61,33 +55,7 @@ async def test_a_stream_that_the_agent_leaves_is_recorded_and_trained_up_to_ther
     assert trajectory.loss_mask == [1] * 12
 
 
-class Policy:
-    """A proxy with a random model, and its engine."""
-
-    def __init__(self, engine: LocalEngine, proxy: LLMProxy, store: Any, rollout: Any) -> None:
-        self.engine, self.proxy, self.store, self.rollout_id = engine, proxy, store, rollout.rollout_id
-        self.url = proxy.base_url(rollout.rollout_id, rollout.attempt.attempt_id)
-
-    async def calls(self) -> list[Any]:
-        await self.proxy.flush()
-        return all_calls_from_spans(await self.store.query_spans(self.rollout_id))
-
-
-@pytest.fixture(params=["in process", "behind HTTP"])
-async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Policy]:
-    engine = LocalEngine(*tiny_policy, max_model_len=400)
-    store, server = InMemoryLightningStore(), PolicyServer(engine)
-    await server.start()
-    options: dict[str, Any] = {"policy": server}
-    if request.param == "behind HTTP":
-        options = {"upstreams": [f"{server.url}/v1"], "model": "policy", "api_key": access_token()}
-    async with LLMProxy(sink=LightningSpanSink(store), **options) as proxy:
-        yield Policy(engine, proxy, store, await store.start_rollout(input={}))
-    await server.stop()
-    engine.close()
-
-
-async def test_the_engine_stops_when_the_agent_leaves_the_stream(policy: Policy) -> None:
+async def test_the_engine_stops_when_the_agent_leaves_the_stream(policy: Any) -> None:
     read, prompt = list[int](), list[int]()
     async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
         stream = await client.chat.completions.create(
@@ -109,7 +77,7 @@ async def test_the_engine_stops_when_the_agent_leaves_the_stream(policy: Policy)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_each_choice_is_a_call_and_a_trajectory_of_its_own(policy: Policy, stream: bool) -> None:
+async def test_each_choice_is_a_call_and_a_trajectory_of_its_own(policy: Any, stream: bool) -> None:
     shown: dict[int, list[int]] = {0: [], 1: [], 2: []}
     async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
         request: Any = {"model": "m", "max_tokens": 6, "temperature": 2.0, "extra_body": {"return_token_ids": True}}
@@ -128,7 +96,7 @@ async def test_each_choice_is_a_call_and_a_trajectory_of_its_own(policy: Policy,
     assert len(trajectories(triplets(calls, 1.0))) == 4
 
 
-async def test_a_refused_request_for_several_choices_is_one_failed_call(policy: Policy) -> None:
+async def test_a_refused_request_for_several_choices_is_one_failed_call(policy: Any) -> None:
     async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
         for options in ({"n": 129}, {"n": 4, "temperature": -1}):
             with pytest.raises(openai.BadRequestError):

@@ -248,3 +248,17 @@ async def test_the_first_program_of_the_page_is_an_agent(tmp_path: Path, monkeyp
         answer, [call] = await policy.run(agent_backend(names["answer"]), database=str(tmp_path / "x.sqlite"))
     assert answer.text == "SELECT name FROM singer"
     assert "CREATE TABLE singer (name text)" in call.messages[0]["content"]
+
+
+async def test_the_tool_loop_of_the_examples_runs_its_query(tmp_path: Path) -> None:
+    database = str(tmp_path / "x.sqlite")
+    sqlite3.connect(database).executescript(
+        "CREATE TABLE singer (name text); INSERT INTO singer VALUES ('Ann')"
+    ).close()
+    example = Path(__file__).parents[1] / "examples" / "tool_loop_langgraph.py"
+    replies = [_tool_call("query_db", {"sql": "SELECT name FROM singer"}), "Ann sings."]
+    async with traced(replies) as policy:
+        answer, calls = await policy.run(agent_backend(f"{example}:graph"), database=database, db_path=database)
+    assert answer.text == "SELECT name FROM singer"
+    assert [call.agent for call in calls] == ["analyst", "analyst"]
+    assert calls[1].messages[-1]["content"] == "[('Ann',)]"

@@ -60,7 +60,7 @@ async def bench(request: Any) -> AsyncIterator[Any]:
 
 @pytest.fixture(params=["in process", "behind HTTP"])
 async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Any]:
-    """A bench with a small random model, and its ``tokenizer``."""
+    """A bench with a small random model, its ``engine`` and ``tokenizer``."""
     engine = LocalEngine(*tiny_policy, max_model_len=400)
     store, server = InMemoryLightningStore(), PolicyServer(engine)
     await server.start()
@@ -69,7 +69,7 @@ async def policy(request: Any, tiny_policy: Any) -> AsyncIterator[Any]:
         options = {"upstreams": [f"{server.url}/v1"], "model": "policy", "api_key": access_token()}
     async with LLMProxy(sink=LightningSpanSink(store), **options) as proxy:
         b: Any = Bench(server, proxy, store, await store.start_rollout(input={}))  # type: ignore[arg-type]
-        b.tokenizer = engine.tokenizer
+        b.engine, b.tokenizer = engine, engine.tokenizer
         yield b
     await server.stop()
     engine.close()

@@ -12,9 +12,9 @@ from groundwire.tools.files import shorten_repr
 __all__ = [
     "RefusedError",
     "error_body",
+    "reject_unserved",
     "require_list",
     "require_object",
-    "require_one_choice",
     "require_text",
     "warn_ignored",
 ]
@@ -50,8 +50,14 @@ def require_list(value: Any, name: str) -> list[Any]:
     return value
 
 
-def require_one_choice(request: Mapping[str, Any]) -> None:
-    """Raise :class:`RefusedError` if a request asks for several choices in an API that has one."""
+def reject_unserved(request: Mapping[str, Any], unserved: Mapping[str, str]) -> None:
+    """Raise :class:`RefusedError` for a field of ``unserved``, and for several choices.
+
+    The values of ``unserved`` say what to do instead. Only chat completions have several choices.
+    """
+    for name, advice in unserved.items():
+        if request.get(name):
+            raise RefusedError(400, f"{name} is not served: {advice}", param=name)
     if request.get("n") not in (None, 1):
         raise RefusedError(
             400, f"n is {shorten_repr(request['n'])}: only chat completions have several choices", param="n"

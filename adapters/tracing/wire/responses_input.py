@@ -8,9 +8,9 @@ from typing import Any
 
 from groundwire.adapters.tracing.wire.errors import (
     RefusedError,
+    reject_unserved,
     require_list,
     require_object,
-    require_one_choice,
     require_text,
     warn_ignored,
 )
@@ -47,10 +47,7 @@ def chat_options(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises :class:`RefusedError` for what only OpenAI's servers can do.
     """
-    require_one_choice(request)
-    for name, advice in _REFUSED.items():
-        if request.get(name):
-            raise RefusedError(400, f"{name} is not served: {advice}", param=name)
+    reject_unserved(request, _REFUSED)
     if request.get("truncation") not in (None, "disabled"):
         raise RefusedError(400, "truncation is not served: shorten the input", param="truncation")
     if request.get("max_tool_calls") is not None:
