@@ -15,7 +15,7 @@ import torch
 
 from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
-from groundwire.train.local.grpo import group_advantages
+from groundwire.train.algorithms.credit import normalize
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.verl.credit_assignment import TrainingRow, discounted_advantage, training_rows
 from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
@@ -103,8 +103,12 @@ def test_the_reward_is_at_the_last_token_of_a_row_and_lengths_agree() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_verls_advantage_compares_rollouts_not_rows(case: dict[str, Any]) -> None:
     rollouts = {key.rsplit("_", 1)[0]: reward for key, reward in zip(case["keys"], case["rewards"], strict=True)}
-    ours = group_advantages(torch.tensor(list(rollouts.values())), [name.split("_")[0] for name in rollouts])
-    by_rollout = dict(zip(rollouts, ours.tolist(), strict=True))
+    groups: dict[str, list[str]] = {}
+    for name in rollouts:
+        groups.setdefault(name.split("_")[0], []).append(name)
+    by_rollout = dict[str, float]()
+    for names in groups.values():
+        by_rollout.update(zip(names, normalize([rollouts[name] for name in names]), strict=True))
     for key, advantages in zip(case["keys"], case["advantages"], strict=True):
         assert advantages[0] == pytest.approx(by_rollout[key.rsplit("_", 1)[0]], abs=1e-5)
 
@@ -130,7 +134,7 @@ def test_with_discount_an_earlier_call_counts_less_than_the_one_after_it() -> No
     mask = torch.tensor([[1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0] * 4])
     scores = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0] * 4, [0.0] * 4])
     advantages, _ = discounted_advantage(scores, mask, names)
-    full = group_advantages(torch.tensor([1.0, 0.0]), ["u", "u"])
+    full = torch.tensor(normalize([1.0, 0.0]))
     expected = [[full[0] * 0.5, full[0] * 0.5, 0.0, full[0]], [full[1], 0.0, 0.0, 0.0], [0.0] * 4]
     torch.testing.assert_close(advantages, torch.tensor(expected))
 

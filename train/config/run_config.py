@@ -118,10 +118,17 @@ class RunConfig(AgentSettings):
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
     clip_low: float = _training(0.2, "Lower clipping range of the probability ratio", ge=0)
     clip_high: float = _training(0.3, "Upper clipping range of the probability ratio", ge=0)
-    credit: Literal["broadcast", "last", "discount"] = _training(
-        "broadcast", "With verl: which LLM calls share the rollout's reward: all (broadcast), the last, or discount"
+    credit: Literal["broadcast", "last", "discount", "turns"] = _training(
+        "broadcast",
+        "Credit of calls: the rollout's reward for all (broadcast), for the last, less for earlier ones (discount); "
+        "or each call's own return (turns)",
     )
-    credit_discount: float = _training(0.9, "With credit discount: factor from a call to the one before", gt=0, le=1)
+    credit_discount: float = _training(
+        0.9,
+        "Factor from a call to the one before: of its weight with credit discount, of its return with turns",
+        gt=0,
+        le=1,
+    )
     agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
         None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
     )
@@ -173,8 +180,6 @@ class RunConfig(AgentSettings):
                 f"runner_processes is {self.runner_processes}, but the store at {self.external_store_address} has "
                 "its own runners: start them with python -m train.runner"
             )
-        if local and self.credit != "broadcast":
-            raise ConfigError(f"credit is {self.credit!r}, which the local trainer does not have: use --trainer verl")
         return self
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,13 +1,9 @@
-"""GRPO, top to bottom: advantages over a group's rollouts, one clipped token loss, Adam.
+"""GRPO: the advantages of the calls of each group, one clipped token loss, Adam.
 
-A rollout is scored once and may have several LLM calls. Its reward is compared with the other rollouts of its group
-(Shao et al. 2024, "DeepSeekMath", section 4.1), and all its sampled tokens get the same advantage: a rollout of five
-calls weighs no more in its group's mean than a rollout of one. The loss is PPO's clipped objective with a higher upper
-bound (Yu et al. 2025, "DAPO", "clip-higher") and the dual clip of Ye et al. 2020 (arXiv:1912.09729) for negative
-advantages, averaged over tokens. There is no KL term.
-
-On the same tensors :func:`group_advantages` equals verl 0.9's ``compute_grpo_outcome_advantage`` and
-:func:`clipped_policy_loss` its ``compute_policy_loss_vanilla`` (``verl/trainer/ppo/core_algos.py``).
+The advantages are those of :mod:`groundwire.train.algorithms.credit`. The loss is PPO's clipped objective with a higher
+upper bound (Yu et al. 2025, "DAPO", "clip-higher") and the dual clip of Ye et al. 2020 (arXiv:1912.09729) for negative
+advantages, averaged over tokens. There is no KL term. On the same tensors :func:`clipped_policy_loss` equals verl 0.9's
+``compute_policy_loss_vanilla`` (``verl/trainer/ppo/core_algos.py``).
 """
 
 from __future__ import annotations
@@ -19,12 +15,13 @@ from typing import Any
 
 import torch
 
-from groundwire.adapters.tracing import Trajectory
+from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
+from groundwire.train.algorithms.credit import Credit, assign_credit, token_credit
 from groundwire.train.local.packing import Branch, pack, packed_logits, to_device
 from groundwire.train.policy.constraint import Constraints
 
-__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss", "group_advantages"]
+__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +40,10 @@ class GRPOConfig:
     """A token's loss is at most this many times its negative advantage."""
     minibatches: int = 2
     """Optimizer steps per batch of rollouts; clipping has an effect from the second on."""
+    credit: Credit = "broadcast"
+    """How a rollout's reward and its calls' rewards become the advantages of its calls."""
+    credit_discount: float = 0.9
+    """With ``discount`` the factor of a call's weight, with ``turns`` of its return, to the call before."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this norm."""
     temperature: float = 1.0
@@ -61,27 +62,11 @@ class ScoredRollout:
     reward: float
     trajectories: Sequence[Trajectory]
 
-
-def group_advantages(rewards: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
-    """``(reward - mean) / (std + 1e-6)`` within each group.
-
-    ``rewards``: float [R], one per rollout; ``groups``: R names. Returns float [R]. The standard deviation is the
-    unbiased one. A group of one rollout has mean 0 and deviation 1, as in verl. Equal rewards give advantage 0; verl's
-    formula amplifies rounding errors there, to 0.06 for rewards like 0.7.
-    """
-    advantages = torch.empty_like(rewards)
-    members: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    for indices in members.values():
-        scores = rewards[indices]
-        if len(indices) > 1 and scores.min() == scores.max():
-            advantages[indices] = 0.0
-            continue
-        mean = scores.mean() if len(indices) > 1 else torch.zeros(())
-        std = scores.std() if len(indices) > 1 else torch.ones(())
-        advantages[indices] = (scores - mean) / (std + 1e-6)
-    return advantages
+    @property
+    def calls(self) -> list[Triplet]:
+        """Its trained calls, in order."""
+        calls = (triplet for trajectory in self.trajectories for triplet in trajectory.triplets)
+        return sorted(calls, key=lambda triplet: (triplet.sequence, triplet.choice or 0))
 
 
 def clipped_policy_loss(
@@ -136,15 +121,15 @@ class GRPO:
     def update(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
         """Train the model in place on one batch of scored rollouts; returns the step's metrics.
 
-        Groups with equal rewards have only advantages of 0 and are left out, as are rollouts without a sampled token.
-        Without any other group the model does not change (``groups_used`` is 0).
+        Groups whose advantages are all 0 are left out: those with equal rewards, and those of a single rollout. Without
+        any other group the model does not change (``groups_used`` is 0).
         """
         config = self.config
-        advantages = group_advantages(torch.tensor([r.reward for r in rollouts]), [r.group for r in rollouts])
-        batch: dict[str, list[tuple[Trajectory, float]]] = {}
-        for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
-            batch.setdefault(rollout.group, []).extend((trajectory, advantage) for trajectory in rollout.trajectories)
-        groups = [group for group in batch.values() if any(advantage != 0.0 for _, advantage in group)]
+        batch: dict[str, list[ScoredRollout]] = {}
+        for rollout in rollouts:
+            batch.setdefault(rollout.group, []).append(rollout)
+        scored = [self._items(group) for group in batch.values()]
+        groups = [group for group in scored if any(any(item.advantages) for item in group)]
         metrics: dict[str, float] = {"groups_used": len(groups), "groups": len(batch)}
         if not groups:
             return metrics
@@ -172,10 +157,31 @@ class GRPO:
         self.updates = state["updates"]
         self._random.setstate(_random_state(state))
 
+    def _items(self, group: Sequence[ScoredRollout]) -> list[_Item]:
+        """The trajectories of a group's rollouts with their tokens' advantages."""
+        config = self.config
+        calls = [rollout.calls for rollout in group]
+        credits = assign_credit(
+            [(rollout.reward, each) for rollout, each in zip(group, calls, strict=True)],
+            credit=config.credit,
+            discount=config.credit_discount,
+        )
+        by_call = {
+            id(call): credit
+            for rollout in zip(calls, credits, strict=True)
+            for call, credit in zip(*rollout, strict=True)
+        }
+        made = [
+            _Item(trajectory, *token_credit(trajectory, by_call))
+            for rollout in group
+            for trajectory in rollout.trajectories
+        ]
+        return [item for item in made if any(item.mask)]
+
     def _minibatch(self, items: list[_Item], metrics: dict[str, float], index: int) -> None:
         """One optimizer step on the trajectories of some groups."""
         config, measured = self.config, dict.fromkeys(("loss", "kl", "clip_fraction"), 0.0)
-        total = sum(sum(trajectory.loss_mask) for trajectory, _ in items)
+        total = sum(sum(item.mask) for item in items)
         ratios: list[float] = []
         self.optimizer.zero_grad(set_to_none=False)
         for rows in _forwards(_rows(items, config.branches_per_row), config.tokens_per_forward):
@@ -210,27 +216,29 @@ class GRPO:
         packed = to_device(pack([(row.prefix, row.branches) for row in rows]), device)
         items = [item for row in rows for item in row.items]
         logits = packed_logits(self.model, packed) / self.config.temperature
-        if any(triplet.grammar for trajectory, _ in items for triplet in trajectory.triplets):
+        if any(triplet.grammar for item in items for triplet in item.trajectory.triplets):
             # The sampler's distribution: only tokens that the grammar allowed had a probability.
             logits = logits.masked_fill(self._forbidden(items, logits.shape).to(device), -torch.inf)
         logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
         sampled = [
             (old, advantage)
-            for trajectory, advantage in items
-            for old, is_sampled in zip(trajectory.logprobs, trajectory.loss_mask, strict=True)
-            if is_sampled
+            for item in items
+            for old, advantage, is_trained in zip(item.trajectory.logprobs, item.advantages, item.mask, strict=True)
+            if is_trained
         ]
         old, advantages = torch.tensor(sampled, device=device).unbind(1)
         return logprobs, old, advantages
 
     def _forbidden(self, items: Sequence[_Item], shape: torch.Size) -> torch.Tensor:
-        """bool [M, vocabulary]: tokens that could not be sampled. A trajectory's targets are its triplets' replies."""
+        """bool [M, vocabulary]: tokens that could not be sampled. An item's targets are the replies that it trains."""
         if self._constraints is None:
             raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
         forbidden = torch.zeros(shape, dtype=torch.bool)
         start = 0
-        for trajectory, _ in items:
-            for triplet in trajectory.triplets:
+        for item in items:
+            for triplet in item.trajectory.triplets:
+                if not item.mask[len(triplet.prompt_ids) - len(item.trajectory.prompt_ids)]:
+                    continue
                 end = start + len(triplet.response_ids)
                 if triplet.grammar:
                     forbidden[start:end] = ~self._constraints.replay(triplet.grammar, triplet.response_ids)
@@ -264,8 +272,13 @@ def _random_state(state: Any) -> tuple[Any, ...]:
     return version, tuple(internal), gauss
 
 
-_Item = tuple[Trajectory, float]
-"""A trajectory and its rollout's advantage."""
+@dataclass(frozen=True)
+class _Item:
+    """A trajectory with the mask of its trained tokens and their advantages, both of the length of its response."""
+
+    trajectory: Trajectory
+    mask: list[int]
+    advantages: list[float]
 
 
 @dataclass(frozen=True)
@@ -279,20 +292,23 @@ class _Row:
     def branches(self) -> list[Branch]:
         start = len(self.prefix)
         return [
-            (t.prompt_ids[start:] + t.response_ids, [0] * (len(t.prompt_ids) - start) + t.loss_mask)
-            for t, _ in self.items
+            (
+                item.trajectory.prompt_ids[start:] + item.trajectory.response_ids,
+                [0] * (len(item.trajectory.prompt_ids) - start) + item.mask,
+            )
+            for item in self.items
         ]
 
     @property
     def length(self) -> int:
-        return len(self.prefix) + sum(len(t) - len(self.prefix) for t, _ in self.items)
+        return len(self.prefix) + sum(len(item.trajectory) - len(self.prefix) for item in self.items)
 
 
 def _rows(items: Sequence[_Item], branches_per_row: int) -> list[_Row]:
     """Rows of trajectories with long common prefixes; sorting puts such trajectories next to each other."""
     rows: list[_Row] = []
-    for item in sorted(items, key=lambda item: item[0].prompt_ids):
-        prompt = item[0].prompt_ids
+    for item in sorted(items, key=lambda item: item.trajectory.prompt_ids):
+        prompt = item.trajectory.prompt_ids
         if rows and len(rows[-1].items) < branches_per_row:
             shared = _common_prefix(rows[-1].prefix, prompt)
             # With a prefix of less than half the prompt, which is another schema, packing saves nothing.

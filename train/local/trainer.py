@@ -93,6 +93,8 @@ class LocalTrainer:
                 minibatches=config.minibatches,
                 clip_low=config.clip_low,
                 clip_high=config.clip_high,
+                credit=config.credit,
+                credit_discount=config.credit_discount,
                 temperature=config.temperature,
             ),
             seed=config.seed,

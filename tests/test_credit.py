@@ -1,0 +1,108 @@
+"""The return, advantage and weight of each call of a group's rollouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from groundwire.adapters.tracing import Triplet, trajectories
+from groundwire.train.algorithms.credit import CallCredit, assign_credit, normalize, token_credit
+
+
+def _call(
+    number: int, prompt: int = 0, *, agent: str = "", reward: float | None = None, choice: int | None = None
+) -> Triplet:
+    return Triplet(
+        prompt_ids=[prompt or number],
+        response_ids=[7, 8],
+        logprobs=[-1.0, -1.0],
+        reward=None,
+        call_reward=reward,
+        agent=agent,
+        sequence=number,
+        choice=choice,
+        weights_version=None,
+        first_weights_version=None,
+    )
+
+
+HIGH, LOW = 0.7071057, -0.7071057
+
+
+def test_a_rollout_of_five_calls_weighs_as_much_in_its_group_as_a_rollout_of_one() -> None:
+    [many, [one]] = assign_credit([(1.0, [_call(number) for number in range(5)]), (0.0, [_call(9)])])
+    assert [call.advantage for call in many] == pytest.approx([HIGH] * 5)
+    assert one.advantage == pytest.approx(LOW)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 8, 16])
+@pytest.mark.parametrize("reward", [1.0, 0.7, 0.333])
+def test_equal_returns_have_an_advantage_of_0(reward: float, count: int) -> None:
+    # The mean of eight times 0.7 is not 0.7 in float32, and 0.1 + 0.2 is not 0.3 in float64.
+    assert normalize([reward] * count) == [0.0] * count
+    assert normalize([0.3] * count + [0.1 + 0.2]) == [0.0] * (count + 1)
+
+
+def test_a_lone_rollout_has_nothing_to_be_compared_with() -> None:
+    for credit in ("broadcast", "last", "discount", "turns"):
+        [[first, second], nothing] = assign_credit([(1.0, [_call(1), _call(2)]), (0.0, [])], credit=credit)
+        assert (first.advantage, second.advantage, nothing) == (0.0, 0.0, [])
+
+
+def test_last_and_discount_weight_the_calls() -> None:
+    group = [(1.0, [_call(1), _call(2), _call(3)]), (0.0, [_call(4)])]
+    weights = {
+        credit: [call.weight for call in assign_credit(group, credit=credit, discount=0.5)[0]]
+        for credit in ("broadcast", "last", "discount", "turns")
+    }
+    assert weights == {
+        "broadcast": [1.0, 1.0, 1.0],
+        "last": [0.0, 0.0, 1.0],
+        "discount": [0.25, 0.5, 1.0],
+        "turns": [1.0, 1.0, 1.0],
+    }
+
+
+def test_a_turns_return_is_its_reward_and_the_discounted_rest() -> None:
+    calls = [_call(1, reward=0.5), _call(2), _call(3, reward=0.25)]
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(4)])], credit="turns", discount=0.5)
+    assert [call.returns for call in credits] == [0.5 + 0.5 * 0.625, 0.5 * 1.25, 1.25]
+
+
+def test_the_choices_of_a_request_share_its_return() -> None:
+    calls = [_call(1, choice=0, reward=0.5), _call(1, choice=1, reward=0.5), _call(2)]
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(4)])], credit="turns", discount=0.5)
+    assert [call.returns for call in credits] == [1.0, 1.0, 1.0]
+
+
+def test_turns_compares_calls_that_read_the_same_prompt() -> None:
+    """Then those of the same agent and ordinal, then all calls of the group."""
+    good = [_call(1, 1, agent="a"), _call(2, 20, agent="b"), _call(3, 30, agent="c")]
+    bad = [_call(4, 1, agent="a"), _call(5, 50, agent="b"), _call(6, 60, agent="b")]
+    other = [_call(7, 1, agent="a"), _call(8, 50, agent="x")]
+    made = assign_credit([(1.0, good), (0.0, bad), (0.5, other)], credit="turns")
+    advantages = [[call.advantage for call in calls] for calls in made]
+    assert [each[0] for each in advantages] == pytest.approx([1.0, -1.0, 0.0], abs=1e-4)
+    assert advantages[0][1] == pytest.approx(HIGH, abs=1e-4)  # the first calls of agent b
+    assert advantages[1][1] == pytest.approx(LOW, abs=1e-4)  # the calls with prompt 50
+    assert advantages[2][1] == pytest.approx(-LOW, abs=1e-4)
+    everything = normalize([1.0] * 3 + [0.0] * 3 + [0.5] * 2)
+    assert advantages[0][2] == everything[2]
+    assert advantages[1][2] == everything[5]
+
+
+def test_a_rollout_is_not_only_compared_with_itself() -> None:
+    made = assign_credit([(1.0, [_call(1, 1), _call(2, 1)]), (0.0, [_call(3, 2), _call(4, 2)])], credit="turns")
+    assert [[call.advantage for call in calls] for calls in made] == [
+        [pytest.approx(HIGH)] * 2,
+        [pytest.approx(LOW)] * 2,
+    ]
+
+
+def test_tokens_have_the_advantage_of_their_call() -> None:
+    first = _call(1)
+    second = Triplet(**{name: getattr(first, name) for name in Triplet.__slots__} | {"prompt_ids": [1, 7, 8, 5]})
+    [trajectory] = trajectories([first, second])
+    credits = {id(first): CallCredit(1.0, 2.0, 0.5), id(second): CallCredit(1.0, -1.0, 1.0)}
+    assert token_credit(trajectory, credits) == ([1, 1, 0, 1, 1], [1.0, 1.0, 0.0, -1.0, -1.0])
+    credits[id(first)] = CallCredit(1.0, 2.0, 0.0)
+    assert token_credit(trajectory, credits) == ([0, 0, 0, 1, 1], [0.0, 0.0, 0.0, -1.0, -1.0])

@@ -1,0 +1,1 @@
+"""The learning algorithms' formulas, which both trainers share."""
