@@ -87,6 +87,20 @@ def test_a_given_setting_of_verl_overrides_the_preset() -> None:
     assert chosen["actor_rollout_ref.rollout.gpu_memory_utilization"] == 0.3
 
 
+def test_rows_are_not_padded_without_flash_attn_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from groundwire.train.policy.attention import VARLEN
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flash_attn" else found(name))
+    padding = "actor_rollout_ref.model.use_remove_padding"
+    attention = "+actor_rollout_ref.model.override_config.attn_implementation"
+    chosen = flat_config(_resolve())
+    assert (chosen.get(padding), chosen[attention]) == (None, VARLEN)
+    importlib.import_module(chosen["actor_rollout_ref.model.external_lib"])
+    padded = flat_config(_resolve("fast", f"{padding}=false"))
+    assert (padded[padding], padded[attention]) == (False, "sdpa")
+
+
 @pytest.mark.parametrize(("name", "key"), SHARED.items())
 def test_a_shared_setting_has_one_value(name: str, key: str) -> None:
     config = _resolve("fast")

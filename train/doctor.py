@@ -172,7 +172,7 @@ def _check_trainer(wanted: bool) -> Iterator[Check]:
     if "verl" not in missing and (problem := peft_problem()):
         yield Check("warning", f"LoRA: {problem[0]}", problem[1])
     if importlib.util.find_spec("flash_attn") is None:
-        yield Check("ok", "flash-attn is not installed: torch's own attention (sdpa) is used")
+        yield Check("ok", "flash-attn is not installed: torch's own attention is used")
     if _SHARED_MEMORY.exists() and (size := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:
         remedy = "in a container: docker run --shm-size=16g"
         yield Check("warning", f"{_SHARED_MEMORY} has {size:.1f} GB, and Ray keeps its objects there", remedy)

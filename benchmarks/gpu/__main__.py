@@ -128,7 +128,6 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     options, result = suite.options, dict[str, Any]()
     arguments = [*_verl(suite, _random_model(suite)), *_agent("uneven"), "--steps", str(options.speed_steps)]
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
-    # Without flash-attn all rows of a micro-batch have the length of the longest, which took 140 GB.
     arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *options.overrides]
     for mode in options.modes.split(","):
         result[mode], _ = suite.train(f"uneven-{mode}", [*arguments, f"trainer.v1.trainer_mode={mode}"])

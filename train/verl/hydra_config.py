@@ -46,6 +46,7 @@ _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 _EPOCHS = "trainer.total_epochs"
+_ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
 
 
@@ -112,10 +113,9 @@ def flat_config(
     if model is not None:
         flat[SHARED["model"]] = model
     if not uses_npu(config) and importlib.util.find_spec("flash_attn") is None:
-        flat["actor_rollout_ref.model.use_remove_padding"] = False
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
-        flat["+actor_rollout_ref.model.override_config.attn_implementation"] = "sdpa"
+        flat |= _torch_attention(plain)
     if config.credit == "discount":
         flat["algorithm.adv_estimator"] = DISCOUNT
     flat |= overrides
@@ -130,6 +130,22 @@ def flat_config(
     flat |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
     flat["+groundwire"] = {"run_dir": run_dir, "config": config.to_dict()}
     return flat
+
+
+def _torch_attention(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
+    """torch's attention in place of flash-attn's: without padding where torch and the given settings allow it."""
+    key = "actor_rollout_ref.model.use_remove_padding"
+    if overrides.get(key, True) and importlib.util.find_spec("torch.nn.attention.varlen") and not _is_old_gpu():
+        library = "groundwire.train.policy.attention"
+        return {"actor_rollout_ref.model.external_lib": library, _ATTENTION: "groundwire_varlen"}
+    return {key: False, _ATTENTION: "sdpa"}
+
+
+def _is_old_gpu() -> bool:
+    """Whether this machine's GPU is older than the kernels for sequences without padding (Ampere)."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
 
 
 def uses_npu(config: RunConfig) -> bool:
