@@ -113,6 +113,15 @@ class RunConfig(AgentSettings):
     steps: int = _training(28, "Training steps. With verl 0 means as many as its epochs have", ge=0)
     tasks_per_step: int = _training(12, "Tasks in one training step", ge=1)
     group_size: int = _training(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)
+    sampling_budget: float = _training(
+        1.0,
+        "Above 1: replace groups with equal rewards by other tasks (dynamic sampling), until tasks_per_step groups "
+        "differ or a step has this many times its rollouts",
+        ge=1,
+    )
+    curriculum: bool = _training(
+        False, "Sample tasks by their recent pass rate, most often those that pass half the time"
+    )
     temperature: float = _training(1.0, "Sampling temperature in training", gt=0)
     learning_rate: float = _training(2e-4, "Learning rate of the optimizer", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)

@@ -128,9 +128,14 @@ class GRPO:
         batch: dict[str, list[ScoredRollout]] = {}
         for rollout in rollouts:
             batch.setdefault(rollout.group, []).append(rollout)
-        scored = [self._items(group) for group in batch.values()]
-        groups = [group for group in scored if any(any(item.advantages) for item in group)]
-        metrics: dict[str, float] = {"groups_used": len(groups), "groups": len(batch)}
+        scored = [(group, self._items(group)) for group in batch.values()]
+        used = [(group, items) for group, items in scored if any(any(item.advantages) for item in items)]
+        groups = [items for _, items in used]
+        metrics: dict[str, float] = {
+            "groups": len(batch),
+            "groups_used": len(groups),
+            "rollouts_trained": sum(bool(rollout.calls) for group, _ in used for rollout in group),
+        }
         if not groups:
             return metrics
         rate = config.learning_rate * min(1.0, (self.updates + 1) / max(1, config.warmup_steps))

@@ -1,34 +1,59 @@
-"""The tasks of each training step. They depend on the seed and the step only, so a resumed run repeats them."""
+"""The tasks of each training step. They depend on the seed, the step and the rewards of earlier steps only, so a
+resumed run repeats them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from groundwire.domains import Task
+from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.outcome import RolloutRequest
 
-__all__ = ["training_requests"]
+__all__ = ["max_groups", "training_groups"]
 
 
-def training_requests(tasks: Sequence[Task], config: RunConfig, step: int) -> list[RolloutRequest]:
-    """``group_size`` rollouts, each with its own seed, of each of the step's tasks."""
-    requests = []
-    for task in _tasks_of_step(tasks, config, step):
+def max_groups(tasks: Sequence[Task], config: RunConfig) -> int:
+    """The most groups of a step: ``sampling_budget`` times ``tasks_per_step``, each with another task."""
+    return min(len(tasks), int(config.tasks_per_step * config.sampling_budget))
+
+
+def training_groups(
+    tasks: Sequence[Task], config: RunConfig, step: int, rates: PassRates | None = None
+) -> Iterator[list[RolloutRequest]]:
+    """The groups of a step in the order in which they are sampled, :func:`max_groups` of them.
+
+    A group is ``group_size`` rollouts of one task, each with its own seed. With ``rates`` tasks are drawn by their pass
+    rates. Groups after the first ``tasks_per_step`` are for dynamic sampling.
+    """
+    for task in _ordered(tasks, config, step, rates)[: max_groups(tasks, config)]:
+        group = []
         for sample in range(config.group_size):
             key = f"{config.seed}/{step}/{task['id']}/{sample}".encode()
             seed = int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big")
             sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": seed}
-            requests.append(RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling))
-    return requests
+            group.append(RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling))
+        yield group
 
 
-def _tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int) -> list[Task]:
-    """The next ``tasks_per_step`` tasks of an endless sequence of shuffled epochs."""
+def _ordered(tasks: Sequence[Task], config: RunConfig, step: int, rates: PassRates | None) -> list[Task]:
+    """All tasks: those of the step, then the others in random order."""
+    if rates is not None:
+        by_id = {str(task["id"]): task for task in tasks}
+        return [by_id[task] for task in rates.order(by_id, f"{config.seed}/{step}")]
+    first = _tasks_of_step(tasks, config, step)
+    others = [index for index in range(len(tasks)) if index not in first]
+    random.Random(f"{config.seed}/{step}/others").shuffle(others)
+    return [tasks[index] for index in (*first, *others)]
+
+
+def _tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int) -> list[int]:
+    """The indices of the next ``tasks_per_step`` tasks of an endless sequence of shuffled epochs."""
     size = min(config.tasks_per_step, len(tasks))
     epoch, position = divmod(step - 1, len(tasks) // size)
     order = list(range(len(tasks)))
     random.Random(f"{config.seed}/{epoch}").shuffle(order)
-    return [tasks[i] for i in order[position * size : (position + 1) * size]]
+    return order[position * size : (position + 1) * size]

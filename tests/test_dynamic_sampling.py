@@ -1,0 +1,176 @@
+"""Dynamic sampling replaces groups with equal rewards; the curriculum samples by pass rates; resuming repeats both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from no_data import NoData
+
+from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.domains import TaskData
+from groundwire.train.algorithms.curriculum import PassRates
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.local.task_schedule import training_groups
+from groundwire.train.local.trainer import LocalTrainer
+
+TASKS = [{"id": f"t{number:02}", "question": f"Question {number}?"} for number in range(20)]
+SMALL = {"steps": 3, "tasks_per_step": 3, "group_size": 2, "max_tokens": 1, "val_tasks": 1, "val_every": 0}
+
+
+class _OneCall:
+    """Asks the policy for one token; the answer is the seed of the rollout."""
+
+    agents = ("solo",)
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": question.text}]
+            await client.chat.completions.create(
+                model=endpoint.model,
+                messages=messages,
+                extra_headers=endpoint.agent_headers("solo"),
+                **endpoint.sampling,
+            )
+        return Answer(text=str(endpoint.sampling.get("seed", 0)))
+
+
+async def _every_third_task_differs(task: Any, answer: str, steps: Any) -> float:
+    """The rewards of a group are its seeds if the task's number is divisible by 3, else all 1."""
+    return 1.0 if int(task["id"][1:]) % 3 else int(answer) % 1009 / 1009
+
+
+class _Stop(Exception):
+    pass
+
+
+class _StopAfter(ProgressCallback):
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_step_end(self, metrics: dict[str, Any]) -> None:
+        if metrics["step"] == self.step:
+            raise _Stop
+
+
+def _train(folder: Path, *, stop_after: int | None = None, **settings: Any) -> RunDir:
+    """Train in ``folder``, from its last checkpoint if it has one."""
+    config = resolve("fast", **{**SMALL, **settings})
+    folder.mkdir(exist_ok=True)
+    run = RunDir(folder)
+    run.write_config(config.to_dict())
+    trainer = LocalTrainer(
+        config,
+        data=TaskData(train=TASKS, validation=TASKS[:1], source="test"),
+        domain=NoData(),
+        run=run,
+        callback=_StopAfter(stop_after),
+        backend=_OneCall(),
+        reward=_every_third_task_differs,
+    )
+    trainer.train()
+    return run
+
+
+def _sampled(run: RunDir) -> list[list[tuple[str, float]]]:
+    """The task and reward of the training rollouts of each step."""
+    rows = [row for row in run.rollouts()[0] if row["mode"] == "train"]
+    return [
+        [(row["task_id"], row["reward"]) for row in rows if row["step"] == step]
+        for step in sorted({row["step"] for row in rows})
+    ]
+
+
+def test_groups_with_equal_rewards_are_replaced_within_the_budget(tmp_path: Path) -> None:
+    lines = _train(tmp_path, sampling_budget=6).metrics()[1:]
+    for line, sampled in zip(lines, _sampled(RunDir(tmp_path)), strict=True):
+        sizes = Counter(task for task, _ in sampled)
+        assert set(sizes.values()) == {2}  # complete groups, each of another task
+        assert line["groups_used"] >= 3
+        assert line["rollouts"] == 2 * line["groups"] == len(sampled)
+        assert line["rollouts_trained"] == 2 * line["groups_used"]
+        assert line["tokens_generated"] == line["rollouts"]
+        assert line["tokens_trained"] == line["rollouts_trained"]
+    assert lines[0]["groups_used"] == 3  # the first step has no share of earlier ones: not one group too many
+
+
+def test_the_budget_ends_a_step_without_enough_groups(tmp_path: Path) -> None:
+    lines = _train(tmp_path, sampling_budget=2, tasks_per_step=8, steps=1).metrics()
+    assert lines[1]["groups"] == 16
+    assert 0 < lines[1]["groups_used"] < 8
+
+
+def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path) -> None:
+    settings = {"curriculum": True, "sampling_budget": 2}
+    whole = _sampled(_train(tmp_path / "whole", **settings))
+    with pytest.raises(_Stop):
+        _train(tmp_path / "stopped", stop_after=2, **settings)
+    assert _sampled(_train(tmp_path / "stopped", **settings)) == whole
+    assert len(whole) == 3
+
+
+def test_without_a_budget_the_tasks_of_a_step_are_as_before() -> None:
+    def ids(step: int, **settings: Any) -> list[str]:
+        groups = training_groups(TASKS, RunConfig(tasks_per_step=6, group_size=2, **settings), step)
+        return [str(group[0].task["id"]) for group in groups]
+
+    assert ids(1) == ["t04", "t06", "t19", "t11", "t08", "t05"]
+    assert ids(4) == ["t06", "t03", "t17", "t02", "t07", "t16"]
+    assert ids(1, sampling_budget=2)[:6] == ids(1)
+    assert len(set(ids(1, sampling_budget=2))) == 12
+    assert sorted(ids(1, sampling_budget=100)) == [task["id"] for task in TASKS]
+
+
+def _rates(**passed: list[float]) -> PassRates:
+    rates = PassRates({"easy1": "easy", "easy2": "easy", "hard1": "hard", "hard2": "hard"})
+    for task, rewards in passed.items():
+        rates.add(task, rewards)
+    return rates
+
+
+def test_a_task_that_passes_half_the_time_is_sampled_most_often() -> None:
+    rates = _rates(always=[1.0] * 8, half=[1.0, 0.0] * 4, never=[0.0] * 8)
+    first = Counter(rates.order(["always", "half", "never"], f"{seed}")[0] for seed in range(600))
+    assert first["half"] > first["always"] + first["never"] > 0
+    assert sorted(rates.order(["always", "half", "never"], "0")) == ["always", "half", "never"]
+
+
+def test_pass_rates_are_recent_and_new_tasks_have_that_of_their_class() -> None:
+    rates = _rates()
+    assert rates.rate("easy1") == 0.5
+    rates = _rates(easy1=[1.0] * 8, hard1=[0.0] * 8)
+    assert rates.rate("easy2") > 0.75
+    assert rates.rate("hard2") < 0.25
+    assert rates.rate("easy1") > rates.rate("easy2")
+    for _ in range(3):
+        rates.add("hard1", [1.0] * 8)
+    assert rates.rate("hard1") > 0.7  # the old group hardly counts
+    rates.add("out_of_range", [-3.0, 7.0])
+    assert 0 < rates.rate("out_of_range") < 1
+
+
+def test_a_damaged_file_of_rollouts_is_named(tmp_path: Path) -> None:
+    with pytest.raises(_Stop):
+        _train(tmp_path, stop_after=2, curriculum=True)
+    (tmp_path / "rollouts" / "step-00001-train.parquet").write_bytes(b"PAR1")
+    notes: list[str] = []
+    callback = ProgressCallback()
+    callback.on_note = notes.append  # type: ignore[method-assign]
+    config = resolve("fast", **{**SMALL, "curriculum": True})
+    LocalTrainer(
+        config,
+        data=TaskData(train=TASKS, validation=TASKS[:1], source="test"),
+        domain=NoData(),
+        run=RunDir(tmp_path),
+        callback=callback,
+        backend=_OneCall(),
+        reward=_every_third_task_differs,
+    ).engine.close()
+    assert "step-00001-train.parquet cannot be read" in notes[0]
+    assert notes[0].endswith("the curriculum does not count its rollouts")

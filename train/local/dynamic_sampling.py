@@ -1,0 +1,55 @@
+"""Dynamic sampling (DAPO, Yu et al. 2025): groups with equal rewards teach nothing, so other tasks replace them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+
+__all__ = ["differ", "sample_groups"]
+
+
+def differ(results: Iterable[RolloutResult]) -> bool:
+    """Whether the rollouts have at least two different rewards."""
+    return len({result.reward for result in results if result.reward is not None}) > 1
+
+
+async def sample_groups(
+    collector: RolloutCollector,
+    groups: Iterable[Sequence[RolloutRequest]],
+    *,
+    first: int,
+    wanted: int,
+    deadline_s: float,
+    on_end: Callable[[], None] = lambda: None,
+) -> list[RolloutResult]:
+    """Run groups until ``wanted`` of them have different rewards, or no group is left; returns all their rollouts.
+
+    The first ``first`` groups start at once. A further one starts as soon as the running groups cannot be enough. So
+    which groups run depends on the rewards alone, not on the order in which rollouts end. After ``deadline_s`` seconds
+    none starts, and those that run end as in :meth:`RolloutCollector.run`.
+    """
+    deadline = time.monotonic() + deadline_s
+    waiting = iter(groups)
+    started: list[asyncio.Task[list[RolloutResult]]] = []
+    running: set[asyncio.Task[list[RolloutResult]]] = set()
+    differing = 0
+    try:
+        while True:
+            while len(started) < first or differing + len(running) < wanted:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or (group := next(waiting, None)) is None:
+                    break
+                started.append(asyncio.ensure_future(collector.run(group, deadline_s=left_s, on_end=on_end)))
+                running.add(started[-1])
+            if not running:
+                return [result for task in started for result in task.result()]
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            differing += sum(differ(task.result()) for task in ended)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
