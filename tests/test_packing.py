@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from groundwire.train.local.packing import pack, packed_logits
+from groundwire.train.local.packing import pack, packed_logits, tree_mask
+from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import new_policy
 from groundwire.train.pretrain.tokenizer import train_tokenizer
 
@@ -60,7 +61,7 @@ def test_targets_come_in_the_order_of_the_branches():
 
 def test_a_branch_attends_to_the_prefix_and_itself_only():
     packed = pack([([1, 2], [([3], [1]), ([4, 5], [0, 1])])])
-    assert packed.mask[0, 0, 4].tolist() == [True, True, False, True, True]
+    assert tree_mask(packed)[0, 0, 4].tolist() == [True, True, False, True, True]
     assert packed.positions.tolist() == [[0, 1, 2, 2, 3]]
 
 
@@ -75,6 +76,22 @@ def test_gradients_of_packed_and_separate_passes_agree(model):
 
     expected = gradient(torch.cat([alone(model, prefix, b) for prefix, branches in sequences for b in branches]))
     torch.testing.assert_close(gradient(packed_logits(model, packed)), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("one_row", [False, True])
+def test_attention_that_skips_blocks_has_the_same_logits(model, one_row):
+    sequences = [*some_sequences(3), ([7] * 150, [([8] * 140, [1] * 140), ([9], [1])])]
+    implementation = model.config._attn_implementation
+    with torch.no_grad():  # torch has no backward pass of it for CPUs
+        expected = packed_logits(model, pack(sequences))
+        torch.testing.assert_close(packed_logits(model, pack(sequences, one_row=True)), expected, atol=1e-5, rtol=1e-5)
+        model.set_attn_implementation(TREE)
+        try:
+            skipped = packed_logits(model, pack(sequences, one_row=one_row))
+        finally:
+            model.set_attn_implementation(implementation)
+    torch.testing.assert_close(skipped, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_mask_of_another_length_is_refused():

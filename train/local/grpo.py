@@ -19,6 +19,7 @@ from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
 from groundwire.train.algorithms.credit import Credit, assign_credit, token_credit
 from groundwire.train.local.packing import Branch, pack, packed_logits, to_device
+from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.constraint import Constraints
 
 __all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss"]
@@ -114,6 +115,8 @@ class GRPO:
         self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0, constraints: Constraints | None = None
     ) -> None:
         self.model, self.config, self._constraints = model, config, constraints
+        if next(model.parameters()).is_cuda:
+            model.set_attn_implementation(TREE)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.999))
         self.updates = 0
         self._random = random.Random(seed)
@@ -218,7 +221,8 @@ class GRPO:
     def _evaluate(self, rows: list[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The sampled tokens' new log-probabilities, those at sampling time, and their advantages, each [M]."""
         device = next(self.model.parameters()).device
-        packed = to_device(pack([(row.prefix, row.branches) for row in rows]), device)
+        one_row = self.model.config._attn_implementation == TREE
+        packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)
         items = [item for row in rows for item in row.items]
         logits = packed_logits(self.model, packed) / self.config.temperature
         if any(triplet.grammar for item in items for triplet in item.trajectory.triplets):

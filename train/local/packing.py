@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-__all__ = ["Branch", "Packed", "pack", "packed_logits", "to_device"]
+from groundwire.train.policy.attention import TREE, tree_block_mask
+
+__all__ = ["Branch", "Packed", "pack", "packed_logits", "to_device", "tree_mask"]
 
 Branch = tuple[Sequence[int], Sequence[int]]
 """Token ids, and a mask of the same length: 1 for a sampled token (a target), 0 for context."""
@@ -27,46 +29,55 @@ class Packed(NamedTuple):
     """int64 [B, T]"""
     positions: Tensor
     """int64 [B, T]; every branch restarts after the prefix"""
-    mask: Tensor
-    """bool [B, 1, T, T]; True where the query (third axis) attends to the key (last axis)"""
+    segment: Tensor
+    """int64 [B, T]: the number of the prefix or branch that a token belongs to; -1 is padding"""
+    prefix: Tensor
+    """int64 [B, T]: the number of the prefix before it, for a prefix its own"""
     index: Tensor
     """int64 [M, 2]: row and column of the position that predicts each target"""
     targets: Tensor
     """int64 [M]"""
 
 
-def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]]) -> Packed:
+def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, one_row: bool = False) -> Packed:
     """Pack one row for each (prefix ids, branches). The last token of a prefix predicts a branch's first token.
+
+    ``one_row`` puts all of them into one row instead, for attention that skips what a mask excludes.
 
     Raises:
         ValueError: a branch's mask and ids differ in length, or a branch after an empty prefix begins with a target.
     """
-    length = max(len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences)
-    shape = (len(sequences), length)
+    lengths = [len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences]
+    shape = (1, sum(lengths)) if one_row else (len(sequences), max(lengths))
     ids, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    segment = torch.full(shape, -1)  # -1 is padding, 0 the prefix, 1 and above the branches
+    segment, before = torch.full(shape, -1), torch.full(shape, -1)
     index: list[tuple[int, int]] = []
     targets: list[int] = []
-    for row, (prefix, branches) in enumerate(sequences):
-        start = end = len(prefix)
-        ids[row, :start] = torch.tensor(prefix)
-        positions[row, :start] = torch.arange(start)
-        segment[row, :start] = 0
+    first = segments = 0  # the column of the next prefix, and the number of prefixes and branches so far
+    for number, (prefix, branches) in enumerate(sequences):
+        row = 0 if one_row else number
+        start = end = first + len(prefix)
+        ids[row, first:start] = torch.tensor(prefix)
+        positions[row, first:start] = torch.arange(len(prefix))
+        segment[row, first:start] = segments
+        before[row, first : first + lengths[number]] = segments
         for i, (tokens, sampled) in enumerate(branches):
             if len(tokens) != len(sampled):
-                raise ValueError(f"branch {i} of row {row} has {len(tokens)} ids and a mask of {len(sampled)}")
-            if not start and sampled and sampled[0]:
-                raise ValueError(f"branch {i} of row {row} begins with a target, and no token precedes it")
+                raise ValueError(f"branch {i} of row {number} has {len(tokens)} ids and a mask of {len(sampled)}")
+            if not prefix and sampled and sampled[0]:
+                raise ValueError(f"branch {i} of row {number} begins with a target, and no token precedes it")
             begin, end = end, end + len(tokens)
             ids[row, begin:end] = torch.tensor(tokens)
-            positions[row, begin:end] = torch.arange(start, start + len(tokens))
-            segment[row, begin:end] = i + 1
+            positions[row, begin:end] = torch.arange(len(prefix), len(prefix) + len(tokens))
+            segment[row, begin:end] = segments + i + 1
             for offset, is_target in enumerate(sampled):
                 if is_target:
                     index.append((row, begin + offset - 1 if offset else start - 1))
                     targets.append(tokens[offset])
+        segments += len(branches) + 1
+        first = end if one_row else 0
     index_tensor = torch.tensor(index, dtype=torch.long).view(-1, 2)
-    return Packed(ids, positions, _tree_mask(segment), index_tensor, torch.tensor(targets, dtype=torch.long))
+    return Packed(ids, positions, segment, before, index_tensor, torch.tensor(targets, dtype=torch.long))
 
 
 def to_device(packed: Packed, device: Any) -> Packed:
@@ -74,19 +85,22 @@ def to_device(packed: Packed, device: Any) -> Packed:
     return Packed(*(tensor.to(device) for tensor in packed))
 
 
-def _tree_mask(segment: Tensor) -> Tensor:
-    """bool [B, 1, T, T] for segment numbers [B, T]: each branch attends to the prefix and to itself."""
-    length = segment.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    own = segment[:, None, :] == segment[:, :, None]
-    mask = causal & (own | (segment[:, None, :] == 0)) & (segment >= 0)[:, None, :]
-    mask |= torch.eye(length, dtype=torch.bool)  # padding attends to itself: a softmax over nothing is NaN
-    return mask[:, None]
+def tree_mask(packed: Packed) -> Tensor:
+    """bool [B, 1, T, T]: where the query (third axis) attends to the key (last axis).
+
+    Each branch attends to its prefix and to itself. Padding attends to padding: a softmax over nothing is NaN.
+    """
+    length = packed.segment.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=packed.segment.device).tril()
+    key, own, before = packed.segment[:, None, :], packed.segment[:, :, None], packed.prefix[:, :, None]
+    return (causal & ((key == own) | (key == before)))[:, None]
 
 
 def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Tensor:
     """float32 [M, vocabulary]: the logits that predict ``packed.targets``."""
+    skips = model.config._attn_implementation == TREE
+    mask: Any = tree_block_mask(packed.segment, packed.prefix) if skips else tree_mask(packed)
     hidden = model.model(
-        input_ids=packed.ids, position_ids=packed.positions, attention_mask=packed.mask, use_cache=False
+        input_ids=packed.ids, position_ids=packed.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
     return model.lm_head(hidden[packed.index[:, 0], packed.index[:, 1]]).float()

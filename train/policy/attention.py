@@ -1,25 +1,32 @@
-"""Attention over sequences that lie one after another in one row, without padding: torch's own variable-length kernel.
+"""Attention over many sequences in one row, without padding, with torch's own kernels for GPUs.
 
-Importing this module makes :data:`VARLEN` an ``attn_implementation`` of transformers. A sequence begins wherever the
-position is 0, as in the packed rows of verl (``use_remove_padding``), so no other argument is needed. flash-attn does
-the same; torch has had the kernel since 2.10 (``torch.nn.attention.varlen``).
+Importing this module makes two ``attn_implementation`` of transformers:
+
+- :data:`VARLEN`: a sequence begins wherever the position is 0, as in the packed rows of verl (``use_remove_padding``),
+  so no other argument is needed. flash-attn does the same; torch has the kernel since 2.10
+  (``torch.nn.attention.varlen``).
+- :data:`TREE`: continuations of shared prefixes, whose mask is a :func:`tree_block_mask`; blocks that the mask excludes
+  cost nothing (Dong et al. 2024, "FlexAttention", arXiv:2412.05496).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-__all__ = ["VARLEN"]
+__all__ = ["TREE", "VARLEN", "tree_block_mask"]
 
 VARLEN = "groundwire_varlen"
-"""The name for ``attn_implementation``."""
+TREE = "groundwire_tree"
 
 
 def _varlen(
@@ -83,5 +90,42 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scal
     return torch.cat(parts, 2).transpose(1, 2)
 
 
+def tree_block_mask(segment: Tensor, prefix: Tensor) -> BlockMask:
+    """The mask of :func:`groundwire.train.local.packing.tree_mask` by blocks of 128 tokens.
+
+    ``segment`` and ``prefix`` are int64 [B, T], as in :class:`groundwire.train.local.packing.Packed`.
+    """
+
+    def attends(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        own, before, other = segment[row, query], prefix[row, query], segment[row, key]
+        return (query >= key) & ((other == own) | (other == before))
+
+    rows, length = segment.shape
+    return create_block_mask(attends, rows, None, length, length, device=segment.device)
+
+
+def _tree(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: BlockMask,
+    *,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention by a block mask; shapes as in :func:`_varlen`, with any number of rows."""
+    attend = _compiled_flex() if query.is_cuda else flex_attention
+    out = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2), None
+
+
+@cache
+def _compiled_flex() -> Callable[..., Tensor]:
+    # Every row has another length, and a compilation takes 15 s: one with dynamic shapes serves all.
+    return torch.compile(flex_attention, dynamic=True)
+
+
+AttentionInterface.register(TREE, _tree)
 AttentionInterface.register(VARLEN, _varlen)
 AttentionMaskInterface.register(VARLEN, lambda *_, **__: None)  # positions say what a mask would
