@@ -11,6 +11,7 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
 from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.train.store.spans import LightningSpanSink
 
@@ -48,11 +49,13 @@ async def ask(request: Any) -> AsyncIterator[Any]:
 
 async def test_the_trainers_values_replace_those_of_the_agent(ask: Any) -> None:
     [sent] = await ask(TRAINERS, {"temperature": 0.7, "top_p": 0.9, "seed": 1, "max_tokens": 500})
-    assert sent == {"temperature": 1.0, "top_p": 1.0, "seed": 7, "max_tokens": 64}
+    assert sent == {"temperature": 1.0, "top_p": 1.0, "seed": sent["seed"], "max_tokens": 64}
+    assert sent["seed"] != 1
 
 
 async def test_an_agent_without_own_values_gets_the_trainers(ask: Any) -> None:
-    assert await ask(TRAINERS, {}) == [{"temperature": 1.0, "top_p": 1.0, "seed": 7, "max_tokens": 64}]
+    [sent] = await ask(TRAINERS, {})
+    assert sent == {"temperature": 1.0, "top_p": 1.0, "seed": sent["seed"], "max_tokens": 64}
 
 
 @pytest.mark.parametrize(("own", "sent"), [(10, 10), (100, 64)])
@@ -69,15 +72,39 @@ async def test_a_top_p_of_the_trainer_is_used(ask: Any) -> None:
 async def test_the_other_apis_too(ask: Any, api: str, limit: str) -> None:
     [sent] = await ask(TRAINERS, {"temperature": 0.7, limit: 500}, api=api)
     name = "max_completion_tokens" if api == "responses" else "max_tokens"
-    assert sent == {"temperature": 1.0, "top_p": 1.0, "seed": 7, name: 64}
+    assert sent == {"temperature": 1.0, "top_p": 1.0, "seed": sent["seed"], name: 64}
 
 
-async def test_equal_requests_of_an_agent_have_different_seeds_which_the_trainers_own_seed_has_not(ask: Any) -> None:
+async def test_each_call_of_an_attempt_has_its_own_seed_and_another_rollout_the_same_ones(ask: Any) -> None:
     other = {"messages": [{"role": "user", "content": "other"}], "input": "other"}
-    seeds = [sent["seed"] for sent in await ask(TRAINERS, {}, {}, other, {"seed": 3}, {"seed": 7})]
-    assert len(set(seeds)) == 3
-    assert (seeds[0], seeds[2], seeds[4]) == (7, 7, 7)
-    assert seeds == [sent["seed"] for sent in await ask(TRAINERS, {}, {}, other, {"seed": 3}, {"seed": 7})]
+    requests = [{}, {}, other, {"seed": 3}, {"seed": 7}]
+    seeds = [sent["seed"] for sent in await ask(TRAINERS, *requests)]
+    assert len({*seeds, 7}) == 6
+    assert seeds == [sent["seed"] for sent in await ask(TRAINERS, *requests)]
+    assert not {*seeds} & {sent["seed"] for sent in await ask({**TRAINERS, "seed": 8}, *requests)}
+
+
+async def test_the_random_ids_of_tool_calls_do_not_change_a_seed(ask: Any) -> None:
+    def turn(call_id: str, argument: str) -> Any:
+        call = {"id": call_id, "type": "function", "function": {"name": "run", "arguments": argument}}
+        answer = {"role": "tool", "tool_call_id": call_id, "content": "2"}
+        return {"messages": [*HELLO, {"role": "assistant", "tool_calls": [call]}, answer]}
+
+    turns = turn("call_a", "{}"), turn("call_b", "{}"), turn("call_a", "[]")
+    first, same, another = [(await ask(TRAINERS, each))[0]["seed"] for each in turns]
+    assert first == same != another
+
+
+async def test_a_seed_of_the_agent_stays_if_agents_choose_unless_it_is_the_rollouts(ask: Any) -> None:
+    sent = await ask(TRAINERS, {"seed": 3}, {"seed": 3}, {"seed": 7}, {"seed": 7}, {}, enforces=False)
+    assert [each.get("seed") for each in (*sent[:2], sent[4])] == [3, 3, None]
+    assert len({sent[2]["seed"], sent[3]["seed"], 7}) == 3
+
+
+def test_a_derived_seed_is_an_exact_number_in_json() -> None:
+    seeds = {derive_seed(7, n, "\ud800") for n in range(1000)}
+    assert len(seeds) == 1000
+    assert max(seeds) < 1 << 53
 
 
 async def test_nothing_changes_without_the_trainers_values_or_if_agents_choose(ask: Any) -> None:

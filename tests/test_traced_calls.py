@@ -135,7 +135,7 @@ async def _run(
     task: Task, policy_url: str, backend: Any, *, count: int = 1, timeout_s: float = 15.0
 ) -> list[tuple[RolloutResult, list[LLMCall]]]:
     """Each rollout's outcome and all its calls, failed ones too."""
-    jobs = [RolloutRequest(task=task, group="t1", mode="train", sampling={"seed": n}) for n in range(count)]
+    jobs = [RolloutRequest(task=task, group="t1", mode="train", sampling={"temperature": n}) for n in range(count)]
     async with _collector(policy_url, backend, timeout_s=timeout_s) as (collector, store):
         outcomes = await collector.run(jobs, deadline_s=20)
         return [(outcome, all_calls_from_spans(await store.query_spans(outcome.rollout_id))) for outcome in outcomes]
@@ -152,7 +152,7 @@ async def test_concurrent_rollouts_have_their_own_calls(task: Task) -> None:
         return replies[0]
 
     def reply(body: dict[str, Any]) -> Reply:
-        return Reply(text=GOLD, token_ids=[body["seed"]], weights_version=3, delay_s=0.05)
+        return Reply(text=GOLD, token_ids=[body["temperature"]], weights_version=3, delay_s=0.05)
 
     outcomes = await _outcomes(task, reply, twice, count=8)
     assert [[call.response_ids for call in calls] for _, calls in outcomes] == [[[n], [n]] for n in range(8)]

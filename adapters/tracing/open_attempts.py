@@ -34,12 +34,12 @@ class OpenAttempt:
     confirmed: float
     """When the store answered, in monotonic seconds."""
     sampling: Mapping[str, Any]
-    """The trainer's sampling parameters."""
+    """The trainer's sampling parameters for the attempt."""
     requests: Counter[int]
 
-    def count_request(self, messages: str) -> int:
-        """The number of requests with the same messages before this one."""
-        key = hash(messages)
+    def count_request(self, prompt: str) -> int:
+        """The number of requests with the same prompt before this one."""
+        key = hash(prompt)
         self.requests[key] += 1
         return self.requests[key] - 1
 

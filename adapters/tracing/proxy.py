@@ -131,7 +131,7 @@ class LLMProxy(HttpServer):
         self._policy, self._sink = policy, sink
         self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
-        self._sampling_rule = SamplingRule() if fixed_sampling else None
+        self._sampling_rule = SamplingRule(fixed=fixed_sampling)
         self._writer: SpanWriter
         self._open_attempts = OpenAttempts(sink.sampling_of)
 
@@ -244,8 +244,7 @@ class LLMProxy(HttpServer):
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
             exchange.request = call.chat
-            if self._sampling_rule is not None:
-                call.chat = self._sampling_rule.apply(call.chat, attempt)
+            call.chat = self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
             pending += (
                 self._writer.reserve(exchange.rollout_id, exchange.attempt_id) for _ in range(exchange.choices - 1)

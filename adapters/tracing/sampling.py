@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.open_attempts import OpenAttempt
+from groundwire.adapters.tracing.wire.exchange import RAW_PROMPT
 
-__all__ = ["SamplingRule"]
+__all__ = ["SamplingRule", "attempt_sampling", "derive_seed"]
 
 _log = logging.getLogger(__name__)
 _LIMITS = ("max_tokens", "max_completion_tokens")
-_SEED_STEP = 0x9E3779B1
-"""Between the seeds of equal requests; it leads to no seed of another rollout."""
+_SEED_BYTES = 6  # JSON's numbers are exact up to 53 bits
+
+
+def derive_seed(*parts: object) -> int:
+    """The seed of ``parts``: always the same, and independent of the seeds of other parts."""
+    key = "/".join(map(str, parts)).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(key, digest_size=_SEED_BYTES).digest(), "big")
+
+
+def attempt_sampling(sampling: Any, attempt: int) -> dict[str, Any]:
+    """The sampling parameters of an attempt, from 1, of a rollout with ``sampling``: a retry has another seed."""
+    own = dict(sampling) if isinstance(sampling, Mapping) else {}
+    if attempt > 1 and isinstance(own.get("seed"), int):
+        own["seed"] = derive_seed(own["seed"], attempt)
+    return own
 
 
 class SamplingRule:
-    """Replaces the sampling parameters of agents by the trainer's, and warns at the first one that differs."""
+    """Gives each call its own seed. If ``fixed``, it also replaces the sampling parameters of agents by the trainer's,
+    and warns at the first one that differs.
+    """
 
-    def __init__(self) -> None:
-        self._has_warned = False
+    def __init__(self, *, fixed: bool = True) -> None:
+        self._fixed, self._has_warned = fixed, False
 
     def apply(self, chat: Mapping[str, Any], attempt: OpenAttempt) -> dict[str, Any]:
-        """The chat request with the sampling parameters of its rollout.
+        """The chat request with the sampling parameters of its attempt.
 
-        ``max_tokens`` is the smaller of the two. ``top_p`` is 1 if the trainer names only a temperature. Parameters
-        that the trainer does not name stay as they are.
+        The seed is derived from the attempt's seed, the prompt, and the number of requests with this prompt before: the
+        choices of a rollout's calls are independent, and an agent that asks several times gets several samples. Without
+        ``fixed``, an agent's own seed stays. ``max_tokens`` is the smaller of the two. ``top_p`` is 1 if the trainer
+        names only a temperature. Parameters that the trainer does not name stay as they are.
         """
-        sampling = attempt.sampling
+        own = self._fixed_parameters(chat, attempt.sampling) if self._fixed else {}
+        seed = attempt.sampling.get("seed")
+        if isinstance(seed, int) and (self._fixed or chat.get("seed") == seed):
+            prompt = _prompt(chat)
+            own["seed"] = derive_seed(seed, attempt.count_request(prompt), prompt)
+        return {**chat, **own}
+
+    def _fixed_parameters(self, chat: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
         ours = {name: sampling[name] for name in ("temperature", "top_p") if sampling.get(name) is not None}
         if "temperature" in ours:
             ours.setdefault("top_p", 1.0)
         if not self._has_warned:
             self._warn({name: chat[name] for name in ours if chat.get(name) not in (None, ours[name])}, ours)
-        limit, seed = sampling.get("max_tokens"), sampling.get("seed")
+        limit = sampling.get("max_tokens")
         if isinstance(limit, int):
             given = [name for name in _LIMITS if chat.get(name) is not None] or _LIMITS[:1]
             ours |= {name: limit for name in given if _is_above(chat.get(name), limit)}
-        if isinstance(seed, int) and chat.get("seed") != seed:
-            # An agent that asks several times wants several samples.
-            ours["seed"] = seed + _SEED_STEP * attempt.count_request(to_json(chat.get("messages")))
-        return {**chat, **ours}
+        return ours
 
     def _warn(self, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         if theirs:
@@ -53,6 +76,23 @@ class SamplingRule:
                 ", ".join(f"{name}={value!r:.40}" for name, value in theirs.items()),
                 ", ".join(f"{name}={ours[name]!r:.40}" for name in theirs),
             )
+
+
+def _prompt(chat: Mapping[str, Any]) -> str:
+    """What the model reads, as JSON. The ids of tool calls are random, and chat templates leave them out."""
+    messages = chat.get("messages")
+    read = [_without_ids(message) for message in messages] if isinstance(messages, list) else messages
+    return to_json([chat.get(RAW_PROMPT), read, chat.get("tools")])
+
+
+def _without_ids(message: Any) -> Any:
+    """The parts of a message that are in the prompt. What is no message stays as it is: the policy refuses it."""
+    if not isinstance(message, dict):
+        return message
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        calls = [call.get("function") if isinstance(call, dict) else call for call in calls]
+    return [message.get("role"), message.get("content"), calls]
 
 
 def _is_above(value: Any, limit: int) -> bool:

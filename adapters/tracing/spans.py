@@ -36,7 +36,7 @@ class SpanSink(Protocol):
     """Stores spans. The last two methods raise :class:`SpansRefusedError` if a retry cannot help."""
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        """The trainer's sampling parameters for the rollout; None unless the attempt exists and has not ended.
+        """The trainer's sampling parameters for the attempt; None unless the attempt exists and has not ended.
 
         They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
         """

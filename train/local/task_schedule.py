@@ -4,10 +4,10 @@ resumed run repeats them.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 
+from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.domains import Task
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.config.run_config import RunConfig
@@ -32,8 +32,7 @@ def training_groups(
     for task in _ordered(tasks, config, step, rates)[: max_groups(tasks, config)]:
         group = []
         for sample in range(config.group_size):
-            key = f"{config.seed}/{step}/{task['id']}/{sample}".encode()
-            seed = int.from_bytes(hashlib.blake2b(key, digest_size=6).digest(), "big")
+            seed = derive_seed(config.seed, step, task["id"], sample)
             sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": seed}
             group.append(RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling))
         yield group

@@ -20,6 +20,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
 
 from groundwire import adapters, rewards
+from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, answer_form, visible_columns
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets, masked_values
@@ -138,7 +139,7 @@ def _policy(resources: NamedResources, rollout: AttemptedRollout) -> tuple[Proxy
     """The resource of the policy, and the endpoint of an attempt."""
     policy = resources[POLICY_RESOURCE]
     assert isinstance(policy, ProxyLLM)
-    sampling = (rollout.metadata or {}).get("sampling", {})
+    sampling = attempt_sampling((rollout.metadata or {}).get("sampling"), rollout.attempt.sequence_id)
     return policy, adapters.Endpoint(
         base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
         model=policy.model,

@@ -18,6 +18,7 @@ from agentlightning.types import AttemptedRollout, Span, TraceStatus
 from pydantic_core import PydanticSerializationError
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
+from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
 from groundwire.tools.secrets import masked_values, secret_masker
@@ -45,7 +46,7 @@ class LightningSpanSink:
         return secret_masker()
 
     async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        """The rollout's sampling parameters; None unless it is the rollout's last attempt, and has not ended."""
+        """The attempt's sampling parameters; None unless it is the rollout's last attempt, and has not ended."""
         rollout = await self._store.get_rollout_by_id(rollout_id)
         is_open = (
             isinstance(rollout, AttemptedRollout)
@@ -55,8 +56,7 @@ class LightningSpanSink:
         )
         if not is_open:
             return None
-        sampling = (rollout.metadata or {}).get("sampling")
-        return sampling if isinstance(sampling, Mapping) else {}
+        return attempt_sampling((rollout.metadata or {}).get("sampling"), rollout.attempt.sequence_id)
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""

@@ -1,0 +1,91 @@
+"""Bandits: agents whose calls choose a digit, trained by the real trainer and engine with a small random model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+from groundwire.adapters import Answer, EndpointError
+from groundwire.domains import TaskData
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.policy.model import save_policy
+
+__all__ = ["Choose", "probability", "rollouts", "train"]
+
+Choose = Callable[[str, str], Awaitable[str]]
+"""Sends a prompt with the digits to choose from, ``("who?", "01")``; returns the policy's digit."""
+
+
+class _Backend:
+    agents = ("bandit",)
+
+    def __init__(self, agent: Callable[[Choose], Awaitable[str]]) -> None:
+        self._agent = agent
+
+    async def run(self, question: Any, endpoint: Any) -> Answer:
+        async with aiohttp.ClientSession(headers=endpoint.agent_headers("bandit")) as session:
+
+            async def choose(prompt: str, digits: str) -> str:
+                schema = {"enum": [int(digit) for digit in digits]}
+                form = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
+                body = {"messages": [{"role": "user", "content": prompt}], "response_format": form}
+                async with session.post(f"{endpoint.base_url}/chat/completions", json=body) as reply:
+                    if reply.status != 200:
+                        raise EndpointError(await reply.text(), status=reply.status)
+                    return str((await reply.json())["choices"][0]["message"]["content"])
+
+            return Answer(text=await self._agent(choose))
+
+
+def train(
+    folder: Path,
+    tiny_policy: Any,
+    agent: Callable[[Choose], Awaitable[str]],
+    reward: Callable[[str], float] = lambda answer: 0.0,
+    **settings: Any,
+) -> RunDir:
+    """Train ``tiny_policy`` behind ``agent`` on one task; ``reward`` is that of its answer. Returns the run."""
+
+    async def score(task: Any, answer: str, steps: Any) -> float:
+        return reward(answer)
+
+    run, model = RunDir(folder / "run"), folder / "model"
+    run.path.mkdir(parents=True)
+    save_policy(*tiny_policy, model)
+    given: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 32, "val_tasks": 1, "val_every": 0}
+    given |= {"learning_rate": 3e-4, "checkpoint_every": 1000, "max_model_len": 512, **settings}
+    tasks = [{"id": str(number), "question": "which digit?"} for number in range(given["val_tasks"])]
+    domain: Any = SimpleNamespace(name="bandit", default_reward="", form="prose", database=lambda _: "")
+    LocalTrainer(
+        resolve("fast", model=str(model), **given),
+        data=TaskData(train=tasks[:1], validation=tasks, source="a bandit"),
+        domain=domain,
+        run=run,
+        callback=ProgressCallback(),
+        backend=_Backend(agent),
+        reward=score,
+    ).train()
+    return run
+
+
+def rollouts(run: RunDir) -> list[dict[str, Any]]:
+    """The training rollouts of the run's last step."""
+    rows = [row for row in run.rollouts()[0] if row["mode"] == "train"]
+    return [row for row in rows if row["step"] == max(row["step"] for row in rows)]
+
+
+def probability(run: RunDir, call: int, digit: str) -> float:
+    """The probability of ``digit``, one of two, in the ``call``-th call (from 0) of the last step's rollouts, whose
+    answers are all their digits.
+    """
+    rows = rollouts(run)
+    chosen = [(row["answer"][call], math.exp(row["calls"][call]["logprobs"][0])) for row in rows]
+    return sum(likely if each == digit else 1 - likely for each, likely in chosen) / len(chosen)
