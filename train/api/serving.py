@@ -14,7 +14,7 @@ from groundwire.tools.http.access_token import access_token, check_listen, given
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.cli.trained_model import trained_model
-from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained import find_model
 
 if TYPE_CHECKING:
     from groundwire.train.policy.engine import LocalEngine
@@ -74,11 +74,8 @@ def start_server(
     check_listen(host, given_token(token_file))
     token = access_token(token_file)
     trained = trained_model(checkpoint)
-    folder = STARTER if str(checkpoint) == "starter" else trained[0] if trained else Path(checkpoint)
-    if not (folder / "config.json").is_file():
-        raise CommandError(
-            f"no model in {folder}: give a run directory, a checkpoint, or a folder saved by transformers"
-        )
+    with spinner("reading the model"):
+        folder = trained[0] if trained else find_model(checkpoint)
     if max_model_len is None and trained:
         max_model_len = trained[1].config().get("max_model_len")
     engine_type = _import_engine()

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from groundwire import adapters, domains, rewards
@@ -16,6 +15,7 @@ from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
+from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
 from groundwire.train.cli.judge_options import check_judge
@@ -24,6 +24,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.policy.pretrained import find_model, is_hub_name
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.store.health import check_store
 
@@ -189,12 +190,10 @@ def check_store_settings(address: str | None, token_file: str | None = None) -> 
 
 
 def _check_model(model: str, trainer: str) -> None:
-    if trainer == "verl" and not Path(model).exists() and model.count("/") == 1:
-        return  # a name on the model hub
-    if model != "starter" and not (Path(model) / "config.json").is_file():
-        raise CommandError(
-            f"no model in {model}: it has no config.json. Give 'starter' or a folder saved by transformers"
-        )
+    if trainer == "verl" and is_hub_name(model):
+        return  # verl downloads it
+    with spinner("reading the model"):
+        find_model(model)
 
 
 def _check_device(device: str) -> None:

@@ -16,6 +16,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.validation import validation_missing
+from groundwire.train.policy.pretrained import NAMES
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
@@ -38,7 +39,7 @@ def resolve_path(name: str | None) -> str | None:
 
     The link ``runs/latest`` changes when a run begins, and a run may be resumed from another working directory.
     """
-    if name is None or name == "starter" or not Path(name).exists():
+    if name is None or name in NAMES or not Path(name).exists():
         return name
     return str(Path(name).resolve())
 

@@ -101,7 +101,11 @@ class RunConfig(AgentSettings):
         "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"
     )
     trainer: Literal["local", "verl"] = _training("local", "local (in this process) or verl (on GPUs)")
-    model: str = _data("starter", "'starter' (ships with the project) or a folder in Hugging Face's format")
+    model: str = _data(
+        "starter",
+        "'starter' (ships with the project), 'smollm2', a folder in Hugging Face's format, a GGUF file, or OWNER/MODEL "
+        "on the model hub",
+    )
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
     output_dir: str = _data("runs", "Folder for the run directories", metavar="DIR")
     device: str = _data("cpu", "cpu or cuda")

@@ -10,7 +10,6 @@ every allocation cost more than the arithmetic.
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -21,16 +20,15 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from groundwire.tools.files import shorten_repr
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.template import TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError
-from groundwire.train.policy.model_files import check_model_files
+from groundwire.train.policy.model_files import check_model_files, save_policy
+from groundwire.train.policy.pretrained import find_model
 
 __all__ = [
     "InitialState",
@@ -59,7 +57,6 @@ def _keep_freed_memory() -> None:
 
 
 _keep_freed_memory()
-logging.disable_progress_bar()  # it would show one for every load of a file
 
 
 def new_policy(
@@ -145,18 +142,6 @@ def _check_end_tokens(model: Any) -> None:
             raise ValueError(f"eos_token_id is {shorten_repr(ends)}, no token's id")
 
 
-def save_policy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, path: str | Path) -> None:
-    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, which is created if needed."""
-    model.save_pretrained(path)
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    tokenizer.save_pretrained(path)
-    # transformers 5 would write a class that transformers 4 cannot load; both know this one.
-    config = Path(path) / "tokenizer_config.json"
-    settings = json.loads(config.read_text(encoding="utf-8"))
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
 def fitting_length(model: torch.nn.Module, max_model_len: int) -> int:
     """The smaller of ``max_model_len`` and the model's number of positions; a smaller one is reported on stderr."""
     positions = getattr(model.config, "max_position_embeddings", None) or max_model_len
@@ -220,7 +205,7 @@ def load_initial_state(
         return InitialState(model=model.to(config.device), tokenizer=tokenizer, state=state, note="\n".join(notes))
     if unreadable:
         raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")
-    model, tokenizer = load_policy(STARTER if config.model == "starter" else Path(config.model))
+    model, tokenizer = load_policy(find_model(config.model))
     return InitialState(model=model.to(config.device), tokenizer=tokenizer)
 
 

@@ -1,8 +1,12 @@
-"""Checks a model's folder before transformers reads it: a damaged file must not fill the memory or wait for ever."""
+"""A model's folder: saves it, and checks it before transformers reads it.
+
+A damaged file must not fill the memory or wait for ever.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from groundwire.tools.files import read_bytes, read_json, shorten_repr
 
-__all__ = ["check_model_files"]
+__all__ = ["check_model_files", "save_policy"]
+
+logging.disable_progress_bar()  # transformers would show one for every file that it reads or writes
 
 _MAX_GROWTH = 16
 """A model may have this many times the numbers of its file: four bits of a quantized weight, and untied embeddings."""
@@ -44,6 +51,18 @@ def check_model_files(folder: Path) -> None:
     numbers = sum(each.numel() for each in itertools.chain(model.parameters(), model.buffers()))
     if numbers > _MAX_GROWTH * sum(stored):
         raise ValueError(f"config.json describes a model of {numbers:,} numbers, and its weights are {sum(stored):,}")
+
+
+def save_policy(model: Any, tokenizer: Any, path: str | Path) -> None:
+    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, which is created if needed."""
+    model.save_pretrained(path)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(path)
+    # transformers 5 would write a class that transformers 4 cannot load; both know this one.
+    config = Path(path) / "tokenizer_config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _stored_sizes(folder: Path) -> list[int]:

@@ -33,7 +33,13 @@ from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
 from groundwire.train.policy.chat.request import ChatRequest, parse_request
 from groundwire.train.policy.chat.response import FORMATS, ChatResponse, StreamedChoice, versions
-from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render
+from groundwire.train.policy.chat.template import (
+    TemplateLimitError,
+    TemplateRefusedError,
+    has_tools,
+    is_trusted,
+    render,
+)
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, Engine
 
@@ -240,6 +246,12 @@ class PolicyServer(HttpServer):
 
     def _render(self, chat: ChatRequest) -> str:
         tokenizer, options = self._engine.tokenizer, {**self._template_options, **chat.chat_template_kwargs}
+        if chat.offered_tools and not has_tools(tokenizer):
+            raise ChatRequestError(
+                "the model's chat template has no tools, so it would never see them: use a model whose template has "
+                "tools, or an agent without them",
+                param="tools",
+            )
         try:
             return render(tokenizer, chat.template_messages, tools=chat.offered_tools or None, **options)
         except TemplateRefusedError as error:

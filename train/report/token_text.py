@@ -7,13 +7,15 @@ verl from the run's ``model``), else from the model that the run started from. W
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import read_bytes
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.policy import STARTER
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.pretrained import local_folder
 
 __all__ = ["TokenDecoder", "token_decoder"]
 
@@ -66,8 +68,9 @@ class TokenDecoder:
 
 def token_decoder(run: RunDir) -> TokenDecoder:
     """The decoder for the token ids of ``run``."""
-    model = str(run.config().get("model", ""))
-    folders = [*reversed(run.checkpoints.paths()), run.path / "model", STARTER if model == "starter" else Path(model)]
+    folders = [*reversed(run.checkpoints.paths()), run.path / "model"]
+    with suppress(ConfigError):  # the model that the run started from may be gone
+        folders += filter(None, [local_folder(run.config().get("model", ""))])
     return TokenDecoder(*(folder / "tokenizer.json" for folder in folders))
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from pathlib import Path
 
 from groundwire.domains import TaskData
 from groundwire.tools.terminal import installed_version
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.policy.hub import check_hub
+from groundwire.train.policy.pretrained import is_hub_name
 from groundwire.train.verl.hydra_config import compose_for_run, count_devices, uses_npu
 
-__all__ = ["check", "check_hub", "peft_problem"]
+__all__ = ["check", "peft_problem"]
 
-_HUB_TIMEOUT_S = 10.0
 _PEFT_LIMIT = (0, 21)
 
 
@@ -26,7 +26,7 @@ def check(config: RunConfig, data: TaskData) -> None:
     model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
     if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
         _check_devices(composed.trainer.n_gpus_per_node, npu=uses_npu(config))
-    if config.model != "starter" and not Path(config.model).exists():
+    if is_hub_name(config.model):
         check_hub(config.model)
     if composed.trainer.v1.trainer_mode == "separate_async" and not rollout.nnodes:
         raise ConfigError("separate_async needs GPUs for sampling alone: docs/verl.md lists the settings")
@@ -49,35 +49,6 @@ def check(config: RunConfig, data: TaskData) -> None:
         )
     except (AssertionError, ValueError) as error:
         raise ConfigError(f"verl refuses this configuration: {error}") from error
-
-
-def check_hub(model: str) -> None:
-    """Raise :class:`ConfigError` if ``owner/name`` is neither in the local cache of the model hub nor on the hub.
-
-    Ray would report this much later. The hub is asked only if the cache lacks the model, with a timeout of 10 s.
-    """
-    import httpx
-    from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
-
-    not_cached = f"it is not in the hub's cache ({constants.HF_HUB_CACHE})"
-    try:
-        if isinstance(try_to_load_from_cache(model, "config.json"), str):
-            return
-        HfApi().model_info(model, timeout=_HUB_TIMEOUT_S)
-    except errors.RepositoryNotFoundError:
-        why = "the hub has no such model, or only for users who are logged in (hf auth login)"
-    except errors.HFValidationError:
-        why = "no model on the hub can have this name"
-    except errors.OfflineModeIsEnabled:
-        why = f"{not_cached}, and HF_HUB_OFFLINE is set"
-    except (OSError, httpx.HTTPError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        why = f"{not_cached}, and the hub cannot be asked ({reason})"
-    else:
-        return
-    folder = Path(model)
-    where = f"{folder.parent} is a folder here without {folder.name}" if folder.parent.is_dir() else "no such folder"
-    raise ConfigError(f"no model {model}: {where}, and {why}")
 
 
 def peft_problem() -> tuple[str, str] | None:

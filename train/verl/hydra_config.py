@@ -24,8 +24,8 @@ from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
-from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.response import FORMATS
+from groundwire.train.policy.pretrained import local_folder
 from groundwire.train.verl.credit_assignment import DISCOUNT
 
 __all__ = [
@@ -52,9 +52,8 @@ _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
 
 def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
     """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``."""
-    model = str(STARTER) if config.model == "starter" else config.model
-    if Path(model).exists():
-        model = str(Path(model).resolve())  # verl's processes have another working directory
+    folder = local_folder(config.model)
+    model = str(folder.resolve()) if folder else config.model  # verl's processes have another working directory
     flat = flat_config(
         config,
         run_dir=run_dir,

@@ -1,6 +1,6 @@
 """Renders chat templates. A template is a program of the model's author: it may loop, or write without end.
 
-The starter's own template runs here. Every other one runs in a process that the kernel ends after some seconds of CPU
+The project's own templates run here. Every other one runs in a process that the kernel ends after some seconds of CPU
 time, with little memory (:mod:`groundwire.train.policy.chat._template_worker`). The process starts at the first such
 template, takes a second to start, and then serves all of this process.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 from groundwire.train.policy import STARTER
 
-__all__ = ["TemplateLimitError", "TemplateRefusedError", "is_trusted", "render"]
+__all__ = ["TemplateLimitError", "TemplateRefusedError", "has_tools", "is_trusted", "render", "smollm2_template"]
 
 _MAX_CHARACTERS = 8_000_000
 _workers = WorkerPool("groundwire.train.policy.chat._template_worker")
@@ -61,17 +61,40 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
 
 
 def is_trusted(tokenizer: Any) -> bool:
-    """Whether the tokenizer has the starter's own template, or renders with the code of an installed package."""
+    """Whether the tokenizer has a template of this project, or renders with the code of an installed package."""
     from transformers import PreTrainedTokenizerBase
 
     if getattr(type(tokenizer), "apply_chat_template", None) is not PreTrainedTokenizerBase.apply_chat_template:
         return True
-    return bool(tokenizer.chat_template == _starter_template())
+    return tokenizer.chat_template in _own_templates()
+
+
+def has_tools(tokenizer: Any) -> bool:
+    """Whether the tools of a request reach the prompt; a template without them leaves them out silently."""
+    return "tools" in str(tokenizer.chat_template or "tools") or is_trusted(tokenizer)
+
+
+@functools.cache
+def smollm2_template() -> str:
+    """SmolLM2's chat template, and with tools the starter's: the model's own has none.
+
+    Without a system message the model's own has this one.
+    """
+    default = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    return (
+        "{%- if messages and messages[0].role != 'system' and not tools %}\n"
+        f"    {{{{- '<|im_start|>system\\n{default}<|im_end|>\\n' }}}}\n"
+        "{%- endif %}\n"
+    ) + _starter_template()
 
 
 @functools.cache
 def _starter_template() -> str:
     return (STARTER / "chat_template.jinja").read_text(encoding="utf-8")
+
+
+def _own_templates() -> tuple[str, str]:
+    return _starter_template(), smollm2_template()
 
 
 def _text(value: Any) -> Any:

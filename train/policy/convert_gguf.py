@@ -1,0 +1,105 @@
+"""Converts a GGUF file into a folder in Hugging Face's format: weights in bfloat16, tokenizer, chat template.
+
+transformers reads the file; here is what it leaves out. It calls the model quantized, so that it could not be saved.
+The tokenizer of SmolLM splits numbers into digits before its merges, which transformers does not read from the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from groundwire.train.policy.chat.template import smollm2_template
+from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.model_files import save_policy
+
+__all__ = ["convert"]
+
+_TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"
+
+
+def convert(file: Path, folder: Path, *, template: str = "") -> None:
+    """Write the model of ``file`` into the empty ``folder``. Raises :class:`ModelUnreadableError`.
+
+    ``template`` ``smollm2`` replaces the chat template by one that has tools, and is equal without them.
+    """
+    source: Any = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    part = "file"
+    try:
+        splitter = _check_header(file)
+        part = "tokenizer"
+        tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
+        _complete_tokenizer(tokenizer, splitter)
+        part = "model"
+        with _quiet():
+            loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
+        config = AutoConfig.for_model(**_plain_config(loaded.config))
+        if len(tokenizer) > (rows := loaded.get_input_embeddings().num_embeddings):
+            raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the model embeddings for {rows}")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        missing = model.load_state_dict(loaded.state_dict(), strict=False).missing_keys
+        if missing := [name for name in missing if not (config.tie_word_embeddings and name == "lm_head.weight")]:
+            raise ValueError(f"the file has no tensor for {missing[0]}")
+        model.tie_weights()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # the libraries raise many types for unknown and damaged files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise ModelUnreadableError(f"the {part} of {file} cannot be read: {reason}") from error
+    if template == "smollm2":
+        tokenizer.chat_template = smollm2_template()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    save_policy(model, tokenizer, folder)
+
+
+def _check_header(file: Path) -> str:
+    """The name of the tokenizer's splitter. Raises ``ValueError`` for an unusable file."""
+    from gguf import GGUFReader
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    fields = GGUFReader(os.fspath(file)).fields
+    if not (found := fields.get("general.architecture")):
+        raise ValueError("it has no general.architecture")
+    architecture = str(found.contents())
+    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+        known = ", ".join(sorted(GGUF_SUPPORTED_ARCHITECTURES))
+        raise ValueError(f"the architecture {architecture} is not supported; supported: {known}")
+    if "tokenizer.ggml.tokens" not in fields:
+        raise ValueError("it has no tokenizer (tokenizer.ggml.tokens)")
+    pre = fields.get("tokenizer.ggml.pre")
+    return str(pre.contents()) if pre else ""
+
+
+def _complete_tokenizer(tokenizer: Any, splitter: str) -> None:
+    """Split as the file says. Raises ``ValueError`` for a tokenizer that cannot read back what it wrote."""
+    if splitter == "smollm":
+        backend = tokenizer.backend_tokenizer
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    if tokenizer.eos_token_id is None:
+        raise ValueError("it has no token that ends a reply (tokenizer.ggml.eos_token_id)")
+    ids = tokenizer(_TEST_TEXT, add_special_tokens=False)["input_ids"]
+    if (text := tokenizer.decode(ids).strip()) != _TEST_TEXT:
+        raise ValueError(f"it reads {_TEST_TEXT!r} back as {text!r}")
+
+
+def _plain_config(config: Any) -> dict[str, Any]:
+    """The settings of a model that is no longer quantized."""
+    left_out = ("quantization_config", "_name_or_path", "_model_name_or_path", "transformers_version", "architectures")
+    return {name: value for name, value in config.to_dict().items() if name not in left_out}
+
+
+@contextlib.contextmanager
+def _quiet() -> Any:
+    """Without the bars of the file's reader, which cannot be switched off."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        yield

