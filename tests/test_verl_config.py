@@ -139,9 +139,11 @@ def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
         flat_config(_resolve("fast", "trainer.v1.trainer_mode=later"))
 
 
-def test_discounted_credit_has_its_own_estimator() -> None:
-    assert flat_config(_resolve(credit="broadcast"))["algorithm.adv_estimator"] == "grpo"
-    assert flat_config(_resolve(credit="discount"))["algorithm.adv_estimator"] == "groundwire_discount"
+def test_verl_takes_the_advantages_that_the_rows_carry() -> None:
+    for credit in ("broadcast", "last", "discount", "turns"):
+        assert flat_config(_resolve(credit=credit))["algorithm.adv_estimator"] == "groundwire"
+    with pytest.raises(ConfigError, match=r"use_kl_in_reward cannot be set.*use_kl_loss=true"):
+        flat_config(_resolve("fast", "algorithm.use_kl_in_reward=true"))
     with pytest.raises(ConfigError, match="cannot be changed"):
         flat_config(_resolve("fast", "algorithm.adv_estimator=gae"))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import normalize
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.verl.credit_assignment import TrainingRow, discounted_advantage, training_rows
+from groundwire.train.verl.credit_assignment import TrainingRow, carried_advantage, carrying_uid, training_rows
 from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_groups.json").read_text())
@@ -46,7 +47,27 @@ def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
 
 
 def _rows(calls: list[LLMCall], **options: Any) -> list[TrainingRow]:
-    return training_rows(_outcome(calls), uid="u", session=2, step=4, reward=1.0, **options)
+    return training_rows([(2, _outcome(calls), 1.0)], uid="u", step=4, **options)
+
+
+def _advantages(rows: list[TrainingRow]) -> torch.Tensor:
+    """[rows, tokens], from the registered estimator, called as verl does with its padding among the rows."""
+    width = max(len(row.response_ids) for row in rows)
+    fields = [row_fields(row, "spider") for row in rows]
+
+    def padded(name: str) -> torch.Tensor:
+        values = [*(each[name] for each in fields), torch.zeros(1)]
+        return torch.stack([torch.nn.functional.pad(each.float(), (0, width - len(each))) for each in values])
+
+    advantages, returns = carried_advantage(
+        token_level_rewards=padded("rm_scores"),
+        response_mask=padded("response_mask"),
+        config={},
+        index=np.array([*(each["uid"] for each in fields), "pad7f"], dtype=object),
+    )
+    assert torch.equal(advantages, returns)
+    assert not advantages[-1].any()
+    return advantages[:-1]
 
 
 APART = [_call(1, [1, 2], [3]), _call(2, [5], [6, 7]), _call(3, [8], [9])]
@@ -114,29 +135,51 @@ def test_verls_advantage_compares_rollouts_not_rows(case: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("weight", [1.0, 0.25])
-def test_the_discounted_advantage_is_verls_times_the_weight(case: dict[str, Any], weight: float) -> None:
-    names, lengths = [], case["lengths"]
-    for key, length in zip(case["keys"], lengths, strict=True):
+def test_the_advantages_that_rows_carry_are_verls(case: dict[str, Any]) -> None:
+    by_uid: dict[str, dict[int, list[int]]] = {}
+    rewards = dict(zip((tuple(key.split("_")[:2]) for key in case["keys"]), case["rewards"], strict=True))
+    for key, length in zip(case["keys"], case["lengths"], strict=True):
         uid, session, _ = key.split("_")
-        names.append(f"{uid}|{session}|{weight}:{length}")
-    mask = torch.tensor([[1.0] * length + [0.0] * (6 - length) for length in lengths])
-    scores = torch.zeros_like(mask)
-    for row, (reward, length) in enumerate(zip(case["rewards"], lengths, strict=True)):
-        scores[row, length - 1] = reward
-    advantages, _ = discounted_advantage(scores, mask, names)
-    torch.testing.assert_close(advantages, torch.tensor(case["advantages"]) * weight, atol=1e-5, rtol=1e-5)
+        by_uid.setdefault(uid, {}).setdefault(int(session), []).append(length)
+    carried: dict[str, list[float]] = {}
+    for uid, sessions in by_uid.items():
+        group = [
+            (
+                session,
+                _outcome([_call(number, [number, session], [7] * length) for number, length in enumerate(lengths)]),
+                rewards[uid, str(session)],
+            )
+            for session, lengths in sessions.items()
+        ]
+        rows = training_rows(group, uid=uid, step=4)
+        carried.update(zip((row.key for row in rows), _advantages(rows).tolist(), strict=True))
+    for key, expected in zip(case["keys"], case["advantages"], strict=True):
+        lone = len(by_uid[key.split("_")[0]]) == 1
+        width = len(carried[key])
+        assert carried[key] == pytest.approx([0.0] * width if lone else expected[:width], abs=1e-5)
 
 
 def test_with_discount_an_earlier_call_counts_less_than_the_one_after_it() -> None:
-    made = [*_rows(GROWING, credit="discount", discount=0.5)]
-    names = [row.uid for row in made] + ["u|0|1.0:1", "pad7"]
-    mask = torch.tensor([[1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0], [0.0] * 4])
-    scores = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.0] * 4, [0.0] * 4])
-    advantages, _ = discounted_advantage(scores, mask, names)
-    full = torch.tensor(normalize([1.0, 0.0]))
-    expected = [[full[0] * 0.5, full[0] * 0.5, 0.0, full[0]], [full[1], 0.0, 0.0, 0.0], [0.0] * 4]
-    torch.testing.assert_close(advantages, torch.tensor(expected))
+    group = [(0, _outcome(GROWING), 1.0), (1, _outcome([_call(1, [1, 2], [9])]), 0.0)]
+    high, low = normalize([1.0, 0.0])
+    rows = training_rows(group, uid="u", step=4, credit="discount", discount=0.5)
+    expected = [[high * 0.5, high * 0.5, 0.0, high], [low, 0.0, 0.0, 0.0]]
+    torch.testing.assert_close(_advantages(rows), torch.tensor(expected))
+
+
+def test_with_turns_a_row_has_the_advantage_of_each_of_its_calls() -> None:
+    first = replace(GROWING[0], reward=0.5)
+    group = [(0, _outcome([first, GROWING[1]]), 0.0), (1, _outcome([_call(1, [1, 2], [9])]), 0.0)]
+    high, _ = normalize([1.0, 0.0])
+    rows = training_rows(group, uid="u", step=4, credit="turns")
+    expected = [[high, high, 0.0, normalize([0.5, 0.0, 0.0])[1]], [-high, 0.0, 0.0, 0.0]]
+    torch.testing.assert_close(_advantages(rows), torch.tensor(expected))
+    assert [row_fields(row, "spider")["rm_scores"].sum().item() for row in rows] == [0.0, 0.0]
+
+
+def test_without_credit_the_uid_is_the_prompts() -> None:
+    group = [(0, _outcome(GROWING), 1.0), (1, _outcome(APART), 0.0)]
+    assert {carrying_uid(row) for row in training_rows(group, uid="u", step=4, credit=None)} == {"u"}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; its figures are in data/")
@@ -170,9 +213,21 @@ async def test_rows_that_arrive_during_a_write_are_written_by_one_call() -> None
     assert sorted(calls) == [(1, "val"), (3, "train"), (8, "train")]
 
 
-@pytest.mark.parametrize("count", [2, 3, 7, 16])
-def test_equal_rewards_have_no_advantage(count: int) -> None:
-    torch = pytest.importorskip("torch")
-    rewards, mask = torch.full((count, 1), 0.7), torch.ones(count, 1)
-    advantages, _ = discounted_advantage(rewards, mask, [f"u|{number}|1.0:1" for number in range(count)])
-    assert not advantages.any()
+@pytest.mark.parametrize("credit", ["broadcast", "last", "discount", "turns"])
+@pytest.mark.parametrize("count", [2, 3, 7, 8, 16])
+def test_equal_rewards_have_no_advantage(count: int, credit: Any) -> None:
+    """verl's own GRPO gives eight rewards of 0.7 an advantage of 0.06."""
+    group = [(session, _outcome(APART), 0.7) for session in range(count)]
+    rows = training_rows(group, uid="u", step=4, credit=credit)
+    assert len(rows) >= count
+    assert not _advantages(rows).any()
+
+
+def test_the_final_reward_is_that_of_the_last_call_that_is_trained() -> None:
+    """A constrained call, which verl cannot train, is context."""
+    last = replace(GROWING[1], grammar="{}")
+    group = [(0, _outcome([GROWING[0], last]), 1.0), (1, _outcome([GROWING[0]]), 0.0)]
+    for credit in ("last", "turns"):
+        rows = training_rows(group, uid="u", step=4, credit=credit)
+        high, low = normalize([1.0, 0.0])
+        torch.testing.assert_close(_advantages(rows), torch.tensor([[high, high, 0.0, 0.0], [low, low, 0.0, 0.0]]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.verl import agent_loop_manager as manager_module
-from groundwire.train.verl.agent_loop_manager import RolloutManager
+from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 
@@ -53,8 +54,9 @@ class _Client:
 
 @dataclass
 class _TransferQueue:
-    """Stands in for TransferQueue: tags and fields by partition and key."""
+    """Stands in for TransferQueue: tags and fields by partition and key. Also has verl's registered estimators."""
 
+    estimators: dict[str, Any] = field(default_factory=dict)
     tags: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     fields: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     calls: int = 0
@@ -68,10 +70,6 @@ class _TransferQueue:
         for key, row in zip(keys, fields or [], strict=fields is not None):
             self.fields[partition_id, key] = row
 
-    def kv_clear(self, *, keys: list[str], partition_id: str) -> None:
-        for key in keys:
-            del self.fields[partition_id, key], self.tags[partition_id, key]
-
 
 def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None:
     module = ModuleType(name)
@@ -83,10 +81,14 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None
 def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     """The fake queue, and stand-ins for the modules of verl that the manager imports."""
     made = _TransferQueue()
-    operations = {name: getattr(made, name) for name in ("kv_batch_put", "kv_clear")}
-    _module(monkeypatch, "transfer_queue", **operations)
-    for package in ("verl", "verl.utils"):
+    _module(monkeypatch, "transfer_queue", kv_batch_put=made.kv_batch_put)
+    for package in ("verl", "verl.utils", "verl.trainer", "verl.trainer.ppo"):
         _module(monkeypatch, package)
+
+    def register_adv_est(name: str) -> Any:
+        return lambda estimator: made.estimators.update({name: estimator})
+
+    _module(monkeypatch, "verl.trainer.ppo.core_algos", register_adv_est=register_adv_est)
     _module(monkeypatch, "verl.utils.fs", copy_to_local=lambda path: path)
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
@@ -116,8 +118,10 @@ def _config(run: RunDir, **settings: Any) -> Any:
     model = SimpleNamespace(path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None)
     return SimpleNamespace(
         groundwire=SimpleNamespace(run_dir=str(run.path), config=ours),
-        actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model),
-        algorithm=SimpleNamespace(adv_estimator="grpo"),
+        actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model, actor=SimpleNamespace(ppo_mini_batch_size=99)),
+        critic=SimpleNamespace(ppo_mini_batch_size=99),
+        algorithm=SimpleNamespace(adv_estimator="groundwire", norm_adv_by_std_in_grpo=True),
+        trainer=SimpleNamespace(nnodes=1, n_gpus_per_node=2, v1=SimpleNamespace(trainer_mode="sync")),
         data={},
     )
 
@@ -137,15 +141,15 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     right, other = (dict(task) for task in domain.load(None).validation[:2])
     answers = [f"{sql} {tokenizer.eos_token}" for sql in (str(right["query"]), "SELECT 1 WHERE 0")]
     replies = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in answers]
-    client = _Client(itertools.cycle(replies))
-    made = RolloutManager.create(_config(run), client)
+    client, config = _Client(itertools.cycle(replies)), _config(run)
+    made = RolloutManager.create(config, client)
     try:
         assert RolloutManager.current is made
         made.timer.start_sampling()
         batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])
         made.generate_sequences(batch)
         assert _until(queue, "train", ["u", "v"]) == ["finished", "finished"]
-        figures = made.sampled("train", 3)
+        figures = made.sampled("train", 3, rows=11)
     finally:
         made.service.runtime.__exit__(None, None, None)
     keys = sorted(key for _, key in queue.fields)
@@ -158,10 +162,50 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     assert {queue.tags["train", key]["max_global_steps"] for key in keys} == {2}
     assert (figures["rollouts/ended_total"], figures["rollouts/groups_total"]) == (8, 2)
     for row in rows:  # the first answer is right for the first question alone
-        assert float(row["rm_scores"][-1]) == float(row["uid"] == "u" and row["responses"].tolist() == replies[0])
+        assert float(row["rm_scores"][-1]) == float(
+            row["uid"].startswith("u|") and row["responses"].tolist() == replies[0]
+        )
     assert sum(float(row["rm_scores"][-1]) for row in rows) == 8 * figures["rollouts/reward_mean"]
+    estimate = queue.estimators["groundwire"]  # verl calls the one that its configuration names
+    for row in rows[:4]:
+        [advantages], _ = estimate(row["rm_scores"][None], row["response_mask"][None], index=[row["uid"]])
+        assert bool(advantages[0] > 0) == bool(row["rm_scores"][-1])
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.critic.ppo_mini_batch_size == 3  # 3 * n = 12
     [line] = [json.loads(text) for text in (run.path / "rollouts.jsonl").read_text().splitlines()]
     assert (line["step"], line["ended"], line["calls"]) == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "minibatches", "devices", "size", "updates"),
+    [
+        (340, 1, 1, 340, 1),
+        (341, 1, 1, 344, 1),
+        (341, 2, 1, 172, 2),
+        (42, 1, 8, 48, 1),
+        (42, 4, 8, 16, 3),  # a fourth would have no rows
+        (3, 2, 1, 4, 1),
+    ],
+)
+def test_a_step_has_as_many_updates_as_set_however_many_rows_it_has(
+    rows: int, minibatches: int, devices: int, size: int, updates: int
+) -> None:
+    """verl fills a batch up to a multiple of mini-batch and devices, and updates once for each mini-batch."""
+    made = minibatch_prompts(rows, minibatches, group_size=4, devices=devices) * 4
+    assert made == size
+    assert math.lcm(made, devices) == made
+    assert math.ceil(rows / made) == updates
+
+
+def test_a_mini_batch_that_the_user_set_is_kept(queue: _TransferQueue, tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
+    config = _config(run, verl={"actor_rollout_ref.actor.ppo_mini_batch_size": 99})
+    made = RolloutManager.create(config, _Client(iter([])))
+    try:
+        made.timer.start_sampling()
+        made.sampled("train", 1, rows=11)
+    finally:
+        made.service.runtime.__exit__(None, None, None)
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 99
 
 
 def test_a_teacher_is_refused() -> None:

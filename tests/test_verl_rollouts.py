@@ -98,10 +98,6 @@ class _Queue:
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
         self.rows.update((row.key, row) for row in rows)
 
-    async def clear(self, keys: Sequence[str], partition: str) -> None:
-        for key in keys:
-            del self.rows[key]
-
 
 class _Backend:
     """An agent with ``calls`` calls of one conversation; ``act`` may fail or wait before them."""
@@ -154,7 +150,7 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
         engine=engine, backend=backend, domain=NoData(), reward=_right, timer=timer, config=config, run=run
     )
     with runtime:
-        service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=END)
+        service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=END, credit=config.credit)
         yield _Setup(service, queue, servers, run)
 
 

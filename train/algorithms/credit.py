@@ -47,36 +47,42 @@ class CallCredit:
 
 
 def assign_credit(
-    rollouts: Sequence[tuple[float, Sequence[Triplet]]], *, credit: Credit = "broadcast", discount: float = 1.0
+    rollouts: Sequence[tuple[float, Sequence[Triplet]]],
+    *,
+    credit: Credit = "broadcast",
+    discount: float = 1.0,
+    scale: bool = True,
 ) -> list[list[CallCredit]]:
     """The credits of a group's rollouts, each given as its reward and its trained calls in order.
 
     A rollout without trained calls has no part in the comparison. If fewer than two are left, nothing can be compared,
-    and every advantage is 0.
+    and every advantage is 0. Without ``scale`` they are not divided by the standard deviation.
     """
     returns = [_returns(reward, calls, credit, discount) for reward, calls in rollouts]
     if credit == "turns":
-        advantages = _call_advantages([calls for _, calls in rollouts], returns)
+        advantages = _call_advantages([calls for _, calls in rollouts], returns, scale)
     else:
         present = [index for index, (_, calls) in enumerate(rollouts) if calls]
-        of_rollout = dict(zip(present, normalize([rollouts[index][0] for index in present]), strict=True))
+        compared = normalize([rollouts[index][0] for index in present], scale=scale)
+        of_rollout = dict(zip(present, compared, strict=True))
         advantages = [[of_rollout[index]] * len(calls) if calls else [] for index, (_, calls) in enumerate(rollouts)]
     return [
-        [CallCredit(*each) for each in zip(values, compared, _weights(calls, credit, discount), strict=True)]
-        for (_, calls), values, compared in zip(rollouts, returns, advantages, strict=True)
+        [CallCredit(*each) for each in zip(*of_calls, _weights(calls, credit, discount), strict=True)]
+        for (_, calls), *of_calls in zip(rollouts, returns, advantages, strict=True)
     ]
 
 
-def normalize(returns: Sequence[float]) -> list[float]:
-    """``(return - mean) / (std + 1e-6)`` in float32, with the unbiased standard deviation.
+def normalize(returns: Sequence[float], *, scale: bool = True) -> list[float]:
+    """``(return - mean) / (std + 1e-6)`` in float32, with the unbiased standard deviation; without ``scale`` the
+    numerator (Liu et al. 2025, "Dr. GRPO", arXiv:2503.20783).
 
     Equal returns, or a single one, give 0: the mean's rounding error over 1e-6 would be up to 0.06.
     """
     values = np.array(returns, np.float32)
     if len(returns) < 2 or np.ptp(values) <= 1e-6 * np.abs(values).max():
         return [0.0] * len(returns)
-    deviation = np.float32(np.std(values, ddof=1, dtype=np.float64))
-    scaled: list[float] = ((values - values.mean()) / (deviation + np.float32(1e-6))).tolist()
+    deviation = np.float32(np.std(values, ddof=1, dtype=np.float64)) if scale else np.float32(1)
+    scaled: list[float] = ((values - values.mean()) / (deviation + np.float32(1e-6 * scale))).tolist()
     return scaled
 
 
@@ -123,7 +129,9 @@ def _weights(calls: Sequence[Triplet], credit: Credit, discount: float) -> list[
     return [discount ** (last - place) if credit == "discount" else 1.0 for place in range(len(calls))]
 
 
-def _call_advantages(rollouts: Sequence[Sequence[Triplet]], returns: Sequence[Sequence[float]]) -> list[list[float]]:
+def _call_advantages(
+    rollouts: Sequence[Sequence[Triplet]], returns: Sequence[Sequence[float]], scale: bool
+) -> list[list[float]]:
     """The advantage of each call among the comparable calls of its group."""
     sets: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     keys: dict[tuple[int, int], tuple[Hashable, ...]] = {}
@@ -142,7 +150,7 @@ def _call_advantages(rollouts: Sequence[Sequence[Triplet]], returns: Sequence[Se
             if len({member for member, _ in sets[key]}) > 1:
                 if key not in normalized:
                     values = [returns[member][at] for member, at in sets[key]]
-                    normalized[key] = dict(zip(sets[key], normalize(values), strict=True))
+                    normalized[key] = dict(zip(sets[key], normalize(values, scale=scale), strict=True))
                 advantages[index][place] = normalized[key][index, place]
                 break
     return advantages

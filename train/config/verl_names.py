@@ -8,7 +8,7 @@ from typing import Any
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
-__all__ = ["LOGGER", "RUN_NAMES", "SHARED", "with_run_names"]
+__all__ = ["LOGGER", "MINIBATCH", "RUN_NAMES", "SHARED", "with_run_names"]
 
 SHARED: dict[str, str] = {
     "model": "actor_rollout_ref.model.path",
@@ -31,6 +31,7 @@ SHARED: dict[str, str] = {
 
 RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
+MINIBATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
 def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,7 @@ __all__ = ["BASE", "VERL_PRESETS"]
 _MANAGER = "groundwire.train.verl.agent_loop_manager.RolloutManager"
 
 BASE: dict[str, Any] = {
-    # GRPO without KL, averaged over tokens, with a higher clipping range above than below.
-    "algorithm.adv_estimator": "grpo",
+    # The loss of GRPO without KL, averaged over tokens, with a higher clipping range above than below.
     "algorithm.use_kl_in_reward": False,
     "actor_rollout_ref.actor.use_kl_loss": False,
     "actor_rollout_ref.actor.loss_agg_mode": "token-mean",

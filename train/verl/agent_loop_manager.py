@@ -9,6 +9,7 @@ unchanged.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -17,14 +18,15 @@ from groundwire.tools.startup import silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import MINIBATCH
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runtime import RolloutRuntime
-from groundwire.train.verl.credit_assignment import DISCOUNT, discounted_advantage
+from groundwire.train.verl.credit_assignment import ESTIMATOR, carried_advantage
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
-__all__ = ["RolloutManager", "VerlStepTimer", "prompts_from_batch"]
+__all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
 
 _SPAN_BYTES = 4 << 30  # spans are read when their rollout ends; none may be dropped before that
 
@@ -39,7 +41,7 @@ class RolloutManager:
         from transformers import AutoTokenizer
         from verl.utils.fs import copy_to_local
 
-        self.config = _run_config(config.groundwire.config)
+        self.config, self._verl = _run_config(config.groundwire.config), config
         self.run = RunDir.open(config.groundwire.run_dir)
         rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
         self._group_sizes = {"train": rollout.n, "val": rollout.val_kwargs.n}
@@ -73,6 +75,8 @@ class RolloutManager:
             config=self.config,
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),
+            credit=self.config.credit if config.algorithm.adv_estimator == ESTIMATOR else None,
+            scale=bool(config.algorithm.norm_adv_by_std_in_grpo),
         )
 
     @classmethod
@@ -86,10 +90,10 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        if config.algorithm.adv_estimator == DISCOUNT:
+        if config.algorithm.adv_estimator == ESTIMATOR:
             from verl.trainer.ppo.core_algos import register_adv_est
 
-            register_adv_est(DISCOUNT)(discounted_advantage)
+            register_adv_est(ESTIMATOR)(carried_advantage)
         RolloutManager.current = cls(config, llm_client)
         return RolloutManager.current
 
@@ -97,13 +101,39 @@ class RolloutManager:
         """Enqueue rollouts for ``prompts`` (a TensorDict of verl's data set) and return."""
         self.service.submit(prompts_from_batch(prompts, self._group_sizes))
 
-    def sampled(self, partition: str, step: int) -> dict[str, float]:
-        """verl's trainer has received its rollouts. Returns metrics of the rollouts that ended."""
+    def sampled(self, partition: str, step: int, rows: int) -> dict[str, float]:
+        """verl's trainer has received its rollouts as ``rows`` rows. Returns metrics of the rollouts that ended."""
+        if partition == "train":
+            self._set_minibatches(rows)
         try:
             seconds = self.timer.end_sampling(training=partition == "train")
             return self.service.finish_sampling(partition, step, seconds)
         finally:
             self.timer.start_update()
+
+    def _set_minibatches(self, rows: int) -> None:
+        """Divide the step's rows into ``minibatches`` updates.
+
+        verl fixes the size of a mini-batch before it knows how many rows the rollouts have, and fills the last one with
+        padding: a few rows in it would weigh as much as all rows of another. It reads the size, in prompts, from its
+        configuration in every step. In ``separate_async`` each sample is one update.
+        """
+        if any(key.lstrip("+") == MINIBATCH for key in self.config.verl):
+            return
+        trainer, n = self._verl.trainer, self._group_sizes["train"]
+        updates = 1 if trainer.v1.trainer_mode == "separate_async" else self.config.minibatches
+        prompts = minibatch_prompts(rows, updates, group_size=n, devices=trainer.nnodes * trainer.n_gpus_per_node)
+        for section in (self._verl.actor_rollout_ref.actor, self._verl.critic):
+            section.ppo_mini_batch_size = prompts
+
+
+def minibatch_prompts(rows: int, updates: int, *, group_size: int, devices: int) -> int:
+    """The size of a mini-batch in prompts of ``group_size`` rows with which ``rows`` rows are ``updates`` updates.
+
+    Devices share a mini-batch equally. With fewer rows than that takes there are fewer updates.
+    """
+    unit = math.lcm(group_size, devices)
+    return max(1, math.ceil(rows / updates / unit)) * unit // group_size
 
 
 class VerlStepTimer(StepTimer):

@@ -1,31 +1,29 @@
-"""The rows that a rollout becomes in verl, and the weight of the reward in each of its calls.
+"""The rows that a group of rollouts becomes in verl, with the advantage of each of their calls.
 
-verl 0.9.1 stores a row under ``{uid}_{session}_{index}``: prompt, rollout, trajectory. For GRPO it takes the last row
-of each ``{uid}_{session}``, compares these within a ``uid``, and gives each advantage to all rows of its session
-(``verl/trainer/ppo/v1/utils.py``, ``compute_advantage_for_multi_trajectories``). So a rollout counts once in its group,
-however many rows it has, and ``broadcast`` needs nothing else. ``last`` masks all sampled tokens but those of the last
-call. ``discount`` weights a call ``credit_discount`` times as much as the next one. verl has no field for such weights
-and gives estimators other than GRPO only the ``uid`` of each row, so the row's ``uid`` carries the weights and
-:func:`discounted_advantage` reads them from it.
+verl 0.9.1 stores a row under ``{uid}_{session}_{index}``: prompt, rollout, trajectory. Its estimators know no calls, so
+the advantages are computed here, as for the local trainer, when the group is complete
+(:mod:`groundwire.train.algorithms.credit`). verl has no field for them and gives an estimator of another name only the
+``uid`` of each row, so the row's ``uid`` carries them and :func:`carried_advantage` reads them from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing import Trajectory, Triplet, calls_of_agents, trajectories, triplets
+from groundwire.train.algorithms.credit import CallCredit, Credit, assign_credit, token_credit
 
 if TYPE_CHECKING:
     import torch
 
     from groundwire.train.rollouts.outcome import RolloutResult
 
-__all__ = ["DISCOUNT", "TrainingRow", "discounted_advantage", "training_rows"]
+__all__ = ["ESTIMATOR", "TrainingRow", "carried_advantage", "carrying_uid", "training_rows"]
 
-DISCOUNT = "groundwire_discount"
-"""The name under which :func:`discounted_advantage` is registered in verl."""
+ESTIMATOR = "groundwire"
+"""The name under which :func:`carried_advantage` is registered in verl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +32,12 @@ class TrainingRow:
 
     key: str
     uid: str
-    """verl groups rows by it; with ``discount`` it also carries the weights."""
     session: int
     prompt_ids: list[int]
     response_ids: list[int]
     mask: list[int]
+    advantages: list[float] | None
+    """Those that the tokens are trained with; None if verl computes them."""
     logprobs: list[float]
     reward: float
     turns: int
@@ -51,69 +50,64 @@ class TrainingRow:
 
 
 def training_rows(
-    result: RolloutResult,
+    rollouts: Sequence[tuple[int, RolloutResult, float]],
     *,
     uid: str,
-    session: int,
     step: int,
-    reward: float,
-    credit: str = "broadcast",
+    credit: Credit | None = "broadcast",
     discount: float = 0.9,
+    scale: bool = True,
     agent_match: str | None = None,
 ) -> list[TrainingRow]:
-    """The rows of one rollout; none without a free call of a trained agent (``agent_match``)."""
-    turns = triplets(calls_of_agents(result.calls, agent_match), reward)
-    if not turns:
-        return []
-    merged = trajectories(turns)
-    if credit == "last":
-        merged = [trajectory for trajectory in merged if turns[-1] in trajectory.triplets]
-    # verl takes a session's reward from its row with the highest index: the row with the last call.
-    merged.sort(key=lambda trajectory: trajectory.triplets[-1].sequence)
-    weights = {id(turn): discount ** (len(turns) - 1 - place) for place, turn in enumerate(turns)}
+    """The rows of the rollouts of a prompt, each given as its session, its result and its reward.
+
+    A rollout without a call that is trained has none. Trained are the free calls of the agents that ``agent_match``
+    selects: verl's workers compute log-probabilities over the whole vocabulary, and those of a constrained call are
+    over the tokens that its grammar allows. Without ``credit`` the rows carry no advantages and train all these calls.
+    """
+    calls = [triplets(calls_of_agents(result.calls, agent_match), reward) for _, result, reward in rollouts]
+    trained = [[call for call in each if not call.grammar] for each in calls]
+    scored = [(reward, each) for (*_, reward), each in zip(rollouts, trained, strict=True)]
+    assigned = assign_credit(scored, credit=credit or "broadcast", discount=discount, scale=scale)
     rows: list[TrainingRow] = []
-    for trajectory in merged:
-        mask, group = _free_mask(trajectory), uid
-        if credit == "last":
-            kept = len(turns[-1].response_ids)
-            mask = [0] * (len(mask) - kept) + mask[-kept:]
-        elif credit == "discount":
-            group = f"{uid}|{session}|{_encode_weights(trajectory, weights)}"
-        if not any(mask):
-            continue
-        versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
-        rows.append(
-            TrainingRow(
-                key=f"{uid}_{session}_{len(rows)}",
-                uid=group,
-                session=session,
-                prompt_ids=trajectory.prompt_ids,
-                response_ids=trajectory.response_ids,
-                mask=mask,
-                logprobs=trajectory.logprobs,
-                reward=reward,
-                turns=len(turns),
-                first_version=min(first for first, _ in versions),
-                last_version=max(last for _, last in versions),
-                step=step,
-                info={name: float(value) for name, value in result.reward_components.items()},
+    for (session, result, reward), turns, free, credits in zip(rollouts, calls, trained, assigned, strict=True):
+        by_call = {id(turn): CallCredit(reward, 0.0, 0.0) for turn in turns}
+        by_call |= {id(turn): each for turn, each in zip(free, credits, strict=True)}
+        parts = _trained_parts(turns, by_call)
+        for index, (trajectory, mask, advantages) in enumerate(parts):
+            versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
+            rows.append(
+                TrainingRow(
+                    key=f"{uid}_{session}_{index}",
+                    uid=uid,
+                    session=session,
+                    prompt_ids=trajectory.prompt_ids,
+                    response_ids=trajectory.response_ids,
+                    mask=mask,
+                    advantages=advantages if credit else None,
+                    logprobs=trajectory.logprobs,
+                    reward=reward,
+                    turns=len(turns),
+                    first_version=min(first for first, _ in versions),
+                    last_version=max(last for _, last in versions),
+                    step=step,
+                    info={name: float(value) for name, value in result.reward_components.items()},
+                )
             )
-        )
     return rows
 
 
-def _free_mask(trajectory: Trajectory) -> list[int]:
-    """The loss mask without constrained calls.
+def _trained_parts(
+    turns: Sequence[Triplet], credits: Mapping[int, CallCredit]
+) -> Iterator[tuple[Trajectory, list[int], list[float]]]:
+    """The trajectories with a trained token, each with its mask and advantages.
 
-    verl's workers compute log-probabilities over the whole vocabulary. Those of a constrained call are over the tokens
-    that its grammar allows, so its gradient would be of another distribution than the one that sampled.
+    The one with the last call comes last: verl takes a session's reward from its row with the highest index.
     """
-    mask, start = list(trajectory.loss_mask), len(trajectory.prompt_ids)
-    for turn in trajectory.triplets:
-        if turn.grammar:
-            begin = len(turn.prompt_ids) - start
-            mask[begin : begin + len(turn.response_ids)] = [0] * len(turn.response_ids)
-    return mask
+    for trajectory in sorted(trajectories(turns), key=lambda trajectory: trajectory.triplets[-1].sequence):
+        mask, advantages = token_credit(trajectory, credits)
+        if any(mask):
+            yield trajectory, mask, advantages
 
 
 def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:
@@ -123,58 +117,29 @@ def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:
     return first, last
 
 
-def _encode_weights(trajectory: Trajectory, weights: Mapping[int, float]) -> str:
-    """``weight:end`` of each call, comma-separated; ``end`` is a position in the response tokens."""
-    start = len(trajectory.prompt_ids)
-    return ",".join(
-        f"{weights[id(turn)]!r}:{len(turn.prompt_ids) + len(turn.response_ids) - start}" for turn in trajectory.triplets
-    )
+def carrying_uid(row: TrainingRow) -> str:
+    """The row's uid, and ``|advantage:end`` for each run of equal advantages; ``end`` is a position in the response."""
+    if (values := row.advantages) is None:
+        return row.uid
+    ends = [end for end in range(1, len(values) + 1) if values[end - 1 : end] != values[end : end + 1]]
+    return "|".join([row.uid, *(f"{values[end - 1]!r}:{end}" for end in ends)])
 
 
-def _decode_weights(name: str) -> tuple[str, str, list[tuple[float, int]]]:
-    """The uid of the prompt, the session, and (weight, end) of each call."""
-    uid, _, rest = str(name).partition("|")
-    session, _, spans = rest.partition("|")
-    pairs = (span.split(":") for span in spans.split(",") if span)
-    return uid, session, [(float(weight), int(end)) for weight, end in pairs]
-
-
-def discounted_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: Sequence[str],
-    config: Any = None,
-    **_: Any,
+def carried_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Sequence[str], **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO over the rollouts of a group, with the token weights that each row's ``uid`` carries.
+    """The advantages of :func:`carrying_uid`, as advantages and returns, both [rows, tokens].
 
-    ``token_level_rewards`` and ``response_mask``: [rows, tokens]; every row of a rollout has the rollout's reward.
-    Returns advantages and returns, both [rows, tokens]. The formula within a group is that of verl's
-    ``compute_grpo_outcome_advantage``: (reward - mean) / (std + 1e-6), the mean over rollouts. Rows without weights
-    (verl's padding) get 0.
+    ``token_level_rewards`` and ``response_mask``: [rows, tokens]. Rows that carry none (verl's padding) get 0.
     """
     import torch
 
-    scores = token_level_rewards.sum(dim=-1)
-    sessions: dict[str, dict[str, torch.Tensor]] = {}
-    for row, name in enumerate(index):
-        uid, session, _weights = _decode_weights(name)
-        sessions.setdefault(uid, {})[session] = scores[row]
-    by_std = True if config is None else config.get("norm_adv_by_std_in_grpo", True)
     advantages = torch.zeros_like(token_level_rewards)
     for row, name in enumerate(index):
-        uid, session, weights = _decode_weights(name)
-        group = torch.stack(list(sessions[uid].values()))
-        if len(group) > 1:
-            # The rounded mean of equal rewards may differ from them, and 1e-6 below would make that a tenth.
-            advantage = sessions[uid][session] - group.mean() if group.max() > group.min() else torch.zeros(())
-            if by_std:
-                advantage = advantage / (group.std() + 1e-6)
-        else:
-            advantage = scores[row] / (1 + 1e-6) if by_std else scores[row]
         start = 0
-        for weight, end in weights:
-            advantages[row, start:end] = advantage * weight
-            start = end
+        for span in str(name).split("|")[1:]:
+            advantage, _, end = span.partition(":")
+            advantages[row, start : int(end)] = float(advantage)
+            start = int(end)
     advantages = advantages * response_mask
     return advantages, advantages

@@ -22,11 +22,11 @@ from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_enviro
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import LOGGER, RUN_NAMES, SHARED
+from groundwire.train.config.verl_names import LOGGER, MINIBATCH, RUN_NAMES, SHARED
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained import local_folder
-from groundwire.train.verl.credit_assignment import DISCOUNT
+from groundwire.train.verl.credit_assignment import ESTIMATOR
 
 __all__ = [
     "INSTALL",
@@ -98,7 +98,7 @@ def flat_config(
     flat: dict[str, Any] = {
         **BASE,
         **{key: getattr(config, name) for name, key in SHARED.items()},
-        "actor_rollout_ref.actor.ppo_mini_batch_size": max(1, config.tasks_per_step // minibatches),
+        MINIBATCH: max(1, config.tasks_per_step // minibatches),
         "actor_rollout_ref.rollout.val_kwargs.do_sample": config.val_temperature > 0,
         "data.train_files": f"{run_dir}/tasks/train.parquet",
         "data.val_files": f"{run_dir}/tasks/validation.parquet",
@@ -108,6 +108,7 @@ def flat_config(
         "trainer.n_gpus_per_node": n_gpus,
         _TOKENS: max(BASE[_TOKENS], config.max_model_len),
         **{key: value for key, (value, _) in _derived(config).items()},
+        "algorithm.adv_estimator": ESTIMATOR,
     }
     if model is not None:
         flat[SHARED["model"]] = model
@@ -115,8 +116,6 @@ def flat_config(
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
         flat |= _torch_attention(plain)
-    if config.credit == "discount":
-        flat["algorithm.adv_estimator"] = DISCOUNT
     flat |= overrides
     loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
     flat[LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
@@ -176,6 +175,11 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
             raise ConfigError(f"{key} cannot be changed: the rollouts depend on its value (see --credit)")
         if inner := next((name for name in (*RUN_NAMES, *_FIXED) if name.startswith(f"{key}.")), None):
             raise ConfigError(f"{key} is a whole section, with {inner} in it: give its settings one by one")
+    if overrides.get("algorithm.use_kl_in_reward"):
+        raise ConfigError(
+            "algorithm.use_kl_in_reward cannot be set: advantages are computed from the rollouts' rewards, before verl "
+            "subtracts the KL term; use actor_rollout_ref.actor.use_kl_loss=true"
+        )
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
     if not isinstance(updates, int) or updates < 1:

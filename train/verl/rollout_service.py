@@ -1,7 +1,7 @@
 """Runs rollouts for verl's trainer: each prompt becomes a group of rollouts, and each finished rollout becomes rows.
 
 A group with at least two rewards is ``finished``; failed rollouts are not in it. A group with fewer has nothing to
-compare: its rows are removed and it is a ``failure``, which verl replaces by another prompt. Retries, time limits and
+compare: it has no rows and is a ``failure``, which verl replaces by another prompt. Retries, time limits and
 cancellation are the store's (:mod:`groundwire.train.rollouts.collector`), so every group ends. After many failed groups
 in a row the trainer gets an error instead of one new prompt after another.
 """
@@ -20,6 +20,7 @@ from typing import Any
 
 from groundwire import domains
 from groundwire.domains import Task
+from groundwire.train.algorithms.credit import Credit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import agent_notes, nothing_judged
@@ -60,13 +61,22 @@ class Prompt:
 class RolloutService:
     """Runs the rollouts of prompts and puts their rows into ``queue``; :meth:`submit` returns at once.
 
-    ``pad_id`` is the only token in the row of a validation rollout that sampled none but counts as wrong.
+    ``pad_id`` is the only token in the row of a validation rollout that sampled none but counts as wrong. Without
+    ``credit`` verl computes the advantages; ``scale`` divides them by the standard deviation.
     """
 
     def __init__(
-        self, *, runtime: RolloutRuntime, queue: TransferQueueRows, config: RunConfig, run: RunDir, pad_id: int
+        self,
+        *,
+        runtime: RolloutRuntime,
+        queue: TransferQueueRows,
+        config: RunConfig,
+        run: RunDir,
+        pad_id: int,
+        credit: Credit | None,
+        scale: bool = True,
     ) -> None:
-        self.runtime = runtime
+        self.runtime, self._credit, self._scale = runtime, credit, scale
         self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
@@ -146,37 +156,35 @@ class RolloutService:
     async def _run_group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
         partition = prompt.partition
         training = partition == "train"
-        stored, rewards = list[TrainingRow](), list[float]()
+        scored = list[tuple[int, RolloutResult, float]]()
         await self._queue.set_status(prompt.uid, partition, "running")
         async for session, result in collector.each(self._requests(prompt), deadline_s=deadline_s):
-            if rows := self._training_rows(prompt, session, result):
-                await self._queue.put(rows, partition)
-                stored += rows
-                rewards.append(result.reward or 0.0)
-            unused = result.reward is not None and not rows
             with self._lock:
                 self._results[partition].append(result)
-                self._counts[partition].update({"dropped_unused": 1} if unused else {})
-            constrained = any(call.grammar for call in result.calls)
-            if constrained and training and not self._constraint_reported:
+            if any(call.grammar for call in result.calls) and training and not self._constraint_reported:
                 self._constraint_reported = True
                 _log.warning("%s", _CONSTRAINED)
-            if unused:
-                self._last_failure = (
-                    "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
-                    + (f"; {_CONSTRAINED}" if constrained else "")
-                )
-            elif result.reward is None:
+            if (reward := self._reward(prompt, result)) is not None:
+                scored.append((session, result, reward))
+            else:
                 self._last_failure = f"the last failed of {result.status}: {result.message[:300]}"
-        usable = len(rewards) >= (_MIN_REWARDS if training else 1)
+        rows = self._training_rows(prompt, scored)
+        used = {row.session: row.reward for row in rows}
+        if unused := [result for session, result, _ in scored if session not in used]:
+            self._last_failure = (
+                "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
+                + (f"; {_CONSTRAINED}" if any(call.grammar for call in unused[-1].calls) else "")
+            )
+        usable = len(used) >= (_MIN_REWARDS if training else 1)
         with self._lock:
-            if training:  # equal rewards have an advantage of 0: such a group has no gradient
-                self._counts[partition].update(groups=1, groups_used=int(len(set(rewards)) > 1))
+            self._counts[partition].update({"dropped_unused": len(unused)} if unused else {})
+            if training:
+                self._counts[partition].update(groups=1, groups_used=int(_has_gradient(rows)))
             self._counts[partition].update(groups_skipped=int(not usable))
         if training:
             self._empty_groups = 0 if usable else self._empty_groups + 1
-        if stored and not usable:
-            await self._queue.clear([each.key for each in stored], partition)
+        if usable:
+            await self._queue.put(rows, partition)
         await self._queue.set_status(prompt.uid, partition, "finished" if usable else "failure")
 
     def _requests(self, prompt: Prompt) -> list[RolloutRequest]:
@@ -190,25 +198,28 @@ class RolloutService:
         )
         return [request] * prompt.rollouts
 
-    def _training_rows(self, prompt: Prompt, session: int, result: RolloutResult) -> list[TrainingRow]:
-        """The rows of a rollout. Without a reward there are none, but validation counts an agent's failure as 0."""
-        config, reward = self._config, result.reward
-        validating = prompt.partition == "val"
-        if reward is None and validating and result.status in AGENT_FAILURES:
-            reward = 0.0
-        if reward is None:
-            return []
-        rows = training_rows(
-            result,
-            uid=prompt.uid,
-            session=session,
-            step=prompt.step,
-            reward=reward,
-            credit="broadcast" if validating else config.credit,
-            discount=config.credit_discount,
-            agent_match=None if validating else config.agent_match,
-        )
-        return [self._padding_row(prompt, session, reward)] if validating and not rows else rows
+    def _reward(self, prompt: Prompt, result: RolloutResult) -> float | None:
+        """A rollout's reward; validation counts an agent's failure as 0."""
+        failed = result.reward is None and prompt.partition == "val" and result.status in AGENT_FAILURES
+        return 0.0 if failed else result.reward
+
+    def _training_rows(self, prompt: Prompt, scored: Sequence[tuple[int, RolloutResult, float]]) -> list[TrainingRow]:
+        """The rows of a group. In validation each rollout has one."""
+        config = self._config
+        if prompt.partition == "train":
+            return training_rows(
+                scored,
+                uid=prompt.uid,
+                step=prompt.step,
+                credit=self._credit,
+                discount=config.credit_discount,
+                scale=self._scale,
+                agent_match=config.agent_match,
+            )
+        rows = training_rows(scored, uid=prompt.uid, step=prompt.step, credit=None)
+        present = {row.session for row in rows}
+        missing = [(session, reward) for session, _, reward in scored if session not in present]
+        return rows + [self._padding_row(prompt, session, reward) for session, reward in missing]
 
     def _padding_row(self, prompt: Prompt, session: int, reward: float) -> TrainingRow:
         return TrainingRow(
@@ -218,6 +229,7 @@ class RolloutService:
             prompt_ids=[self._pad_id],
             response_ids=[self._pad_id],
             mask=[0],
+            advantages=None,
             logprobs=[0.0],
             reward=reward,
             turns=0,
@@ -225,6 +237,13 @@ class RolloutService:
             last_version=prompt.step,
             step=prompt.step,
         )
+
+
+def _has_gradient(rows: Sequence[TrainingRow]) -> bool:
+    """Whether the group has an advantage other than 0. verl's own estimators are taken to compare the rewards."""
+    if any(row.advantages is None for row in rows):
+        return len({row.reward for row in rows}) > 1
+    return any(any(row.advantages or ()) for row in rows)
 
 
 @dataclass

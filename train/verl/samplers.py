@@ -24,7 +24,7 @@ class _ReportingSampler:
         manager = RolloutManager.current
         manager.timer.start_sampling()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
-        return batch, {**metrics, **manager.sampled(partition_id, global_steps)}
+        return batch, {**metrics, **manager.sampled(partition_id, global_steps, len(batch))}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> Any:
         RolloutManager.current.service.check()

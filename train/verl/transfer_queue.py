@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
-from groundwire.train.verl.credit_assignment import TrainingRow
+from groundwire.train.verl.credit_assignment import TrainingRow, carrying_uid
 
 __all__ = ["TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
@@ -58,7 +58,7 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
         "rollout_log_probs": torch.tensor(row.logprobs, dtype=torch.float32),
         "rm_scores": scores,
         "multi_modal_inputs": {},
-        "uid": row.uid,
+        "uid": carrying_uid(row),
         "session_id": row.session,
         "num_turns": row.turns,
         "data_source": source,
@@ -117,12 +117,8 @@ class TransferQueueRows:
         await self._statuses.put([(uid, status)], partition)
 
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """Store the rows of one rollout; returns when they are stored."""
+        """Store the rows of a group; returns when they are stored."""
         await self._rows.put(rows, partition)
-
-    async def clear(self, keys: Sequence[str], partition: str) -> None:
-        """Remove rows."""
-        await self._in_thread(lambda: self._queue.kv_clear(keys=list(keys), partition_id=partition))
 
     async def _put_statuses(self, statuses: Sequence[tuple[str, str]], partition: str) -> None:
         keys, tags = [uid for uid, _ in statuses], [{"status": status} for _, status in statuses]
