@@ -138,7 +138,7 @@ def carried_advantage(
     for row, name in enumerate(index):
         start = 0
         for span in str(name).split("|")[1:]:
-            advantage, _, end = span.partition(":")
+            advantage, end = span.split(":")
             advantages[row, start : int(end)] = float(advantage)
             start = int(end)
     advantages = advantages * response_mask
