@@ -153,24 +153,3 @@ def test_pass_rates_are_recent_and_new_tasks_have_that_of_their_class() -> None:
     assert rates.rate("hard1") > 0.7  # the old group hardly counts
     rates.add("out_of_range", [-3.0, 7.0])
     assert 0 < rates.rate("out_of_range") < 1
-
-
-def test_a_damaged_file_of_rollouts_is_named(tmp_path: Path) -> None:
-    with pytest.raises(_Stop):
-        _train(tmp_path, stop_after=2, curriculum=True)
-    (tmp_path / "rollouts" / "step-00001-train.parquet").write_bytes(b"PAR1")
-    notes: list[str] = []
-    callback = ProgressCallback()
-    callback.on_note = notes.append  # type: ignore[method-assign]
-    config = resolve("fast", **{**SMALL, "curriculum": True})
-    LocalTrainer(
-        config,
-        data=TaskData(train=TASKS, validation=TASKS[:1], source="test"),
-        domain=NoData(),
-        run=RunDir(tmp_path),
-        callback=callback,
-        backend=_OneCall(),
-        reward=_every_third_task_differs,
-    ).engine.close()
-    assert "step-00001-train.parquet cannot be read" in notes[0]
-    assert notes[0].endswith("the curriculum does not count its rollouts")

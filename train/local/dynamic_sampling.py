@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 
-__all__ = ["differ", "sample_groups"]
+__all__ = ["differ", "groups_to_start", "sample_groups"]
+
+_RECENT_STEPS = 5
+"""Steps whose share of groups with different rewards is expected of the next step."""
 
 
 def differ(results: Iterable[RolloutResult]) -> bool:
     """Whether the rollouts have at least two different rewards."""
     return len({result.reward for result in results if result.reward is not None}) > 1
+
+
+def groups_to_start(metrics: Sequence[Mapping[str, Any]], *, wanted: int, most: int) -> int:
+    """How many groups are expected to give ``wanted`` that differ, at most ``most``. ``metrics``: the earlier steps."""
+    lines = [line for line in metrics[-_RECENT_STEPS:] if "groups_used" in line]
+    sampled, used = (sum(line[name] for line in lines) for name in ("groups", "groups_used"))
+    if not sampled:
+        return min(most, wanted)
+    return min(most, math.ceil(wanted * sampled / used)) if used else most
 
 
 async def sample_groups(

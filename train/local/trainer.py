@@ -7,7 +7,6 @@ that is interrupted or fails writes a checkpoint of its last complete step first
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
 import sys
@@ -24,7 +23,7 @@ from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
 from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
-from groundwire.train.algorithms.curriculum import PassRates
+from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
@@ -44,10 +43,10 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
     validation_temperatures,
 )
-from groundwire.train.local.dynamic_sampling import sample_groups
+from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, check_state
-from groundwire.train.local.task_schedule import max_groups, training_groups
+from groundwire.train.local.task_schedule import max_groups, read_pass_rates, training_groups
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import fitting_length, load_initial_state, save_policy
@@ -62,8 +61,6 @@ _DISK_FULL_BYTES = 8 << 20
 """A failed write with less free space than this is reported as a full disk."""
 _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
-_RECENT_STEPS = 5
-"""Steps whose share of groups with different rewards is expected of the next step."""
 
 
 class LocalTrainer:
@@ -108,7 +105,8 @@ class LocalTrainer:
         if initial.state is not None:
             self.grpo.load_state(initial.state)
         self.first_step = run.rewind()
-        self._pass_rates = self._read_pass_rates() if config.curriculum else None
+        self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
+        self._health = HealthRules(run.metrics())
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
@@ -174,7 +172,8 @@ class LocalTrainer:
             self._pass_rates.add_rows(rows)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
-            self._unwritten_line = self._update(step, results, generated)
+            line = self._update(step, results, generated)
+            self._unwritten_line = line | step_figures(line, reply_counts(rows, config.agent_match))
             self._model_step = step
         line = self._unwritten_line | self._validate(step)
         with self.shutdown.critical_section(f"writing step {step}"):
@@ -191,27 +190,20 @@ class LocalTrainer:
         if config.sampling_budget == 1:
             requests = [request for group in groups for request in group]
             return self._collect(f"step {step}", requests, config.step_deadline_s)
-        first = self._first_groups()
+        wanted = config.tasks_per_step
+        first = groups_to_start(self.run.metrics(), wanted=wanted, most=max_groups(self.data.train, config))
         self.callback.on_phase_start(f"step {step}", first * config.group_size)
         sampling = self.runtime.submit(
             lambda collector: sample_groups(
                 collector,
                 groups,
                 first=first,
-                wanted=config.tasks_per_step,
+                wanted=wanted,
                 deadline_s=config.step_deadline_s,
                 on_end=self.callback.on_rollout_end,
             )
         )
         return self.runtime.wait(sampling)
-
-    def _first_groups(self) -> int:
-        """How many groups start at once so that ``tasks_per_step`` of them differ, if as many do as in recent steps."""
-        most = max_groups(self.data.train, self.config)
-        lines = [line for line in self.run.metrics()[-_RECENT_STEPS:] if "groups_used" in line]
-        sampled, used = (sum(line[name] for line in lines) for name in ("groups", "groups_used"))
-        wanted = self.config.tasks_per_step
-        return min(most, math.ceil(wanted * sampled / used) if used else most if sampled else wanted)
 
     def _collect(self, name: str, requests: list[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
         self.callback.on_phase_start(name, len(requests))
@@ -272,18 +264,6 @@ class LocalTrainer:
             validations[validation_name(temperature)] = compute_accuracy(rows, self._breakdowns)
         return validations
 
-    def _read_pass_rates(self) -> PassRates:
-        """The pass rates of the run's tasks so far. The class of a task is its values in the domain's breakdowns."""
-        classes = {
-            str(task["id"]): "/".join(str(task.get(column)) for column in self._breakdowns) for task in self.data.train
-        }
-        rates, unreadable = PassRates(classes), list[str]()
-        for rows in self.run.rollout_batches(["step", "mode", "task_id", "reward"], unreadable):
-            rates.add_rows(rows)
-        for message in unreadable:
-            self.callback.on_note(f"{message}: the curriculum does not count its rollouts")
-        return rates
-
     def _print_notes(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
         calls = [call for result in results for call in result.calls]
         limits = starter_limits(calls) if self.config.model == "starter" else ""
@@ -294,8 +274,7 @@ class LocalTrainer:
         """Complete the metrics of a run that was interrupted between a step and its validation."""
         complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
         self.run.replace_last_metrics(complete)
-        self.log_metrics(complete)
-        self.callback.on_step_end(complete)
+        self._show_metrics(complete)
 
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
@@ -313,8 +292,13 @@ class LocalTrainer:
     def _write_metrics(self, line: dict[str, Any]) -> None:
         line["wall_time_s"] = self._wall_time_s()
         self.run.append_metrics(line)
+        self._show_metrics(line)
+
+    def _show_metrics(self, line: dict[str, Any]) -> None:
         self.log_metrics(line)
         self.callback.on_step_end(line)
+        for warning in self._health.check(line):
+            self.callback.on_note(warning)
 
     def _wall_time_s(self) -> float:
         return round(self.earlier_s + time.monotonic() - self.started, 2)

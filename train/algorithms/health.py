@@ -1,0 +1,205 @@
+"""Figures of a training step that tell whether learning works, and rules that warn when one of them says it does not.
+
+Both trainers write the figures into ``metrics.jsonl`` under the same names; :data:`FIGURES` describes them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+__all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures"]
+
+Line = Mapping[str, Any]
+"""A line of ``metrics.jsonl``."""
+
+FIGURES = {
+    "gradient_share": "share of the step's groups that have a gradient: their rewards differ",
+    "truncated_share": "share of the trained agents' replies that ended at max_tokens",
+    "entropy": "mean entropy of the policy at the trained tokens, in nats per token",
+    "initial_ratio_error": "largest distance from 1 of the probability ratio before the first update of the step",
+    "sampler_kl": "KL divergence of the trained policy from the one that sampled, before the first update, per token",
+    "probability_difference": "mean absolute difference of the two policies' token probabilities, likewise",
+    "kl": "mean of old minus new log-probabilities at the last update of the step",
+    "clip_fraction": "share of trained tokens whose ratio was clipped at the last update",
+    "grad_norm": "norm of the last gradient before it is clipped",
+    "tokens_trained": "trained tokens of the step; tokens_generated are those that were sampled for it",
+    "rollouts_trained": "rollouts of groups with a gradient; rollouts are those that were sampled",
+}
+"""The figures of a step by name."""
+
+_STEPS = 3
+"""Steps in a row in which a figure must be bad: a single one may be chance."""
+_MAX_DIFFERENCE = 0.02
+"""Of token probabilities. 0.001 to 0.01 is usual for bfloat16 servers, and 0 with the local trainer."""
+_MAX_SAMPLER_KL = 0.05
+_MIN_ENTROPY_SHARE = 0.1
+"""Of the entropy in the first steps."""
+_MIN_GRADIENT_SHARE = 0.1
+_MAX_TRUNCATED = 0.2
+_MIN_PAIRS, _MAX_EXCESS = 50, 0.25
+"""Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
+
+
+def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, float]:
+    """Counts of the replies in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
+
+    Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
+    been sampled from the policy, by the first one's probability.
+    """
+    counts = dict.fromkeys(("replies", "truncated", "pairs", "equal", "equal_expected"), 0.0)
+    previous: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for row in rows:
+        for call in row["calls"] or ():
+            if not re.search(agent_match or "", call["agent"] or ""):
+                continue
+            counts["replies"] += 1
+            counts["truncated"] += call["finish_reason"] == "length"
+            prompt = (row["group"], row["temperature"], tuple(call["prompt_ids"]))
+            if (other := previous.get(prompt)) is not None:
+                counts["pairs"] += 1
+                counts["equal"] += list(other["response_ids"]) == list(call["response_ids"])
+                counts["equal_expected"] += math.exp(sum(other["logprobs"]))
+            previous[prompt] = call
+    return counts
+
+
+def step_figures(line: Line, counts: Mapping[str, float]) -> dict[str, Any]:
+    """The figures that follow from a step's line and its :func:`reply_counts`."""
+    figures: dict[str, Any] = {}
+    if line.get("groups"):
+        figures["gradient_share"] = round(line["groups_used"] / line["groups"], 4)
+    if counts.get("replies"):
+        figures["truncated_share"] = round(counts["truncated"] / counts["replies"], 4)
+        figures["same_prompt"] = {name: round(counts[name], 2) for name in ("pairs", "equal", "equal_expected")}
+    return figures
+
+
+class HealthRules:
+    """Warns once per run and rule. :meth:`check` gets each line of ``metrics.jsonl`` in order."""
+
+    def __init__(self, earlier: Iterable[Line] = ()) -> None:
+        """``earlier`` are the lines of a resumed run; their warnings have been given."""
+        self._lines: list[Line] = []
+        self._given: set[Callable[[Sequence[Line]], str]] = set()
+        for line in earlier:
+            self.check(line)
+
+    def check(self, line: Line) -> list[str]:
+        """The new warnings at this line."""
+        if self._lines and self._lines[-1]["step"] == line["step"]:
+            self._lines.pop()  # it lacked its validation
+        self._lines.append(line)
+        warnings = []
+        for rule in _RULES:
+            if rule not in self._given and (warning := rule(self._lines)):
+                self._given.add(rule)
+                warnings.append(warning)
+        return warnings
+
+
+def _last(lines: Sequence[Line], name: str, count: int = _STEPS) -> list[float]:
+    """The figure's values in the last ``count`` lines of steps; empty if one lacks it or there are fewer."""
+    steps = [line for line in lines if line.get("step", 0) > 0][-count:]
+    values = [line[name] for line in steps if line.get(name) is not None]
+    return values if len(values) == count else []
+
+
+def _sampler_disagrees(lines: Sequence[Line]) -> str:
+    limits = (
+        ("probability_difference", _MAX_DIFFERENCE, "token probabilities differ by"),
+        ("sampler_kl", _MAX_SAMPLER_KL, "the KL divergence is"),
+    )
+    found = [(text, limit, _last(lines, name)) for name, limit, text in limits]
+    wrong = [f"{text} {fmean(values):.2g}" for text, limit, values in found if values and min(values) > limit]
+    if not wrong:
+        return ""
+    return (
+        f"the sampler and the trainer disagree: {' and '.join(wrong)} before the first update of a step. Compare "
+        "their weights, precision, chat template and temperature. If they must differ (other kernels, asynchronous "
+        "rollouts), correct for it: with verl, algorithm.rollout_correction"
+    )
+
+
+def _entropy_collapsed(lines: Sequence[Line]) -> str:
+    measured = [line["entropy"] for line in lines if line.get("entropy") is not None]
+    last = _last(lines, "entropy")
+    if len(measured) < 2 * _STEPS or not last or max(last) >= _MIN_ENTROPY_SHARE * fmean(measured[:_STEPS]):
+        return ""
+    return (
+        f"the entropy fell from {fmean(measured[:_STEPS]):.2g} to {last[-1]:.2g} nats per token: the policy has almost "
+        "stopped exploring. Lower learning_rate, raise clip_high or temperature, or continue from an earlier checkpoint"
+    )
+
+
+def _groups_equal(lines: Sequence[Line]) -> str:
+    shares, rewards = _last(lines, "gradient_share"), _last(lines, "reward")
+    if not shares or fmean(shares) >= _MIN_GRADIENT_SHARE:
+        return ""
+    if rewards and min(rewards) == max(rewards):
+        advice = f"Every reward was {rewards[0]:g}: check the reward (python -m train.audit), or take other tasks"
+    else:
+        advice = "Take tasks that the policy solves sometimes, a larger group_size, or a sampling_budget above 1"
+    return (
+        f"{fmean(shares):.0%} of the groups in the last {_STEPS} steps had different rewards; groups with equal "
+        f"rewards teach nothing. {advice}"
+    )
+
+
+def _replies_truncated(lines: Sequence[Line]) -> str:
+    shares = _last(lines, "truncated_share")
+    if not shares or fmean(shares) <= _MAX_TRUNCATED:
+        return ""
+    return (
+        f"{fmean(shares):.0%} of the replies in the last {_STEPS} steps ended at max_tokens, before the policy ended "
+        "them: raise max_tokens, or let the agent ask for shorter replies"
+    )
+
+
+def _over_optimised(lines: Sequence[Line]) -> str:
+    return next(filter(None, (_validation_fell(lines, name) for name in ("validation", "validation_sampled"))), "")
+
+
+def _validation_fell(lines: Sequence[Line], name: str) -> str:
+    """A warning if this line's validation is significantly below the best one, and the reward has risen since that."""
+    last = lines[-1].get(name) or {}
+    if last.get("accuracy") is None:
+        return ""
+    same = [line for line in lines if (line.get(name) or {}).get("total") == last["total"]]
+    best = max((line for line in same if line[name]["accuracy"] is not None), key=lambda line: line[name]["accuracy"])
+    place, top = lines.index(best), best[name]
+    before, after = (
+        [line["reward"] for line in part if line.get("reward") is not None][-_STEPS:]
+        for part in (lines[: place + 1 + _STEPS], lines[place + 1 :])
+    )
+    if last["ci95"][1] >= top["accuracy"] or top["ci95"][0] <= last["accuracy"]:
+        return ""
+    if not before or not after or fmean(after) <= fmean(before):
+        return ""
+    return (
+        f"the training reward rose from {fmean(before):.3f} to {fmean(after):.3f}, while the validation fell from "
+        f"{top['accuracy']:.3f} at step {best['step']} to {last['accuracy']:.3f}: the policy learns what the reward "
+        "pays and not what the validation measures. Read rewarded answers (python -m train.report), then change the "
+        f"reward, or stop at step {best['step']}"
+    )
+
+
+def _sampling_ignored(lines: Sequence[Line]) -> str:
+    counts: Counter[str] = Counter()
+    for line in lines[-_STEPS:]:
+        counts.update(line.get("same_prompt") or {})
+    pairs = counts["pairs"]
+    if pairs < _MIN_PAIRS or counts["equal"] - counts["equal_expected"] <= _MAX_EXCESS * pairs:
+        return ""
+    return (
+        f"{counts['equal'] / pairs:.0%} of the replies to a repeated prompt are equal, where sampling gives "
+        f"{counts['equal_expected'] / pairs:.0%}: the agent sets its own temperature or seed, or the endpoint returns "
+        "stored replies. Leave fixed_sampling on, and turn off caches"
+    )
+
+
+_RULES = (_sampler_disagrees, _entropy_collapsed, _groups_equal, _replies_truncated, _over_optimised, _sampling_ignored)
