@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pydantic_core
+
 from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.reward_spans import call_rewards
 from groundwire.adapters.tracing.spans import SpanRecord
@@ -121,12 +123,10 @@ def check_ids(values: Iterable[int]) -> list[int]:
 
 def to_json(value: Any) -> str:
     """``value`` as compact JSON. Non-ASCII characters are escaped only if ``value`` contains a lone surrogate."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
-        text.encode()
-    except UnicodeEncodeError:
+        return pydantic_core.to_json(value).decode()
+    except ValueError:
         return json.dumps(value, separators=(",", ":"))
-    return text
 
 
 def to_span(call: LLMCall) -> SpanRecord:

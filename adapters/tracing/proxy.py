@@ -305,7 +305,8 @@ def _make_span(exchange: HttpExchange, choice: int, sequence: int) -> SpanRecord
 
 async def _read_body(request: web.Request) -> bytes:
     try:
-        return await asyncio.wait_for(request.read(), _BODY_S)
+        reading = request.read()
+        return await (reading if request.content.is_eof() else asyncio.wait_for(reading, _BODY_S))
     except web.HTTPRequestEntityTooLarge as error:
         raise RefusedError(413, f"the request is larger than {_MAX_REQUEST_BYTES >> 20} MiB") from error
     except asyncio.TimeoutError as error:

@@ -23,7 +23,7 @@ __all__ = ["MakeSpan", "PendingSpan", "SpanWriter", "SpansNotStoredError"]
 
 _log = logging.getLogger(__name__)
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.05, 2.0
-_WRITE_DELAY_S = 0.005
+_WRITE_DELAY_S = 0.05
 """How long finished calls are collected before they are written, unless a flush is waiting."""
 _REFUSED = -1
 _CANCEL_S = 0.1

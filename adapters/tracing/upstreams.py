@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
+import pydantic_core
 from aiohttp import web
 
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
@@ -26,6 +27,7 @@ from groundwire.adapters.tracing.wire.exchange import (
     as_chat,
     error_message,
     has_ended,
+    parse_reply,
     traced_request,
 )
 from groundwire.tools.secrets import MIN_LENGTH, register_secret
@@ -57,6 +59,7 @@ class Upstreams:
         """Make the connection pool, on the running event loop."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=self._timeout_s),
             headers={"Content-Type": "application/json", "Accept-Encoding": "identity"},
         )
@@ -74,7 +77,7 @@ class Upstreams:
         Raises :class:`RefusedError` if there is no answer.
         """
         url = self._url(exchange.rollout_id)
-        sent = json.dumps(traced_request(call.chat, model=self.model, ids=self._ids)).encode()
+        sent = pydantic_core.to_json(traced_request(call.chat, model=self.model, ids=self._ids))
         path = call.api if isinstance(call, CompletionsCall) else ChatCall.api
         headers = {**self._headers(request), SESSION_HEADER: session}
         try:
@@ -216,7 +219,7 @@ def _translated(call: WireCall, exchange: HttpExchange) -> bytes:
     if exchange.status != _OK:
         return json.dumps(call.error(RefusedError(exchange.status, error_message(exchange.body)))).encode()
     try:
-        exchange.reply = as_chat(json.loads(exchange.body))
+        exchange.reply = as_chat(parse_reply(exchange.body))
         return json.dumps(call.reply(exchange.reply or {})).encode()
     except UNREADABLE as error:
         raise RefusedError(502, f"the policy server's reply cannot be read: {error!r}") from error

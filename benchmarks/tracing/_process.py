@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._processes import free_port
+from groundwire.tools.startup import fast_import
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 64
 ROLLOUTS = 64
@@ -102,11 +103,12 @@ async def store() -> None:
 
 async def proxy(which: str, upstream_url: str, store_url: str) -> None:
     """Our proxy (``ours``) or Agent Lightning's (``theirs``), with the store at ``store_url``, or its own if empty."""
-    from agentlightning import InMemoryLightningStore, LightningStoreClient, LLMProxy
-    from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+    with fast_import():  # as our commands do
+        from agentlightning import InMemoryLightningStore, LightningStoreClient, LLMProxy
+        from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
-    from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
-    from groundwire.train.store.spans import LightningSpanSink
+        from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
+        from groundwire.train.store.spans import LightningSpanSink
 
     spans: Any = LightningStoreClient(store_url) if store_url else InMemoryLightningStore(thread_safe=True)
     rollouts = [await spans.start_rollout(input={}) for _ in range(ROLLOUTS)]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+import orjson
+
 from groundwire.adapters._types import AGENT_HEADER
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, check_ids, to_json
 from groundwire.adapters.tracing.wire.errors import RefusedError
@@ -34,6 +36,7 @@ __all__ = [
     "error_message",
     "has_ended",
     "is_constrained",
+    "parse_reply",
     "read_exchange",
     "read_reply",
     "read_request",
@@ -152,7 +155,7 @@ class EventReader:
                 if text == b"[DONE]":
                     self.ended = True
                 elif not self.ended:
-                    yield as_chat(json.loads(text))
+                    yield as_chat(parse_reply(text))
 
 
 def traced_request(request: Mapping[str, Any], *, model: str | None, ids: bool = True) -> dict[str, Any]:
@@ -209,7 +212,15 @@ def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> 
 def _read_body(exchange: HttpExchange, choice: int) -> dict[str, Any]:
     if exchange.streamed:
         return read_reply(_merge_stream(exchange.body, choice, left=exchange.status == CLIENT_GONE))
-    return read_reply(json.loads(exchange.body) if exchange.reply is None else exchange.reply, choice)
+    return read_reply(parse_reply(exchange.body) if exchange.reply is None else exchange.reply, choice)
+
+
+def parse_reply(body: bytes) -> Any:
+    """The value of a server's JSON. Raises one of :data:`UNREADABLE`."""
+    try:
+        return orjson.loads(body)
+    except ValueError:  # Python's own parser also takes lone surrogates, NaN and infinity
+        return json.loads(body)
 
 
 def is_constrained(request: Mapping[str, Any]) -> bool:
@@ -310,7 +321,7 @@ def _events(body: bytes) -> Iterator[dict[str, Any]]:
             data = line[len(b"data:") :].strip()
             if data == b"[DONE]":
                 return
-            yield as_chat(json.loads(data))
+            yield as_chat(parse_reply(data))
 
 
 def _add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
