@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 from groundwire.train.policy.attention import TREE, tree_block_mask
 
-__all__ = ["Branch", "Packed", "pack", "packed_logits", "to_device", "tree_mask"]
+__all__ = ["Branch", "Packed", "pack", "packed_hidden", "packed_logits", "to_device", "tree_mask"]
 
 Branch = tuple[Sequence[int], Sequence[int]]
 """Token ids, and a mask of the same length: 1 for a sampled token (a target), 0 for context."""
@@ -96,11 +96,16 @@ def tree_mask(packed: Packed) -> Tensor:
     return (causal & ((key == own) | (key == before)))[:, None]
 
 
-def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Tensor:
-    """float32 [M, vocabulary]: the logits that predict ``packed.targets``."""
+def packed_hidden(model: LlamaForCausalLM, packed: Packed) -> Tensor:
+    """[M, width]: the last hidden states at the positions that predict ``packed.targets``."""
     skips = model.config._attn_implementation == TREE
     mask: Any = tree_block_mask(packed.segment, packed.prefix) if skips else tree_mask(packed)
     hidden = model.model(
         input_ids=packed.ids, position_ids=packed.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state
-    return model.lm_head(hidden[packed.index[:, 0], packed.index[:, 1]]).float()
+    return hidden[packed.index[:, 0], packed.index[:, 1]]
+
+
+def packed_logits(model: LlamaForCausalLM, packed: Packed) -> Tensor:
+    """float32 [M, vocabulary]: the logits that predict ``packed.targets``."""
+    return model.lm_head(packed_hidden(model, packed)).float()

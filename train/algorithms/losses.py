@@ -1,0 +1,128 @@
+"""The terms of the loss over sampled tokens, as pure functions: clipped policy loss, KL to a reference, aggregation.
+
+The policy loss is PPO's clipped objective with a higher upper bound (Yu et al. 2025, "DAPO", arXiv:2503.14476,
+"clip-higher") and the dual clip of Ye et al. 2020 (arXiv:1912.09729) for negative advantages. How the tokens' losses
+become one number is the choice of :data:`Loss`. With ``T_i`` trained tokens in sequence ``i`` of ``S`` sequences, and
+``l_it`` the loss of a token:
+
+============== ========================================= =====================================================
+loss           value                                     source
+============== ========================================= =====================================================
+token-mean     sum(l_it) / sum(T_i)                      DAPO, section 3.3
+sequence-mean  sum(sum(l_it) / T_i) / S                  Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300
+dr-grpo        sum(l_it) / (S * max_tokens)              Liu et al. 2025, "Dr. GRPO", arXiv:2503.20783
+gspo           sequence-mean with one ratio per sequence Zheng et al. 2025, "GSPO", arXiv:2507.18071
+============== ========================================= =====================================================
+
+On the same tensors these equal verl 0.9's ``compute_policy_loss_vanilla``, ``compute_policy_loss_gspo``, ``agg_loss``
+and ``kl_penalty`` with ``low_var_kl`` (``verl/trainer/ppo/core_algos.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["Loss", "Schedule", "clipped_policy_loss", "kl_to_reference", "learning_rate", "token_weights"]
+
+Loss = Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"]
+Schedule = Literal["constant", "linear", "cosine"]
+
+_MAX_LOG_RATIO = 20.0
+
+
+def token_weights(lengths: Sequence[int], loss: Loss, *, max_tokens: int) -> list[float]:
+    """The weight of each trained token of a sequence in the loss, one number per sequence.
+
+    ``lengths``: the trained tokens of each sequence of a minibatch. Sequences without any do not count. ``max_tokens``
+    is the constant divisor of ``dr-grpo``.
+    """
+    sequences = sum(length > 0 for length in lengths)
+    if loss == "token-mean":
+        return [1 / max(1, sum(lengths))] * len(lengths)
+    if loss == "dr-grpo":
+        return [1 / max(1, sequences * max_tokens)] * len(lengths)
+    return [1 / (sequences * length) if length else 0.0 for length in lengths]
+
+
+def clipped_policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    weights: Tensor | None = None,
+    sequences: Tensor | None = None,
+    clip_low: float = 0.2,
+    clip_high: float = 0.3,
+    clip_dual: float = 3.0,
+) -> tuple[Tensor, dict[str, float]]:
+    """The sum of the tokens' clipped losses times ``weights``; by default their mean.
+
+    All tensors have the same shape (any). ``mask`` (bool or 0/1) selects the trained tokens; the others have weight 0.
+    ``sequences`` (int64) numbers each token's sequence: with it, every token has the ratio of its sequence, the
+    geometric mean of its tokens' ratios (GSPO), and the gradient of its own log-probability. The dual clip is not used
+    then, as in verl.
+
+    Returns the scalar loss and the metrics ``clip_fraction``, ``kl`` (the estimate ``mean(old - new)``), ``ratio_max``
+    and ``ratio_min``, over the trained tokens.
+    """
+    mask = mask.to(logprobs.dtype)
+    count = mask.sum().clamp(min=1)
+    weights = mask / count if weights is None else weights * mask
+    log_ratio = (logprobs - old_logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    if sequences is None:
+        ratio = log_ratio.exp()
+    else:
+        mean = _sequence_means(log_ratio.detach(), mask, sequences)
+        ratio = (mean + logprobs - logprobs.detach()).exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
+    losses = torch.maximum(unclipped, clipped)
+    if sequences is None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * clip_dual), losses)
+    loss = (losses * weights).sum()
+    with torch.no_grad():
+        picked = ratio[mask.bool()]
+        metrics = {
+            "clip_fraction": float(((clipped > unclipped).to(mask.dtype) * mask).sum() / count),
+            "kl": float((-log_ratio * mask).sum() / count),
+            "ratio_max": float(picked.max()) if len(picked) else 1.0,
+            "ratio_min": float(picked.min()) if len(picked) else 1.0,
+        }
+    return loss, metrics
+
+
+def _sequence_means(values: Tensor, mask: Tensor, sequences: Tensor) -> Tensor:
+    """The mean of ``values`` over the trained tokens of each token's sequence, in the shape of ``values``."""
+    index = sequences.flatten()
+    size = int(index.max()) + 1 if len(index) else 0
+    sums = values.new_zeros(size).index_add(0, index, (values * mask).flatten())
+    counts = values.new_zeros(size).index_add(0, index, mask.flatten())
+    return (sums / counts.clamp(min=1))[sequences]
+
+
+def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """The KL divergence to the reference policy at each token, estimated as ``exp(d) - d - 1`` with
+    ``d = reference - logprobs`` ("k3" of Schulman 2020, "Approximating KL divergence"); at least 0, at most 10.
+    """
+    difference = (reference - logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return (difference.exp() - difference - 1).clamp(max=10.0)
+
+
+def learning_rate(step: int, *, base: float, schedule: Schedule, warmup_steps: int, total_steps: int) -> float:
+    """The learning rate of a step, counted from 0.
+
+    It rises linearly to ``base`` within ``warmup_steps``. Then it stays there, or falls to 0 at ``total_steps``,
+    linearly or along half a cosine.
+    """
+    if step < warmup_steps:
+        return base * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return base
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return base * (1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
