@@ -24,9 +24,14 @@ def _inputs() -> tuple[torch.nn.Linear, torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def _plain(head, hidden, targets, forbidden, temperature) -> tuple[torch.Tensor, torch.Tensor]:
-    logits = (head(hidden) / temperature).masked_fill(forbidden, -torch.inf)
-    distribution = torch.distributions.Categorical(logits=logits)
-    return distribution.log_prob(targets), distribution.entropy()
+    """One token at a time, over its allowed tokens only."""
+    logprobs, entropies = [], []
+    for state, target, excluded in zip(hidden, targets, forbidden, strict=True):
+        logits = head(state) / temperature
+        allowed = logits[~excluded]
+        logprobs.append(logits[target] - allowed.logsumexp(0))
+        entropies.append(torch.special.entr(allowed.softmax(0)).sum())
+    return torch.stack(logprobs), torch.stack(entropies)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -67,5 +67,5 @@ def token_logprobs(
 
 def _entropy(logprobs: Tensor, *, masked: bool) -> Tensor:
     """[M] for log-probabilities [M, vocabulary]. ``masked``: some are -inf, and 0 times infinity is not a number."""
-    finite = logprobs.clamp(min=torch.finfo(logprobs.dtype).min) if masked else logprobs
+    finite = logprobs.clamp(min=-1e4) if masked else logprobs
     return -(logprobs.exp() * finite).sum(-1)
