@@ -1,28 +1,38 @@
-"""GRPO: the advantages of the calls of each group, one clipped token loss, Adam.
+"""GRPO: the advantages of the calls of each group, one loss over their tokens, AdamW.
 
-The advantages are those of :mod:`groundwire.train.algorithms.credit`. The loss is PPO's clipped objective with a higher
-upper bound (Yu et al. 2025, "DAPO", "clip-higher") and the dual clip of Ye et al. 2020 (arXiv:1912.09729) for negative
-advantages, averaged over tokens. There is no KL term. On the same tensors :func:`clipped_policy_loss` equals verl 0.9's
-``compute_policy_loss_vanilla`` (``verl/trainer/ppo/core_algos.py``).
+The advantages are those of :mod:`groundwire.train.algorithms.credit`, the terms of the loss those of
+:mod:`groundwire.train.algorithms.losses`.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
 from groundwire.train.algorithms.credit import Credit, assign_credit, token_credit
-from groundwire.train.local.packing import Branch, pack, packed_logits, to_device
+from groundwire.train.algorithms.losses import (
+    Loss,
+    Schedule,
+    clipped_policy_loss,
+    kl_to_reference,
+    learning_rate,
+    token_weights,
+)
+from groundwire.train.local.packing import Packed, pack, packed_hidden, to_device
+from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
+from groundwire.train.local.token_logprobs import token_logprobs
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.constraint import Constraints
 
-__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state", "clipped_policy_loss"]
+__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,28 +41,48 @@ class GRPOConfig:
 
     learning_rate: float = 2e-4
     """Adam's step size. A policy of 1 M parameters needs a hundred times that of a 1 B one."""
+    schedule: Schedule = "constant"
+    """The learning rate after the warm-up: constant, or falling to 0 within ``total_steps``."""
     warmup_steps: int = 5
-    """Steps of linear warmup, because Adam's second moments are noisy at first."""
+    """Steps of linear warm-up, because Adam's second moments are noisy at first."""
+    total_steps: int = 0
+    """The length of a falling schedule."""
+    weight_decay: float = 0.0
+    """AdamW's: each step shrinks the weights by this part of the learning rate."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+    loss: Loss = "token-mean"
+    """How the tokens' losses become one number."""
     clip_low: float = 0.2
     """Below a ratio of ``1 - clip_low`` a token with a negative advantage has no gradient."""
     clip_high: float = 0.3
     """Above ``1 + clip_high`` one with a positive advantage has none. Larger than ``clip_low``, for rare tokens."""
     clip_dual: float = 3.0
     """A token's loss is at most this many times its negative advantage."""
+    kl_coef: float = 0.0
+    """Factor of the KL divergence to the reference policy in the loss."""
+    entropy_coef: float = 0.0
+    """Factor of the entropy that is subtracted from the loss."""
+    max_tokens: int = 64
+    """Tokens of one reply at most: the divisor of the loss ``dr-grpo``."""
     minibatches: int = 2
     """Optimizer steps per batch of rollouts; clipping has an effect from the second on."""
     credit: Credit = "broadcast"
     """How a rollout's reward and its calls' rewards become the advantages of its calls."""
     credit_discount: float = 0.9
     """With ``discount`` the factor of a call's weight, with ``turns`` of its return, to the call before."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
     temperature: float = 1.0
     """The rollouts' sampling temperature, at which new log-probabilities are computed, too."""
     branches_per_row: int = 8
     """Most trajectories packed after one shared prefix: attention is quadratic in the row's length."""
     tokens_per_forward: int = 2048
-    """Tokens of one forward and backward pass. It bounds the memory; on a CPU, small passes are faster."""
+    """Most tokens of a forward and backward pass, but at least one trajectory's. On a CPU, small passes are faster."""
+    logits_per_chunk: int = 1 << 26
+    """Most logits that exist at once; if there are more, they are computed in chunks, twice."""
+    bf16: bool = False
+    """Matrix products in bfloat16; weights, optimizer and log-probabilities stay in float32."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass: a third more time for a fraction of the memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,62 +100,59 @@ class ScoredRollout:
         return sorted(calls, key=lambda triplet: (triplet.sequence, triplet.choice or 0))
 
 
-def clipped_policy_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.3,
-    clip_dual: float = 3.0,
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """The clipped policy loss, averaged over the tokens selected by ``mask``.
+class _Tokens(NamedTuple):
+    """The trained tokens of a forward pass; all tensors are [M]."""
 
-    All four tensors have the same shape (any); ``mask`` is bool or 0/1. Returns the scalar loss and the metrics
-    ``clip_fraction``, ``kl`` (the estimate ``mean(old - new)``), ``ratio_max`` and ``ratio_min``.
-    """
-    mask = mask.to(logprobs.dtype)
-    count = mask.sum().clamp(min=1)
-    log_ratio = (logprobs - old_logprobs).clamp(-20, 20)
-    ratio = log_ratio.exp()
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    losses = torch.maximum(unclipped, clipped)
-    losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * clip_dual), losses)
-    loss = (losses * mask).sum() / count
-    with torch.no_grad():
-        picked = mask.bool()
-        metrics = {
-            "clip_fraction": float(((clipped > unclipped).to(mask.dtype) * mask).sum() / count),
-            "kl": float((-log_ratio * mask).sum() / count),
-            "ratio_max": float(ratio[picked].max()) if picked.any() else 1.0,
-            "ratio_min": float(ratio[picked].min()) if picked.any() else 1.0,
-        }
-    return loss, metrics
+    logprobs: Tensor
+    old: Tensor
+    """Log-probabilities at sampling time."""
+    advantages: Tensor
+    weights: Tensor
+    sequences: Tensor
+    """The number of each token's trajectory."""
+    entropy: Tensor
+    reference: Tensor | None
+    """Log-probabilities of the reference policy."""
 
 
 class GRPO:
-    """Updates a model with Adam; :meth:`update` is one training step.
+    """Updates a model with AdamW; :meth:`update` is one training step.
 
-    ``constraints`` compute which tokens a constrained reply could have. Only such replies need them.
+    ``reference`` is the frozen policy of the KL term. ``constraints`` compute which tokens a constrained reply could
+    have. Only such replies need them.
     """
 
     def __init__(
-        self, model: torch.nn.Module, config: GRPOConfig, *, seed: int = 0, constraints: Constraints | None = None
+        self,
+        model: torch.nn.Module,
+        config: GRPOConfig,
+        *,
+        seed: int = 0,
+        reference: torch.nn.Module | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
-        self.model, self.config, self._constraints = model, config, constraints
+        if config.kl_coef and reference is None:
+            raise ValueError(f"kl_coef is {config.kl_coef:g}: give GRPO the reference policy")
+        self.model, self.config, self._reference, self._constraints = model, config, reference, constraints
         if next(model.parameters()).is_cuda:
             model.set_attn_implementation(TREE)
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.999))
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
+        )
         self.updates = 0
+        self.skipped_in_a_row = 0
+        """The last optimizer steps that were skipped because their gradient was not finite."""
         self._random = random.Random(seed)
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def update(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
         """Train the model in place on one batch of scored rollouts; returns the step's metrics.
 
-        Groups whose advantages are all 0 are left out: those with equal rewards, and those of a single rollout. Without
-        any other group the model does not change (``groups_used`` is 0).
+        Groups whose advantages are all 0 are left out: those with equal rewards, and those of a single rollout. With a
+        KL or entropy term they are trained as well. Without any other group the model does not change
+        (``groups_used`` is 0). A minibatch whose loss or gradient is not finite is skipped (``updates_skipped``).
         """
         config = self.config
         batch: dict[str, list[ScoredRollout]] = {}
@@ -139,9 +166,17 @@ class GRPO:
             "groups_used": len(groups),
             "rollouts_trained": sum(bool(rollout.calls) for group, _ in used for rollout in group),
         }
+        if config.kl_coef or config.entropy_coef:
+            groups = [items for _, items in scored if items]
         if not groups:
             return metrics
-        rate = config.learning_rate * min(1.0, (self.updates + 1) / max(1, config.warmup_steps))
+        rate = learning_rate(
+            self.updates,
+            base=config.learning_rate,
+            schedule=config.schedule,
+            warmup_steps=config.warmup_steps,
+            total_steps=config.total_steps,
+        )
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         self._random.shuffle(groups)
@@ -165,7 +200,7 @@ class GRPO:
         self.updates = state["updates"]
         self._random.setstate(_random_state(state))
 
-    def _items(self, group: Sequence[ScoredRollout]) -> list[_Item]:
+    def _items(self, group: Sequence[ScoredRollout]) -> list[Item]:
         """The trajectories of a group's rollouts with their tokens' advantages."""
         config = self.config
         calls = [rollout.calls for rollout in group]
@@ -180,69 +215,111 @@ class GRPO:
             for call, credit in zip(*rollout, strict=True)
         }
         made = [
-            _Item(trajectory, *token_credit(trajectory, by_call))
+            Item(trajectory, *token_credit(trajectory, by_call))
             for rollout in group
             for trajectory in rollout.trajectories
         ]
         return [item for item in made if any(item.mask)]
 
-    def _minibatch(self, items: list[_Item], metrics: dict[str, float], index: int) -> None:
+    def _minibatch(self, items: list[Item], metrics: dict[str, float], index: int) -> None:
         """One optimizer step on the trajectories of some groups."""
-        config, measured = self.config, dict.fromkeys(("loss", "kl", "clip_fraction"), 0.0)
-        total = sum(sum(item.mask) for item in items)
+        config, total = self.config, sum(sum(item.mask) for item in items)
+        weights = token_weights([sum(item.mask) for item in items], config.loss, max_tokens=config.max_tokens)
+        weighted = [replace(item, weight=weight) for item, weight in zip(items, weights, strict=True)]
+        rows = make_rows(weighted, branches=config.branches_per_row, tokens=config.tokens_per_forward)
+        measured: dict[str, float] = {}
         ratios: list[float] = []
         self.optimizer.zero_grad(set_to_none=False)
-        for rows in _forwards(_rows(items, config.branches_per_row), config.tokens_per_forward):
-            logprobs, old, advantages = self._evaluate(rows)
-            loss, part = clipped_policy_loss(
-                logprobs,
-                old,
-                advantages,
-                torch.ones_like(old),
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                clip_dual=config.clip_dual,
-            )
-            share = len(old) / total
-            (loss * share).backward()
-            for name, value in {**part, "loss": float(loss.detach())}.items():
-                if name in measured:
-                    measured[name] += share * value
-            ratios += [part["ratio_min"], part["ratio_max"]]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+        for batch in forward_batches(rows, config.tokens_per_forward):
+            tokens = self._evaluate(batch)
+            loss, part = self._loss(tokens)
+            loss.backward()
+            ratios += [part.pop("ratio_min"), part.pop("ratio_max")]
+            measured["loss"] = measured.get("loss", 0.0) + float(loss.detach())
+            for name, value in part.items():
+                measured[name] = measured.get(name, 0.0) + value * len(tokens.old) / total
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+        if not math.isfinite(norm) or not math.isfinite(measured["loss"]):
+            self.optimizer.zero_grad(set_to_none=False)
+            self.skipped_in_a_row += 1
+            metrics["updates_skipped"] = metrics.get("updates_skipped", 0) + 1
+            return
         self.optimizer.step()
+        self.skipped_in_a_row = 0
         if index == 0:
             # Before the first optimizer step the policy is the one that sampled, so a ratio other than 1 is a mismatch
             # between the server and the trainer.
             metrics["initial_ratio_error"] = max(abs(ratio - 1) for ratio in ratios)
-        metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": float(norm)}
+        metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": norm}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
 
-    def _evaluate(self, rows: list[_Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The sampled tokens' new log-probabilities, those at sampling time, and their advantages, each [M]."""
-        device = next(self.model.parameters()).device
+    def _loss(self, tokens: _Tokens) -> tuple[Tensor, dict[str, float]]:
+        """The part of the minibatch's loss that these tokens have, and metrics averaged over them."""
+        config = self.config
+        loss, metrics = clipped_policy_loss(
+            tokens.logprobs,
+            tokens.old,
+            tokens.advantages,
+            torch.ones_like(tokens.old),
+            weights=tokens.weights,
+            sequences=tokens.sequences if config.loss == "gspo" else None,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            clip_dual=config.clip_dual,
+        )
+        if tokens.reference is not None:
+            divergence = kl_to_reference(tokens.logprobs, tokens.reference)
+            loss = loss + config.kl_coef * (tokens.weights * divergence).sum()
+            metrics["kl_reference"] = float(divergence.detach().mean())
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * (tokens.weights * tokens.entropy).sum()
+        return loss, {**metrics, "entropy": float(tokens.entropy.detach().mean())}
+
+    def _evaluate(self, rows: list[Row]) -> _Tokens:
+        """One forward pass."""
+        device = self.parameters[0].device
         one_row = self.model.config._attn_implementation == TREE
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=one_row), device)
         items = [item for row in rows for item in row.items]
-        logits = packed_logits(self.model, packed) / self.config.temperature
+        forbidden = None
         if any(triplet.grammar for item in items for triplet in item.trajectory.triplets):
             # The sampler's distribution: only tokens that the grammar allowed had a probability.
-            logits = logits.masked_fill(self._forbidden(items, logits.shape).to(device), -torch.inf)
-        logprobs = torch.log_softmax(logits, -1).gather(1, packed.targets[:, None])[:, 0]
+            forbidden = self._forbidden(items, len(packed.targets))
+        logprobs, entropy = self._logprobs(self.model, packed, forbidden)
+        reference = None
+        if self.config.kl_coef:
+            with torch.no_grad():
+                reference, _ = self._logprobs(self._reference, packed, forbidden)
         sampled = [
-            (old, advantage)
+            (old, advantage, item.weight)
             for item in items
             for old, advantage, is_trained in zip(item.trajectory.logprobs, item.advantages, item.mask, strict=True)
             if is_trained
         ]
-        old, advantages = torch.tensor(sampled, device=device).unbind(1)
-        return logprobs, old, advantages
+        old, advantages, weights = torch.tensor(sampled, device=device).unbind(1)
+        lengths = torch.tensor([sum(item.mask) for item in items], device=device)
+        sequences = torch.arange(len(items), device=device).repeat_interleave(lengths)
+        return _Tokens(logprobs, old, advantages, weights, sequences, entropy, reference)
 
-    def _forbidden(self, items: Sequence[_Item], shape: torch.Size) -> torch.Tensor:
+    def _logprobs(self, model: Any, packed: Packed, forbidden: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The log-probabilities of the targets and the entropies, both [M]."""
+        config = self.config
+        with torch.autocast(packed.ids.device.type, torch.bfloat16, enabled=config.bf16):
+            return token_logprobs(
+                model.lm_head,
+                packed_hidden(model, packed),
+                packed.targets,
+                temperature=config.temperature,
+                forbidden=forbidden,
+                logits_per_chunk=config.logits_per_chunk,
+                entropy_gradient=config.entropy_coef > 0,
+            )
+
+    def _forbidden(self, items: Sequence[Item], targets: int) -> Tensor:
         """bool [M, vocabulary]: tokens that could not be sampled. An item's targets are the replies that it trains."""
         if self._constraints is None:
             raise ValueError("a call was sampled with a grammar: give GRPO the constraints of the model and tokenizer")
-        forbidden = torch.zeros(shape, dtype=torch.bool)
+        forbidden = torch.zeros(targets, self.model.lm_head.out_features, dtype=torch.bool)
         start = 0
         for item in items:
             for triplet in item.trajectory.triplets:
@@ -279,68 +356,3 @@ def _random_state(state: Any) -> tuple[Any, ...]:
     if not isinstance(gauss, float | None):
         raise ValueError(f"random is {shorten_repr(state['random'])}, no state of a generator")
     return version, tuple(internal), gauss
-
-
-@dataclass(frozen=True)
-class _Item:
-    """A trajectory with the mask of its trained tokens and their advantages, both of the length of its response."""
-
-    trajectory: Trajectory
-    mask: list[int]
-    advantages: list[float]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Trajectories that are packed after a shared prefix."""
-
-    prefix: list[int]
-    items: list[_Item]
-
-    @property
-    def branches(self) -> list[Branch]:
-        start = len(self.prefix)
-        return [
-            (
-                item.trajectory.prompt_ids[start:] + item.trajectory.response_ids,
-                [0] * (len(item.trajectory.prompt_ids) - start) + item.mask,
-            )
-            for item in self.items
-        ]
-
-    @property
-    def length(self) -> int:
-        return len(self.prefix) + sum(len(item.trajectory) - len(self.prefix) for item in self.items)
-
-
-def _rows(items: Sequence[_Item], branches_per_row: int) -> list[_Row]:
-    """Rows of trajectories with long common prefixes; sorting puts such trajectories next to each other."""
-    rows: list[_Row] = []
-    for item in sorted(items, key=lambda item: item.trajectory.prompt_ids):
-        prompt = item.trajectory.prompt_ids
-        if rows and len(rows[-1].items) < branches_per_row:
-            shared = _common_prefix(rows[-1].prefix, prompt)
-            # With a prefix of less than half the prompt, which is another schema, packing saves nothing.
-            if 2 * shared >= len(prompt):
-                rows[-1] = _Row(rows[-1].prefix[:shared], [*rows[-1].items, item])
-                continue
-        rows.append(_Row(prompt, [item]))
-    return rows
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common prefix of ``a`` and ``b``."""
-    length = min(len(a), len(b))
-    return next((i for i in range(length) if a[i] != b[i]), length)
-
-
-def _forwards(rows: Sequence[_Row], tokens: int) -> Iterator[list[_Row]]:
-    """Batches of rows of similar length, of at most ``tokens`` ids with padding; a longer row is a batch by itself."""
-    batch: list[_Row] = []
-    for row in sorted(rows, key=lambda row: row.length):
-        if batch and row.length * (len(batch) + 1) > tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
