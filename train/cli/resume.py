@@ -123,10 +123,11 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
         raise CommandError(f"stopped; {_resume_hint(run, fit)}", 130) from None
     except UserError as error:
         from groundwire.adapters.tracing.span_writer import SpansNotStoredError
+        from groundwire.train.local.errors import NonFiniteGradientError
         from groundwire.train.verl.launch import TrainingError
 
-        failures = (EventLoopError, StoreGoneError, StoreFailedError, SpansNotStoredError, TrainingError)
-        if isinstance(error, (RolloutsFailedError, *failures)):
+        failures = (EventLoopError, StoreGoneError, StoreFailedError, SpansNotStoredError)
+        if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):
             why = f". More: python -m train.why {relative_path(run.path)}"
             more = why if isinstance(error, RolloutsFailedError) else ""
             error.args = (f"{error}; {_resume_hint(run, fit)}{more}",)

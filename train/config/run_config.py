@@ -28,6 +28,7 @@ TRACKERS: tuple[str, ...] = get_args(_Tracker)
 _agent = partial(setting, panel="Agent")
 _data = partial(setting, panel="Data, model and output")
 _training = partial(setting, panel="Training")
+_memory = partial(setting, panel="Memory of the local trainer")
 _validation = partial(setting, panel="Validation")
 _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
@@ -146,6 +147,21 @@ class RunConfig(AgentSettings):
         None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
     )
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
+
+    precision: Literal["auto", "fp32", "bf16"] = _memory(
+        "auto", "Matrix products of the update; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"
+    )
+    gradient_checkpointing: Literal["auto", "on", "off"] = _memory(
+        "auto", "Compute activations again in the backward pass instead of keeping them. auto: on CUDA"
+    )
+    tokens_per_forward: int = _memory(
+        2048, "Most tokens of a forward and backward pass; a longer trajectory has a pass of its own", ge=1
+    )
+    branches_per_row: int = _memory(8, "Most trajectories that are packed after one shared prompt", ge=1)
+    logits_per_chunk: int = _memory(
+        1 << 26, "Most logits that exist at once in the update; further chunks are computed again to save memory", ge=1
+    )
+    max_batch: int = _memory(128, "Most requests that the embedded engine decodes together; others wait", ge=1)
 
     val_temperature: float = _validation(
         0.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from groundwire.train.algorithms.losses import (
     learning_rate,
     token_weights,
 )
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.packing import Packed, pack, packed_hidden, to_device
 from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
 from groundwire.train.local.token_logprobs import token_logprobs
@@ -41,7 +42,7 @@ class GRPOConfig:
 
     learning_rate: float = 2e-4
     """Adam's step size. A policy of 1 M parameters needs a hundred times that of a 1 B one."""
-    schedule: Schedule = "constant"
+    lr_schedule: Schedule = "constant"
     """The learning rate after the warm-up: constant, or falling to 0 within ``total_steps``."""
     warmup_steps: int = 5
     """Steps of linear warm-up, because Adam's second moments are noisy at first."""
@@ -84,6 +85,15 @@ class GRPOConfig:
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: a third more time for a fraction of the memory."""
 
+    @classmethod
+    def from_settings(cls, config: RunConfig) -> GRPOConfig:
+        """The values of a run's settings."""
+        cuda = config.device.startswith("cuda")
+        values = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
+        values["bf16"] = config.precision == "bf16" or (config.precision == "auto" and cuda)
+        values["gradient_checkpointing"] = {"auto": cuda, "on": True, "off": False}[config.gradient_checkpointing]
+        return cls(**{**values, "total_steps": config.steps})
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRollout:
@@ -124,11 +134,11 @@ class GRPO:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Any,
         config: GRPOConfig,
         *,
         seed: int = 0,
-        reference: torch.nn.Module | None = None,
+        reference: Any = None,
         constraints: Constraints | None = None,
     ) -> None:
         if config.kl_coef and reference is None:
@@ -145,7 +155,8 @@ class GRPO:
         """The last optimizer steps that were skipped because their gradient was not finite."""
         self._random = random.Random(seed)
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            older = model.gradient_checkpointing_enable  # its name before it was deprecated within transformers 5
+            getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
 
     def update(self, rollouts: Sequence[ScoredRollout]) -> dict[str, float]:
         """Train the model in place on one batch of scored rollouts; returns the step's metrics.
@@ -173,7 +184,7 @@ class GRPO:
         rate = learning_rate(
             self.updates,
             base=config.learning_rate,
-            schedule=config.schedule,
+            schedule=config.lr_schedule,
             warmup_steps=config.warmup_steps,
             total_steps=config.total_steps,
         )

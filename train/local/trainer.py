@@ -44,6 +44,7 @@ from groundwire.train.evaluation.validation import (
     validation_temperatures,
 )
 from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
+from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, check_state
 from groundwire.train.local.task_schedule import max_groups, read_pass_rates, training_groups
@@ -61,6 +62,8 @@ _DISK_FULL_BYTES = 8 << 20
 """A failed write with less free space than this is reported as a full disk."""
 _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
+_MAX_SKIPPED_UPDATES = 5
+"""Consecutive optimizer steps that were skipped because their gradient was not finite, which end a run."""
 
 
 class LocalTrainer:
@@ -90,15 +93,7 @@ class LocalTrainer:
         self.model, self.tokenizer = initial.model, initial.tokenizer
         self.grpo = GRPO(
             self.model,
-            GRPOConfig(
-                learning_rate=config.learning_rate,
-                minibatches=config.minibatches,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                credit=config.credit,
-                credit_discount=config.credit_discount,
-                temperature=config.temperature,
-            ),
+            GRPOConfig.from_settings(config),
             seed=config.seed,
             constraints=Constraints(self.model, self.tokenizer),
         )
@@ -117,6 +112,7 @@ class LocalTrainer:
             self.model,
             self.tokenizer,
             max_model_len=fitting_length(self.model, config.max_model_len),
+            max_batch=config.max_batch,
             timer=self.timer,
         )
         self.engine.update_weights(self.first_step)
@@ -182,6 +178,12 @@ class LocalTrainer:
             self._model_step, self._unwritten_line = step, None
             if step == config.steps or step % config.checkpoint_every == 0:
                 self._write_checkpoint(step)
+        if self.grpo.skipped_in_a_row >= _MAX_SKIPPED_UPDATES:
+            raise NonFiniteGradientError(
+                f"the gradients of {self.grpo.skipped_in_a_row} updates in a row are not finite, and none was applied: "
+                f"lower learning_rate ({config.learning_rate:g})"
+                + (" or train with precision=fp32" if self.grpo.config.bf16 else "")
+            )
 
     def _sample(self, step: int) -> list[RolloutResult]:
         """Run the step's rollouts, with dynamic sampling if the budget is larger than one step's."""

@@ -1,0 +1,155 @@
+"""An update of the local trainer: gradients that are not finite, bounded memory, and the options of the loss."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import bandits
+import pytest
+import torch
+from test_grpo import _batch, _policy
+from test_token_logprobs import LargestTensor
+from transformers import LlamaForCausalLM
+
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.local.errors import NonFiniteGradientError
+from groundwire.train.local.grpo import GRPO, GRPOConfig
+from groundwire.train.local.rows import Item, forward_batches, make_rows
+from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.policy.model import load_policy
+
+
+def _weights(model: LlamaForCausalLM) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def _updated(**settings: Any) -> tuple[torch.Tensor, dict[str, float]]:
+    """The weights after one update of the same model on the same batch, and its metrics."""
+    model = _policy()
+    metrics = GRPO(model, GRPOConfig(minibatches=1, **settings)).update(_batch(model))
+    return _weights(model), metrics
+
+
+def _items(count: int) -> list[Item]:
+    model = _policy()
+    trajectories = [t for rollout in _batch(model) for t in rollout.trajectories][:count]
+    return [Item(t, t.loss_mask, [1.0] * len(t.response_ids)) for t in trajectories]
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
+    model = _policy()
+    batch, grpo = _batch(model), GRPO(model, GRPOConfig(minibatches=2))
+    before = _weights(model)
+    hook = next(model.parameters()).register_hook(lambda gradient: gradient * torch.nan)
+    metrics = grpo.update(batch)
+    assert metrics["updates_skipped"] == grpo.skipped_in_a_row == 2
+    assert torch.equal(_weights(model), before)
+    assert all(map(math.isfinite, metrics.values()))  # JSON has no NaN
+    hook.remove()
+    assert "updates_skipped" not in grpo.update(batch)
+    assert grpo.skipped_in_a_row == 0
+    assert not torch.equal(_weights(model), before)
+    assert _weights(model).isfinite().all()
+
+
+def test_several_such_updates_end_the_run_with_the_last_good_weights(
+    tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Overflowing(LocalTrainer):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            next(self.model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+
+    async def agent(choose: bandits.Choose) -> str:
+        return await choose("which?", "01")
+
+    monkeypatch.setattr(bandits, "LocalTrainer", Overflowing)
+    with pytest.raises(
+        NonFiniteGradientError, match=r"5 updates in a row are not finite.*lower learning_rate \(0.0003\)"
+    ):
+        bandits.train(tmp_path, tiny_policy, agent, float, steps=9, group_size=8, minibatches=1, val_temperature=1.0)
+    run = RunDir(tmp_path / "run")
+    assert [line.get("updates_skipped") for line in run.metrics()] == [None, 1, 1, 1, 1, 1]
+    assert run.checkpoints.last_step() == 5
+    saved, _ = load_policy(run.checkpoints.paths()[-1])
+    torch.testing.assert_close(_weights(saved), _weights(tiny_policy[0]))
+
+
+def test_a_row_has_at_most_the_given_tokens_unless_one_trajectory_has_more() -> None:
+    items = _items(24)
+    longest = max(len(item.trajectory) for item in items)
+    for tokens in (1, longest, 60, 10_000):
+        rows = make_rows(items, branches=8, tokens=tokens)
+        assert sum(len(row.items) for row in rows) == len(items)
+        assert all(row.length <= tokens or len(row.items) == 1 for row in rows)
+        for batch in forward_batches(rows, tokens):
+            assert len(batch) * max(row.length for row in batch) <= max(tokens, longest)
+    assert len(make_rows(items, branches=8, tokens=60)) > len(make_rows(items, branches=8, tokens=10_000))
+
+
+def test_the_size_of_a_pass_bounds_every_tensor_of_the_update() -> None:
+    def largest(tokens: int) -> int:
+        model = _policy()
+        batch, grpo = _batch(model), GRPO(model, GRPOConfig(tokens_per_forward=tokens, logits_per_chunk=400))
+        with LargestTensor() as measured:
+            grpo.update(batch)
+        return measured.size
+
+    parameters = max(parameter.numel() for parameter in _policy().parameters())
+    assert largest(32) <= max(parameters, 32 * 32 * 2)  # attention's scores have 2 heads
+    assert largest(10_000) > 4 * largest(32)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"logits_per_chunk": 40}, {"logits_per_chunk": 400}, {"gradient_checkpointing": True}, {"tokens_per_forward": 30}],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_saving_memory_does_not_change_the_update(settings: dict[str, Any]) -> None:
+    torch.testing.assert_close(_updated(**settings)[0], _updated()[0], atol=1e-5, rtol=0)
+
+
+def test_gradient_checkpointing_computes_each_layer_twice() -> None:
+    counts = dict[bool, int]()
+    for on in (False, True):
+        model = _policy()
+        calls: list[None] = []
+        model.model.layers[0].input_layernorm.register_forward_hook(lambda *_, calls=calls: calls.append(None))
+        batch = _batch(model)
+        calls.clear()
+        GRPO(model, GRPOConfig(minibatches=1, gradient_checkpointing=on)).update(batch)
+        counts[on] = len(calls)
+    assert counts[True] == 2 * counts[False] > 0
+
+
+def test_bf16_rounds_the_products_and_not_the_weights() -> None:
+    model = _policy()
+    batch, kinds = _batch(model), set[torch.dtype]()
+    model.model.layers[0].mlp.down_proj.register_forward_hook(lambda _, __, output: kinds.add(output.dtype))
+    metrics = GRPO(model, GRPOConfig(minibatches=1, bf16=True)).update(batch)
+    assert kinds == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert 1e-5 < metrics["initial_ratio_error"] < 0.1
+    assert metrics["grad_norm"] == pytest.approx(_updated()[1]["grad_norm"], rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "checkpointing", "expected"),
+    [
+        ("cpu", "auto", "auto", (False, False)),
+        ("cuda", "auto", "auto", (True, True)),
+        ("cuda:1", "fp32", "off", (False, False)),
+        ("cpu", "bf16", "on", (True, True)),
+    ],
+)
+def test_the_memory_settings_follow_the_device(
+    device: str, precision: str, checkpointing: str, expected: tuple[bool, bool]
+) -> None:
+    settings = {"tokens_per_forward": 99, "branches_per_row": 3, "logits_per_chunk": 7}
+    given = {"device": device, "precision": precision, "gradient_checkpointing": checkpointing, **settings}
+    config = GRPOConfig.from_settings(resolve("fast", **given))
+    assert (config.bf16, config.gradient_checkpointing) == expected
+    assert {name: getattr(config, name) for name in settings} == settings
