@@ -99,7 +99,7 @@ def test_a_setting_of_the_run_sets_the_one_of_verl() -> None:
     ("arguments", "message"),
     [
         (["learning_rat=1"], "unknown setting learning_rat; did you mean learning_rate?"),
-        (["batch=1"], "unknown setting batch; docs/settings.md lists all settings"),
+        (["mystery=1"], "unknown setting mystery; docs/settings.md lists all settings"),
         (["learning_rate=high"], "learning_rate is 'high'; it must be a number"),
         (["learning_rate=NaN"], "learning_rate is nan; it must be a finite number"),
         (["group_size=2.5"], "group_size is 2.5; it must be a whole number"),

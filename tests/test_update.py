@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,33 @@ def test_the_memory_settings_follow_the_device(
     config = GRPOConfig.from_settings(resolve("fast", **given))
     assert (config.bf16, config.gradient_checkpointing) == expected
     assert {name: getattr(config, name) for name in settings} == settings
+
+
+def test_the_first_minibatch_compares_the_trainer_with_the_sampler() -> None:
+    model = _policy()
+    batch = _batch(model)
+    shifted = [
+        replace(
+            rollout,
+            trajectories=[replace(t, logprobs=[value - 0.1 for value in t.logprobs]) for t in rollout.trajectories],
+        )
+        for rollout in batch
+    ]
+    metrics = GRPO(model, GRPOConfig(minibatches=1)).update(shifted)
+    old = [math.exp(value) for rollout in shifted for t in rollout.trajectories for value in t.logprobs]
+    assert metrics["sampler_kl"] == pytest.approx(-0.1, abs=1e-4)
+    assert metrics["probability_difference"] == pytest.approx(
+        sum(value * (math.exp(0.1) - 1) for value in old) / len(old), rel=1e-3
+    )
+
+
+def test_the_entropy_is_that_of_the_policy_at_the_trained_tokens() -> None:
+    model = _policy()
+    batch = _batch(model)
+    entropies: list[float] = []
+    for t in (t for rollout in batch for t in rollout.trajectories):
+        with torch.no_grad():
+            logits = model(torch.tensor([t.prompt_ids + t.response_ids])).logits[0, len(t.prompt_ids) - 1 : -1]
+        entropies += torch.distributions.Categorical(logits=logits).entropy().tolist()
+    metrics = GRPO(model, GRPOConfig(minibatches=1)).update(batch)
+    assert metrics["entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-4)

@@ -261,6 +261,8 @@ class GRPO:
             # Before the first optimizer step the policy is the one that sampled, so a ratio other than 1 is a mismatch
             # between the server and the trainer.
             metrics["initial_ratio_error"] = max(abs(ratio - 1) for ratio in ratios)
+            metrics["sampler_kl"], metrics["probability_difference"] = measured["kl"], measured["difference"]
+        del measured["difference"]
         metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": norm}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
 
@@ -284,7 +286,10 @@ class GRPO:
             metrics["kl_reference"] = float(divergence.detach().mean())
         if config.entropy_coef:
             loss = loss - config.entropy_coef * (tokens.weights * tokens.entropy).sum()
-        return loss, {**metrics, "entropy": float(tokens.entropy.detach().mean())}
+        with torch.no_grad():
+            metrics["entropy"] = float(tokens.entropy.mean())
+            metrics["difference"] = float((tokens.logprobs.exp() - tokens.old.exp()).abs().mean())
+        return loss, metrics
 
     def _evaluate(self, rows: list[Row]) -> _Tokens:
         """One forward pass."""
