@@ -27,7 +27,7 @@ HEALTHY: dict[str, Any] = {
     "entropy": 0.4,
     "sampler_kl": 1e-6,
     "probability_difference": 1e-4,
-    "same_prompt": {"pairs": 84, "equal": 30, "equal_expected": 29.0},
+    "same_prompt": {"pairs": 84, "equal": 30, "expected": 29.0},
 }
 """A step of a run of the starter, to three digits."""
 
@@ -55,7 +55,7 @@ def _validation(accuracy: float, half: float = 0.05, total: int = 200) -> dict[s
         ({"gradient_share": 0.08, "reward": 0.0}, "Every reward was 0: check the reward (python -m train.audit)"),
         ({"truncated_share": 0.3}, "30% of the replies in the last 3 steps ended at max_tokens"),
         (
-            {"same_prompt": {"pairs": 84, "equal": 84, "equal_expected": 29.0}},
+            {"same_prompt": {"pairs": 84, "equal": 84, "expected": 29.0}},
             "100% of the replies to a repeated prompt are equal, where sampling gives 35%",
         ),
     ],
@@ -132,7 +132,13 @@ def test_replies_to_the_same_prompt_are_compared_with_what_sampling_predicts() -
     rows.append({"group": "another", "temperature": 1.0, "calls": [_call([7], half)]})
     rows.append({"group": "another", "temperature": 1.0, "calls": None})
     counts = reply_counts(rows, "^a$")
-    assert counts == {"replies": 4, "truncated": 1, "pairs": 2, "equal": 1, "equal_expected": pytest.approx(1.0)}
+    assert counts == {
+        "replies": 4,
+        "replies_truncated": 1,
+        "same_prompt_pairs": 2,
+        "same_prompt_equal": 1,
+        "same_prompt_expected": pytest.approx(1.0),
+    }
     figures = step_figures({"groups": 4, "groups_used": 1}, counts)
     assert figures["gradient_share"] == figures["truncated_share"] == 0.25
     assert figures["same_prompt"]["pairs"] == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from groundwire.train.algorithms.health import FIGURES
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.verl.launch import collect
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log
@@ -31,7 +32,7 @@ def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_p
     (run.path / "verl-before.jsonl").write_text(_step(1, 2.0))
     rewards = {"step": 2, "partition": "train", "reward_mean": 0.25, "ended": 8, "dropped_timeout": 1}
     (run.path / "rollouts.jsonl").write_text(json.dumps(rewards) + "\n")
-    with follow_verl_log(run, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
+    with follow_verl_log(run, print, interval_s=0.05), open(run.path / "verl.jsonl", "w") as file:
         file.write(_step(2, 3.0))
         file.flush()
         _wait_for_steps(run, [1, 2])
@@ -43,6 +44,40 @@ def test_metrics_follow_verls_log_and_continue_those_of_an_interrupted_run(tmp_p
     assert [line["wall_time_s"] for line in lines] == [2.0, 5.0, 6.0]
     assert lines[1]["reward"] == 0.25
     assert lines[1]["failures"] == {"timeout": 1}
+
+
+def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(tmp_path: Path) -> None:
+    run, notes = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={}), list[str]()
+    counts = {"groups": 8, "groups_used": 6, "groups_replaced": 2, "rollouts_trained": 24, "tokens_trained": 900}
+    replies = {"replies": 40.0, "replies_truncated": 1.0}
+    pairs = {"same_prompt_pairs": 28.0, "same_prompt_equal": 3.0, "same_prompt_expected": 3.5}
+    logged = {
+        "timing_s/step": 1.0,
+        "actor/entropy": 0.31,
+        "actor/ppo_kl": 0.001,
+        "actor/pg_clipfrac": 0.02,
+        "actor/grad_norm": 0.7,
+        "training/rollout_probs_diff_mean": 0.06,
+        "rollout_corr/k3_kl": float("nan"),
+    }
+    steps = range(1, 6)
+    lines = [{"step": step, "partition": "train", "ended": 32, **counts, **replies, **pairs} for step in steps]
+    (run.path / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with follow_verl_log(run, notes.append, interval_s=0.05):
+        for last in (2, 4, 5):
+            texts = [json.dumps({"step": step, "data": logged}) + "\n" for step in steps[:last]]
+            (run.path / "verl.jsonl").write_text("".join(texts))
+            _wait_for_steps(run, [*steps[:last]])
+    line = run.metrics()[-1]
+    figures = {"entropy": 0.31, "kl": 0.001, "clip_fraction": 0.02, "grad_norm": 0.7, "probability_difference": 0.06}
+    assert figures.items() <= line.items()
+    assert counts.items() <= line.items()
+    assert "sampler_kl" not in line  # verl had no number
+    assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)
+    assert line["same_prompt"] == {"pairs": 28.0, "equal": 3.0, "expected": 3.5}
+    assert {*line} - {"verl"} >= FIGURES.keys() - {"sampler_kl", "initial_ratio_error"}
+    [note] = notes
+    assert "token probabilities differ by 0.06" in note
 
 
 def test_repeated_steps_replace_those_of_the_interrupted_run(tmp_path: Path) -> None:

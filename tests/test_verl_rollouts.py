@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, Question
 from groundwire.tools.step_timer import StepTimer
+from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
@@ -35,6 +37,7 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch
 from groundwire.train.verl.credit_assignment import TrainingRow
+from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import row_tag
@@ -139,7 +142,7 @@ class _Setup:
 
 
 @contextmanager
-def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
+def _service(tmp_path: Path, backend: Any, curriculum: Curriculum | None = None, **settings: Any) -> Iterator[_Setup]:
     config: RunConfig = resolve(
         "starter", trainer="verl", **{"n_runners": 16, "runner_processes": 0, "retries": 0, **settings}
     )
@@ -150,12 +153,20 @@ def _service(tmp_path: Path, backend: Any, **settings: Any) -> Iterator[_Setup]:
         engine=engine, backend=backend, domain=NoData(), reward=_right, timer=timer, config=config, run=run
     )
     with runtime:
-        service = RolloutService(runtime=runtime, queue=queue, config=config, run=run, pad_id=END, credit=config.credit)
+        service = RolloutService(
+            runtime=runtime,
+            queue=queue,
+            config=config,
+            run=run,
+            pad_id=END,
+            credit=config.credit,
+            curriculum=curriculum,
+        )
         yield _Setup(service, queue, servers, run)
 
 
-def _prompt(uid: str = "u", rollouts: int = 4, partition: str = "train") -> Prompt:
-    return Prompt(uid=uid, task={"id": uid, "question": "Why?"}, rollouts=rollouts, step=4, partition=partition)
+def _prompt(uid: str = "u", rollouts: int = 4, partition: str = "train", step: int = 4) -> Prompt:
+    return Prompt(uid=uid, task={"id": uid, "question": "Why?"}, rollouts=rollouts, step=step, partition=partition)
 
 
 def test_every_rollout_of_a_finished_group_has_a_row_with_its_tag(tmp_path: Path) -> None:
@@ -279,6 +290,53 @@ def test_groups_with_different_rewards_are_counted(tmp_path: Path) -> None:
     figures = made.service.finish_sampling("train", 4, {})
     assert (figures["rollouts/groups_total"], figures["rollouts/groups_used_total"]) == (2, 1)
     assert "rollouts/groups_total" not in made.service.finish_sampling("train", 5, {})
+
+
+def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend(), sampling_budget=2, tasks_per_step=2) as made:
+        made.servers.answers = itertools.repeat("wrong")
+        for number, uid in enumerate(("u", "v", "w"), 1):
+            made.service.submit([_prompt(uid)])
+            made.until_done(number)
+    assert [made.queue.statuses[uid][-1] for uid in ("u", "v", "w")] == ["failure", "failure", "finished"]
+    assert {row.uid for row in made.queue.rows.values()} == {"w"}  # twice the two groups of a step, not more
+    figures = made.service.finish_sampling("train", 4, {})
+    assert (figures["rollouts/groups_total"], figures["rollouts/groups_replaced_total"]) == (3, 2)
+    assert figures["rollouts/groups_skipped_total"] == 0
+    assert figures["rollouts/gradient_share"] == 0
+    assert "rollouts/rollouts_trained_total" not in figures
+
+
+def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend()) as made:
+        made.servers.answers = itertools.chain(["right", "wrong"] * 2, itertools.repeat("wrong"))
+        for number, uid in enumerate(("u", "v"), 1):
+            made.service.submit([_prompt(uid)])
+            made.until_done(number)
+    figures = made.service.finish_sampling("train", 4, {})
+    assert (figures["rollouts/ended_total"], figures["rollouts/rollouts_trained_total"]) == (8, 4)
+    assert figures["rollouts/tokens_sampled_total"] == figures["rollouts/tokens_trained_total"] + 4 * len("wrong.")
+    assert figures["rollouts/gradient_share"] == 0.5
+    assert figures["rollouts/truncated_share"] == 0
+
+
+def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> None:
+    tasks = [{"id": f"t{number}", "question": "?"} for number in range(6)]
+    rates = PassRates({"t0": "another"})
+    for task in tasks[1:]:
+        for _ in range(4):
+            rates.add(task["id"], [1.0] * 8)
+    with _service(tmp_path, _Backend(), curriculum=Curriculum(tasks, rates, seed=0)) as made:
+        made.servers.answers = itertools.repeat("wrong")
+        made.service.submit([_prompt(f"u{step}", step=step) for step in range(20)])
+        made.until_done(20)
+        made.service.submit([_prompt("val", partition="val")])
+        made.until_done(21)
+    made.service.finish_sampling("train", 4, {})
+    rows = pq.read_table(tmp_path / "rollouts").to_pylist()
+    drawn = Counter(row["task_id"] for row in rows if row["mode"] == "train")
+    assert drawn["t0"] > max(drawn[task["id"]] for task in tasks[1:])  # the only one that does not always pass
+    assert rates.rate("t0") < 0.4  # its wrong answers count
 
 
 def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:

@@ -44,6 +44,9 @@ _MAX_TRUNCATED = 0.2
 _MIN_PAIRS, _MAX_EXCESS = 50, 0.25
 """Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
 
+_PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected": "same_prompt_expected"}
+"""The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
+
 
 def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, float]:
     """Counts of the replies in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
@@ -51,19 +54,19 @@ def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = No
     Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
     been sampled from the policy, by the first one's probability.
     """
-    counts = dict.fromkeys(("replies", "truncated", "pairs", "equal", "equal_expected"), 0.0)
+    counts = dict.fromkeys(("replies", "replies_truncated", *_PAIRS.values()), 0.0)
     previous: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
         for call in row["calls"] or ():
             if not re.search(agent_match or "", call["agent"] or ""):
                 continue
             counts["replies"] += 1
-            counts["truncated"] += call["finish_reason"] == "length"
+            counts["replies_truncated"] += call["finish_reason"] == "length"
             prompt = (row["group"], row["temperature"], tuple(call["prompt_ids"]))
             if (other := previous.get(prompt)) is not None:
-                counts["pairs"] += 1
-                counts["equal"] += list(other["response_ids"]) == list(call["response_ids"])
-                counts["equal_expected"] += math.exp(sum(other["logprobs"]))
+                counts["same_prompt_pairs"] += 1
+                counts["same_prompt_equal"] += list(other["response_ids"]) == list(call["response_ids"])
+                counts["same_prompt_expected"] += math.exp(sum(other["logprobs"]))
             previous[prompt] = call
     return counts
 
@@ -74,8 +77,8 @@ def step_figures(line: Line, counts: Mapping[str, float]) -> dict[str, Any]:
     if line.get("groups"):
         figures["gradient_share"] = round(line["groups_used"] / line["groups"], 4)
     if counts.get("replies"):
-        figures["truncated_share"] = round(counts["truncated"] / counts["replies"], 4)
-        figures["same_prompt"] = {name: round(counts[name], 2) for name in ("pairs", "equal", "equal_expected")}
+        figures["truncated_share"] = round(counts["replies_truncated"] / counts["replies"], 4)
+        figures["same_prompt"] = {name: round(counts[count], 2) for name, count in _PAIRS.items()}
     return figures
 
 
@@ -89,9 +92,14 @@ class HealthRules:
         for line in earlier:
             self.check(line)
 
+    @property
+    def last_step(self) -> int:
+        """The step of the last line; -1 before the first."""
+        return self._lines[-1]["step"] if self._lines else -1
+
     def check(self, line: Line) -> list[str]:
         """The new warnings at this line."""
-        if self._lines and self._lines[-1]["step"] == line["step"]:
+        if self.last_step == line["step"]:
             self._lines.pop()  # it lacked its validation
         self._lines.append(line)
         warnings = []
@@ -193,11 +201,11 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
     for line in lines[-_STEPS:]:
         counts.update(line.get("same_prompt") or {})
     pairs = counts["pairs"]
-    if pairs < _MIN_PAIRS or counts["equal"] - counts["equal_expected"] <= _MAX_EXCESS * pairs:
+    if pairs < _MIN_PAIRS or counts["equal"] - counts["expected"] <= _MAX_EXCESS * pairs:
         return ""
     return (
         f"{counts['equal'] / pairs:.0%} of the replies to a repeated prompt are equal, where sampling gives "
-        f"{counts['equal_expected'] / pairs:.0%}: the agent sets its own temperature or seed, or the endpoint returns "
+        f"{counts['expected'] / pairs:.0%}: the agent sets its own temperature or seed, or the endpoint returns "
         "stored replies. Leave fixed_sampling on, and turn off caches"
     )
 

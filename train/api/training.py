@@ -79,7 +79,7 @@ def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
             save_step_count(run, config.steps)
         shown.print(f"run:  {run.path}", markup=False)
         with with_resume_hint(run, fit=bool(job.objects.names())):
-            summary = _train_verl(job, run) if config.trainer == "verl" else _train_local(job, run, shown)
+            summary = _train_verl(job, run, shown) if config.trainer == "verl" else _train_local(job, run, shown)
     from groundwire.train.cli.progress import show_summary
 
     show_summary(shown, summary, relative_path(run.path), job.domain)
@@ -142,11 +142,12 @@ def _train_local(job: Job, run: RunDir, shown: Console) -> dict[str, Any]:
     return summary
 
 
-def _train_verl(job: Job, run: RunDir) -> dict[str, Any]:
+def _train_verl(job: Job, run: RunDir, shown: Console) -> dict[str, Any]:
+    from groundwire.train.cli.progress import ProgressDisplay
     from groundwire.train.verl import launch
 
     try:
-        launch.train(job.config, job.data, run)
+        launch.train(job.config, job.data, run, ProgressDisplay(shown, job.config.steps).on_note)
     finally:
         summary = _conclude(job, run)
     return summary

@@ -1,20 +1,21 @@
-"""Reads the validations of a run, of training or of an evaluation. Needs no torch."""
+"""Reads a run of training or an evaluation: its validations, and the pass rates of its tasks. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from groundwire import domains
-from groundwire.domains import Breakdowns, Domain
+from groundwire.domains import Breakdowns, Domain, Task
 from groundwire.tools.errors import UserError
+from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.metrics import compute_metrics
 
-__all__ = ["final_rows", "first_and_last", "table_entry"]
+__all__ = ["final_rows", "first_and_last", "read_pass_rates", "table_entry"]
 
 Rows = list[dict[str, Any]]
 
@@ -47,6 +48,18 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
 def final_rows(run: RunDir) -> Rows:
     """The rows of a run's last full validation. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`."""
     return first_and_last(run)[1]
+
+
+def read_pass_rates(run: RunDir, tasks: Iterable[Task], columns: Iterable[str]) -> PassRates:
+    """The pass rates of the tasks in the run's rollouts so far, without files that cannot be read.
+
+    Tasks with the same values in these columns are a class.
+    """
+    columns = list(columns)
+    rates = PassRates({str(task["id"]): "/".join(str(task.get(column)) for column in columns) for task in tasks})
+    for rows in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
+        rates.add_rows(rows)
+    return rates
 
 
 def _model_name(model: str) -> str:

@@ -5,16 +5,15 @@ resumed run repeats them.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.domains import Task
 from groundwire.train.algorithms.curriculum import PassRates
-from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.outcome import RolloutRequest
 
-__all__ = ["max_groups", "read_pass_rates", "training_groups"]
+__all__ = ["max_groups", "training_groups"]
 
 
 def max_groups(tasks: Sequence[Task], config: RunConfig) -> int:
@@ -37,18 +36,6 @@ def training_groups(
             sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": seed}
             group.append(RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling))
         yield group
-
-
-def read_pass_rates(run: RunDir, tasks: Iterable[Task], columns: Iterable[str]) -> PassRates:
-    """The pass rates of the tasks in the run's rollouts so far, without files that cannot be read.
-
-    Tasks with the same values in these columns are a class.
-    """
-    columns = list(columns)
-    rates = PassRates({str(task["id"]): "/".join(str(task.get(column)) for column in columns) for task in tasks})
-    for rows in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
-        rates.add_rows(rows)
-    return rates
 
 
 def _ordered(tasks: Sequence[Task], config: RunConfig, step: int, rates: PassRates | None) -> list[Task]:

@@ -35,6 +35,7 @@ from groundwire.train.evaluation.diagnosis import (
     nothing_to_train,
 )
 from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.run_reader import read_pass_rates
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import (
     choose_tasks,
@@ -47,7 +48,7 @@ from groundwire.train.local.dynamic_sampling import groups_to_start, sample_grou
 from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, check_state
-from groundwire.train.local.task_schedule import max_groups, read_pass_rates, training_groups
+from groundwire.train.local.task_schedule import max_groups, training_groups
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import fitting_length, load_initial_state, save_policy

@@ -22,6 +22,7 @@ from groundwire.train.config.verl_names import MINIBATCH
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import ESTIMATOR, carried_advantage
+from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import TransferQueueRows
@@ -77,6 +78,7 @@ class RolloutManager:
             pad_id=int(tokenizer.eos_token_id or 0),
             credit=self.config.credit if config.algorithm.adv_estimator == ESTIMATOR else None,
             scale=bool(config.algorithm.norm_adv_by_std_in_grpo),
+            curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
         )
 
     @classmethod

@@ -41,7 +41,12 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 """How to install verl. The project is not on the package index yet."""
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
-_FIXED = ("algorithm.adv_estimator", "algorithm.filter_groups.enable", "trainer.use_v1")
+_FIXED = {
+    "algorithm.adv_estimator": "the rollouts depend on its value (see --credit)",
+    "algorithm.filter_groups.enable": "sampling_budget replaces groups with equal rewards, in all of verl's modes",
+    "trainer.use_v1": "the rollouts run in verl's V1 trainer",
+}
+"""Settings of verl that cannot be changed, and why."""
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -172,7 +177,7 @@ def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
 def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str, updates: Any) -> None:
     for key in overrides:
         if key in _FIXED:
-            raise ConfigError(f"{key} cannot be changed: the rollouts depend on its value (see --credit)")
+            raise ConfigError(f"{key} cannot be changed: {_FIXED[key]}")
         if inner := next((name for name in (*RUN_NAMES, *_FIXED) if name.startswith(f"{key}.")), None):
             raise ConfigError(f"{key} is a whole section, with {inner} in it: give its settings one by one")
     if overrides.get("algorithm.use_kl_in_reward"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ class TrainingError(UserError):
     exit_code = 1
 
 
-def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
-    """Train until verl ends; call :func:`check` first. Raises :class:`TrainingError`, ``KeyboardInterrupt``."""
+def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str], None]) -> None:
+    """Train until verl ends; call :func:`check` first. ``on_note`` gets warnings meanwhile.
+
+    Raises :class:`TrainingError`, ``KeyboardInterrupt``.
+    """
     import ray
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.utils.device import auto_set_device
@@ -50,7 +53,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir) -> None:
     composed = compose_for_run(config, data, str(run.path.resolve()))
     auto_set_device(composed)
     try:
-        with follow_verl_log(run), _unique_ray_job():
+        with follow_verl_log(run, on_note), _unique_ray_job():
             run_ppo(composed, task_runner_class=TaskRunnerV1)
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(mask_secrets(str(error)))  # with the tracebacks of Ray's processes

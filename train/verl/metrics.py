@@ -5,8 +5,9 @@ The lines have the same fields as the local trainer's; ``verl`` holds everything
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from groundwire.tools.files import first_error, parse_json, read_bytes
 from groundwire.tools.step_timer import PHASES
+from groundwire.train.algorithms.health import HealthRules, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 
 __all__ = ["archive_verl_log", "follow_verl_log", "write_metrics"]
@@ -32,6 +34,16 @@ class _Line(TypedDict):
 
 
 _LINE = TypeAdapter(_Line)
+_COUNTS = ("groups", "groups_used", "groups_replaced", "rollouts_trained", "tokens_trained")
+_FIGURES = {
+    "entropy": "actor/entropy",
+    "probability_difference": "training/rollout_probs_diff_mean",
+    "sampler_kl": "rollout_corr/k3_kl",
+    "kl": "actor/ppo_kl",
+    "clip_fraction": "actor/pg_clipfrac",
+    "grad_norm": "actor/grad_norm",
+}
+"""verl's names of the figures in :data:`groundwire.train.algorithms.health.FIGURES` that it has."""
 _LOG, _ARCHIVE = "verl.jsonl", "verl-before.jsonl"
 
 
@@ -53,9 +65,9 @@ def write_metrics(run: RunDir) -> None:
 
 
 @contextmanager
-def follow_verl_log(run: RunDir, interval_s: float = 2.0) -> Iterator[None]:
-    """Update ``metrics.jsonl`` from a thread whenever verl's log has grown."""
-    stopped = threading.Event()
+def follow_verl_log(run: RunDir, on_note: Callable[[str], None], interval_s: float = 2.0) -> Iterator[None]:
+    """Update ``metrics.jsonl`` from a thread whenever verl's log has grown; ``on_note`` gets the health warnings."""
+    stopped, rules = threading.Event(), HealthRules(run.metrics())
 
     def follow() -> None:
         last_size = 0
@@ -65,6 +77,9 @@ def follow_verl_log(run: RunDir, interval_s: float = 2.0) -> Iterator[None]:
                 if size != last_size:
                     last_size = size
                     write_metrics(run)
+                    for line in run.metrics():
+                        for warning in rules.check(line) if line["step"] >= rules.last_step else ():
+                            on_note(warning)
 
     thread = threading.Thread(target=follow, name="follow-verl-log", daemon=True)
     thread.start()
@@ -102,7 +117,9 @@ def _metrics_line(
             "rollouts": trained.get("ended", 0),
             "failures": {name.removeprefix("dropped_"): count for name, count in dropped.items()},
             "groups_skipped": trained.get("groups_skipped", 0),
-            **{name: trained[name] for name in ("groups", "groups_used") if name in trained},
+            **{name: trained[name] for name in _COUNTS if name in trained},
+            **{name: logged[key] for name, key in _FIGURES.items() if math.isfinite(logged.get(key, math.nan))},
+            **step_figures(trained, trained),
             "retried": trained.get("retried", 0),
             "calls": trained.get("calls", 0),
             "tokens_generated": sampled,

@@ -1,9 +1,10 @@
 """Runs rollouts for verl's trainer: each prompt becomes a group of rollouts, and each finished rollout becomes rows.
 
 A group with at least two rewards is ``finished``; failed rollouts are not in it. A group with fewer has nothing to
-compare: it has no rows and is a ``failure``, which verl replaces by another prompt. Retries, time limits and
-cancellation are the store's (:mod:`groundwire.train.rollouts.collector`), so every group ends. After many failed groups
-in a row the trainer gets an error instead of one new prompt after another.
+compare: it has no rows and is a ``failure``, which verl replaces by another prompt. So is a group without a gradient,
+as long as the ``sampling_budget`` of its step allows. Retries, time limits and cancellation are the store's
+(:mod:`groundwire.train.rollouts.collector`), so every group ends. After many failed groups in a row the trainer gets an
+error instead of one new prompt after another.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean
 from typing import Any
 
 from groundwire import domains
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import Credit
+from groundwire.train.algorithms.health import reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import agent_notes, nothing_judged
 from groundwire.train.evaluation.metrics import AGENT_FAILURES, compute_accuracy
@@ -31,6 +34,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
+from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 __all__ = ["Prompt", "RolloutService"]
@@ -75,7 +79,11 @@ class RolloutService:
         pad_id: int,
         credit: Credit | None,
         scale: bool = True,
+        curriculum: Curriculum | None = None,
     ) -> None:
+        self._curriculum = curriculum
+        self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
+        self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
         self.runtime, self._credit, self._scale = runtime, credit, scale
         self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
@@ -90,6 +98,8 @@ class RolloutService:
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
         self.check()
+        if self._curriculum is not None and prompts[0].partition == "train":
+            prompts = [replace(prompt, task=self._curriculum.draw(prompt.step)) for prompt in prompts]
         # A validation that runs as many rollouts as several training steps has the time of those steps.
         steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
         deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
@@ -122,7 +132,7 @@ class RolloutService:
             results, self._results[partition] = self._results[partition], []
             counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
         rows = [result.to_row(step) for result in results]
-        part = _StepMetrics.of(step, rows, counts, seconds)
+        part = _StepMetrics.of(step, rows, counts, seconds, self._config.agent_match)
         total = self._steps.get(partition)
         continues = total is not None and total.step == step
         if total is None or not continues:
@@ -146,6 +156,7 @@ class RolloutService:
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
+        metrics |= flat_numbers(step_figures(part.counts, part.counts))
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
 
@@ -176,16 +187,24 @@ class RolloutService:
                 + (f"; {_CONSTRAINED}" if any(call.grammar for call in unused[-1].calls) else "")
             )
         usable = len(used) >= (_MIN_REWARDS if training else 1)
-        with self._lock:
-            self._counts[partition].update({"dropped_unused": len(unused)} if unused else {})
-            if training:
-                self._counts[partition].update(groups=1, groups_used=int(_has_gradient(rows)))
-            self._counts[partition].update(groups_skipped=int(not usable))
+        counts = Counter(groups_skipped=int(not usable), **({"dropped_unused": len(unused)} if unused else {}))
+        replaced = False
         if training:
             self._empty_groups = 0 if usable else self._empty_groups + 1
-        if usable:
+            has_gradient = usable and _has_gradient(rows)
+            replaced = usable and not has_gradient and self._replaced[prompt.step] < self._max_replaced
+            self._replaced[prompt.step] += replaced
+            counts.update(groups=1, groups_used=int(has_gradient), groups_replaced=int(replaced))
+            if has_gradient:
+                counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
+        with self._lock:
+            self._counts[partition].update(counts)
+        if training and self._curriculum is not None:
+            self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
+        finished = usable and not replaced
+        if finished:
             await self._queue.put(rows, partition)
-        await self._queue.set_status(prompt.uid, partition, "finished" if usable else "failure")
+        await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")
 
     def _requests(self, prompt: Prompt) -> list[RolloutRequest]:
         config, training = self._config, prompt.partition == "train"
@@ -259,7 +278,12 @@ class _StepMetrics:
 
     @classmethod
     def of(
-        cls, step: int, rows: Sequence[Mapping[str, Any]], counts: Counter[str], seconds: Mapping[str, float]
+        cls,
+        step: int,
+        rows: Sequence[Mapping[str, Any]],
+        counts: Counter[str],
+        seconds: Mapping[str, float],
+        agent_match: str | None,
     ) -> _StepMetrics:
         """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
         counts.update(f"dropped_{row['status']}" for row in rows if row["reward"] is None)
@@ -269,6 +293,7 @@ class _StepMetrics:
             retried=sum(row["attempts"] > 1 for row in rows),
             calls=sum(len(row["calls"]) for row in rows),
             tokens_sampled=sum(len(call["response_ids"]) for row in rows for call in row["calls"]),
+            **reply_counts(rows, agent_match),
         )
         small = [{**row, "calls": [{} for _ in row["calls"]], "agent_steps": "[]"} for row in rows]
         return cls(step, small, counts, Counter(seconds))
