@@ -48,13 +48,13 @@ _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected"
 """The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
 
 
-def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, float]:
+def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, Any]:
     """Counts of the replies in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
 
     Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
     been sampled from the policy, by the first one's probability.
     """
-    counts = dict.fromkeys(("replies", "replies_truncated", *_PAIRS.values()), 0.0)
+    counts: dict[str, Any] = dict.fromkeys(("replies", "replies_truncated", *_PAIRS.values()), 0)
     previous: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
         for call in row["calls"] or ():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 from groundwire import domains
@@ -23,7 +23,8 @@ class Curriculum:
     def __init__(self, tasks: Sequence[Task], rates: PassRates, *, seed: int) -> None:
         self._tasks = {str(task["id"]): task for task in tasks}
         self._rates, self._seed = rates, seed
-        self._step, self._order = -1, cycle[str](())
+        self._step = -1
+        self._order: Iterator[str] = iter(())
         self._lock = threading.Lock()
 
     @classmethod
