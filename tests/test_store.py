@@ -36,6 +36,7 @@ from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.server import make_runner
 from groundwire.train.store.__main__ import _open_store
+from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.backends.sqlite import MEMORY, SqliteLightningStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
@@ -220,6 +221,20 @@ async def test_an_attempt_that_ended_is_not_revived_by_a_late_span() -> None:
     await store.update_attempt(attempted.rollout_id, attempted.attempt.attempt_id, status="failed")
     await store.add_span(_span(attempted, 1))
     assert (await _taken(store)).attempt.sequence_id == 2
+
+
+@pytest.mark.parametrize("value", ["a" * 100_000, list(range(5_000))], ids=["text", "numbers"])
+async def test_the_memory_store_drops_the_spans_of_the_oldest_rollouts(value: Any) -> None:
+    store = MemoryStore(span_bytes=1 << 20)
+    for _ in range(10):
+        await store.enqueue_rollout({})
+    rollouts = [await _taken(store) for _ in range(10)]
+    for attempted in rollouts:
+        await store.add_span(_span(attempted, 1, value=value))
+    with pytest.raises(RuntimeError, match="evicted"):
+        await store.query_spans(rollouts[0].rollout_id)
+    for attempted in rollouts[-2:]:
+        assert len(await store.query_spans(attempted.rollout_id)) == 1
 
 
 async def test_the_rollout_of_an_unresponsive_runner_returns_to_the_queue() -> None:

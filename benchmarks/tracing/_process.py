@@ -108,9 +108,14 @@ async def proxy(which: str, upstream_url: str, store_url: str) -> None:
         from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
         from groundwire.adapters.tracing.proxy import LLMProxy as OurProxy
+        from groundwire.train.store.backends.base import MemoryStore
         from groundwire.train.store.spans import LightningSpanSink
 
-    spans: Any = LightningStoreClient(store_url) if store_url else InMemoryLightningStore(thread_safe=True)
+    spans: Any
+    if store_url:
+        spans = LightningStoreClient(store_url)
+    else:  # the one that the trainer has
+        spans = MemoryStore() if which == "ours" else InMemoryLightningStore(thread_safe=True)
     rollouts = [await spans.start_rollout(input={}) for _ in range(ROLLOUTS)]
     attempts = [(r.rollout_id, r.attempt.attempt_id) for r in rollouts]
     running: Any

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout, Span, TraceStatus
+from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
 from pydantic_core import PydanticSerializationError
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
@@ -28,6 +28,7 @@ __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
 _ENDED = ("succeeded", "failed", "cancelled", "timeout")
 _PACKED = (semconv.PROMPT_IDS, semconv.RESPONSE_IDS, semconv.LOGPROBS)
+_NO_RESOURCE, _OK = OtelResource(attributes={}, schema_url=""), TraceStatus(status_code="OK")
 _MAX_PART = 4 << 20
 """Characters of text in one request to the store."""
 _VLLM = "llm.hosted_vllm."
@@ -84,7 +85,8 @@ def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -
         },
         start_time=span.start_time,
         end_time=span.end_time,
-        status=None if span.error is None else TraceStatus(status_code="ERROR", description=mask(span.error)),
+        resource=_NO_RESOURCE,
+        status=_OK if span.error is None else TraceStatus(status_code="ERROR", description=mask(span.error)),
     )
 
 

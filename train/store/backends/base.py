@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from agentlightning.store.base import UNSET, LightningStore
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.types import Span
 
 __all__ = ["SPAN_BYTES", "IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
 
 SPAN_BYTES = 64 << 20
 """Enough for a trainer, which reads the spans once, soon after their rollout has ended."""
+_SPAN_OBJECT_BYTES, _ITEM_BYTES = 2048, 32
 
 
 class NotifyAttemptEnd(LightningStore):
@@ -59,4 +62,15 @@ class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, InMemoryLightningStore):
     """Agent Lightning's in-memory store; beyond ``span_bytes`` it drops the oldest spans."""
 
     def __init__(self, *, span_bytes: int = SPAN_BYTES) -> None:
-        super().__init__(eviction_memory_threshold=span_bytes, safe_memory_threshold=span_bytes // 2)
+        super().__init__(
+            eviction_memory_threshold=span_bytes,
+            safe_memory_threshold=span_bytes // 2,
+            span_size_estimator=_estimate_bytes,
+        )
+
+
+def _estimate_bytes(span: Span) -> int:
+    """Agent Lightning's own estimate visits every number of a list."""
+    values = span.attributes.values()
+    items = sum(len(value) for value in values if isinstance(value, list))
+    return _SPAN_OBJECT_BYTES + _ITEM_BYTES * items + sum(map(sys.getsizeof, values))
