@@ -223,7 +223,7 @@ async def test_an_attempt_that_ended_is_not_revived_by_a_late_span() -> None:
     assert (await _taken(store)).attempt.sequence_id == 2
 
 
-@pytest.mark.parametrize("value", ["a" * 100_000, list(range(5_000))], ids=["text", "numbers"])
+@pytest.mark.parametrize("value", ["a" * 200_000, list(range(5_000))], ids=["text", "numbers"])
 async def test_the_memory_store_drops_the_spans_of_the_oldest_rollouts(value: Any) -> None:
     store = MemoryStore(span_bytes=1 << 20)
     for _ in range(10):
