@@ -16,7 +16,7 @@ import openai
 from httpx_aiohttp import AiohttpTransport
 
 from groundwire.adapters._types import AgentError, BackendError, Endpoint, EndpointError, PromptTooLongError, ToolError
-from groundwire.adapters.tracing.emitted_spans import count_call
+from groundwire.adapters.tracing.emitted_spans import call_headers
 from groundwire.tools.sql import DatabaseError
 
 __all__ = ["Clients", "typed_failures"]
@@ -39,7 +39,7 @@ class Clients:
                 transport=AiohttpTransport(limits=_LIMITS, trust_env=False),
                 timeout=self._timeout_s,
                 trust_env=False,
-                event_hooks={"request": [_count_call]},
+                event_hooks={"request": [_identify]},
             )
             self._client = openai.AsyncOpenAI(
                 base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http_client, max_retries=0
@@ -53,9 +53,9 @@ class Clients:
             await client.close()
 
 
-async def _count_call(request: httpx.Request) -> None:
+async def _identify(request: httpx.Request) -> None:
     if request.url.path.endswith("/chat/completions"):
-        count_call()
+        request.headers.update(call_headers())
 
 
 @contextmanager

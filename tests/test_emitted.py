@@ -29,7 +29,8 @@ from groundwire.train.rollouts.tracer import RolloutTracer
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
-Ask = Callable[[], Awaitable[None]]
+Ask = Callable[..., Awaitable[str]]
+"""Asks the policy; returns the reply's id."""
 Work = Callable[[Ask], Awaitable[None]]
 
 
@@ -58,10 +59,9 @@ class _Agent:
         own = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0)
         client = self.clients.at(endpoint) if self.clients else own
 
-        async def ask() -> None:
-            await client.chat.completions.create(
-                model=endpoint.model, messages=[{"role": "user", "content": question.text}]
-            )
+        async def ask(text: str = question.text) -> str:
+            messages: Any = [{"role": "user", "content": text}]
+            return (await client.chat.completions.create(model=endpoint.model, messages=messages)).id
 
         await self.work(ask)
         await own.close()
@@ -141,14 +141,54 @@ async def test_a_tool_in_a_thread_may_emit_too() -> None:
     assert _rewards(outcome) == [0.5, None]
 
 
-async def test_a_reward_that_is_emitted_and_returned_counts_once() -> None:
+async def test_a_reward_after_the_last_call_is_that_calls_also_if_it_equals_the_rollouts() -> None:
     async def work(ask: Ask) -> None:
         await ask()
         await ask()
         agl.emit_reward(1.0)
 
     [outcome] = await _outcomes(work)
-    assert _rewards(outcome) == [None, None]
+    assert _rewards(outcome) == [None, 1.0]
+
+
+async def test_parallel_tasks_reward_their_own_calls() -> None:
+    async def work(ask: Ask) -> None:
+        replied = [asyncio.Event() for _ in range(4)]
+
+        async def branch(number: int) -> None:
+            await ask(f"of branch {number}")
+            replied[number].set()
+            await asyncio.gather(*(each.wait() for each in replied))
+            await asyncio.to_thread(agl.emit_reward, number / 8)
+
+        await ask("before")
+        await asyncio.gather(*map(branch, range(4)))
+
+    [outcome] = await _outcomes(work)
+    rewards = {call.messages[0]["content"]: call.reward for call in outcome.calls}
+    assert rewards == {"before": None} | {f"of branch {number}": number / 8 for number in range(4)}
+
+
+async def test_a_call_in_a_task_of_its_own_belongs_to_the_task_that_waited_for_it() -> None:
+    async def work(ask: Ask) -> None:
+        await ask()
+        await asyncio.create_task(ask())  # as asyncio.wait_for makes one
+        agl.emit_reward(0.5)
+
+    [outcome] = await _outcomes(work)
+    assert _rewards(outcome) == [None, 0.5]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_a_reward_may_name_the_reply_that_it_is_for(ours: bool) -> None:
+    async def work(ask: Ask) -> None:
+        replies = [await ask() for _ in range(3)]
+        agl.emit_reward(0.25, attributes={"gen_ai.response.id": replies[1]})
+        agl.emit_reward(0.5, attributes={"gen_ai.response.id": replies[0]})
+        agl.emit_reward(0.75, attributes={"gen_ai.response.id": "chatcmpl-of-another-model"})
+
+    [outcome] = await _outcomes(work, ours=ours)
+    assert _rewards(outcome) == [0.5, 0.25, None]
 
 
 async def test_emitted_rewards_do_not_replace_a_missing_verdict() -> None:

@@ -106,9 +106,14 @@ def test_an_emitted_reward_is_never_the_rollouts() -> None:
     assert reward_from_spans([to_span(call(1)), components, reward(3, 1.0)]) == 1.0
 
 
-def test_emitting_and_returning_the_same_reward_counts_once() -> None:
+def test_an_emitted_reward_is_a_calls_whatever_the_rollouts_reward_is() -> None:
     spans = [to_span(call(1)), emitted(2, 0.75), to_span(call(3)), emitted(4, 0.75), reward(5, 0.75)]
     assert reward_from_spans(spans) == 0.75
+    assert [c.reward for c in calls_from_spans(spans)] == [0.75, 0.75]
+
+
+def test_without_marks_a_reward_that_is_emitted_and_returned_counts_once() -> None:
+    spans = [to_span(call(1)), reward(2, 0.75), to_span(call(3)), reward(4, 0.75), reward(5, 0.75)]
     assert [c.reward for c in calls_from_spans(spans)] == [0.75, None]
 
 

@@ -69,11 +69,15 @@ class LLMCall:
     status: int = 200
     """The HTTP status that the agent got."""
     error: str = ""
+    call_id: str = ""
+    """The random id that the agent's HTTP client gave the request, if it is ours or hooked."""
+    reply_id: str = ""
+    """The id in the reply, as the agent got it."""
     choice: int | None = None
     """The index of this reply among several choices (``n``) of one request; None for the only one. Which choice the
     agent went on with is not known."""
     reward: float | None = None
-    """The reward that the agent emitted between this call and the next. Not part of the call's own span."""
+    """The reward that the agent emitted for this call. Not part of the call's own span."""
     prompt_tokens: int = 0
     """The server's count, if it sends no ids."""
     response_tokens: int = 0
@@ -146,7 +150,7 @@ def to_span(call: LLMCall) -> SpanRecord:
     }
     error = _valid_unicode(call.error)
     texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: error}
-    texts[semconv.GRAMMAR] = call.grammar
+    texts |= {semconv.GRAMMAR: call.grammar, semconv.CALL_ID: call.call_id, semconv.RESPONSE_ID: call.reply_id}
     attributes.update({name: text for name, text in texts.items() if text})
     numbers = {
         semconv.WEIGHTS_VERSION: call.weights_version,
@@ -186,6 +190,8 @@ def from_span(span: Any) -> LLMCall:
         grammar=get(semconv.GRAMMAR, ""),
         weights_version=get(semconv.WEIGHTS_VERSION),
         first_weights_version=get(semconv.FIRST_WEIGHTS_VERSION),
+        call_id=get(semconv.CALL_ID, ""),
+        reply_id=get(semconv.RESPONSE_ID, ""),
         choice=get(semconv.CHOICE),
         started=span.start_time or 0.0,
         ended=span.end_time or 0.0,
@@ -203,7 +209,8 @@ def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
     calls = [from_span(span) for span in spans if semconv.PROMPT_IDS in (span.attributes or {})]
     calls.sort(key=lambda call: (call.sequence, call.started))
     requests = [call for call in calls if not call.choice]  # the choices of a request share its reward
-    rewards = call_rewards([call.sequence for call in requests], spans)
+    ids = {name: index for index, call in enumerate(requests) for name in (call.call_id, call.reply_id) if name}
+    rewards = call_rewards([call.sequence for call in requests], spans, ids=ids)
     rewarded = {id(requests[index]): reward for index, reward in rewards.items()}
     firsts = {call.started: call for call in requests if call.choice == 0}
     keys = [id(firsts.get(call.started, call) if call.choice else call) for call in calls]

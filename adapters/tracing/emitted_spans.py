@@ -1,24 +1,44 @@
 """Spans that an agent emits while it runs: a reward for the call just made, or any other annotation.
 
-``agentlightning.emit_reward(0.5)`` inside an agent becomes a span of its rollout and belongs to the newest call before
-it. The store may number calls and emitted spans in another order than they happened, so the span also carries how many
-calls there were. Only calls through our own HTTP client are counted; for an agent with another client the store's
-numbers decide, and those are right as long as a call is numbered before its reply is complete.
+``agentlightning.emit_reward(0.5)`` inside an agent becomes a span of its rollout and belongs to a call before it: the
+last one in the context of the emitting task, or of a task that was started there since. So parallel tasks reward their
+own calls. A call's id is a header of its request, and the emitted span carries it. Our own and hooked HTTP clients send
+it; for an agent with another client the store's numbers decide, and those are right as long as calls are not made in
+parallel, and a call is numbered before its reply is complete.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.span_writer import MakeSpan, SpanWriter
 from groundwire.adapters.tracing.spans import SpanRecord
 
-__all__ = ["Emissions", "count_call", "current_emissions"]
+__all__ = ["CALL_HEADER", "Emissions", "call_headers", "current_emissions"]
+
+CALL_HEADER = "x-call-id"
+"""The header with the id of a request."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    id: str
+    before: _Call | None
+    """The last call in the context in which this one was made."""
+
+    def follows(self, call: _Call) -> bool:
+        """Whether this is ``call``, or was made in a context in which ``call`` had been made."""
+        each: _Call | None = self
+        while each is not None and each is not call:
+            each = each.before
+        return each is call
 
 
 class Emissions:
@@ -27,23 +47,32 @@ class Emissions:
     def __init__(self, writer: SpanWriter, *, rollout_id: str, attempt_id: str) -> None:
         self._writer, self._rollout_id, self._attempt_id = writer, rollout_id, attempt_id
         self._loop = asyncio.get_running_loop()
-        self.calls = 0
-        """Calls that the attempt has made so far through our own HTTP client."""
+        self._calls: list[_Call] = []
 
     @contextmanager
     def activate(self) -> Iterator[None]:
         """Make this :func:`current_emissions` in this task and in the tasks and threads that it starts."""
-        token = _emissions.set(self)
+        tokens = _emissions.set(self), _last_call.set(None)
         try:
             yield
         finally:
-            _emissions.reset(token)
+            _emissions.reset(tokens[0])
+            _last_call.reset(tokens[1])
+
+    def start_call(self) -> str:
+        """Note that a call is made in the current context; returns its new id."""
+        call = _Call(uuid.uuid4().hex, _last_call.get())
+        _last_call.set(call)
+        self._calls.append(call)
+        return call.id
 
     def add(
         self, name: str, attributes: Mapping[str, Any], *, start_time: float, end_time: float, error: str | None
     ) -> None:
-        """Store a span after the calls made so far; the arguments are those of :class:`SpanRecord`."""
-        after_calls = {semconv.AFTER_CALLS: self.calls} if self.calls else {}
+        """Store a span for a call that was made before; the arguments are those of :class:`SpanRecord`."""
+        last = _last_call.get()
+        call = next((each for each in reversed(self._calls) if last is None or each.follows(last)), None)
+        call_id = {} if call is None else {semconv.CALL_ID: call.id}
 
         def make(sequence: int) -> SpanRecord:
             return SpanRecord(
@@ -51,7 +80,7 @@ class Emissions:
                 rollout_id=self._rollout_id,
                 attempt_id=self._attempt_id,
                 sequence_id=sequence,
-                attributes={**attributes, semconv.EMITTED: True, **after_calls},
+                attributes={**attributes, semconv.EMITTED: True, **call_id},
                 start_time=start_time,
                 end_time=end_time,
                 error=error,
@@ -71,6 +100,7 @@ class Emissions:
 
 
 _emissions: ContextVar[Emissions | None] = ContextVar("emissions", default=None)
+_last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
 
 
 def current_emissions() -> Emissions | None:
@@ -78,7 +108,7 @@ def current_emissions() -> Emissions | None:
     return _emissions.get()
 
 
-def count_call() -> None:
-    """Count one LLM call of the attempt that the calling task belongs to."""
-    if (emissions := _emissions.get()) is not None:
-        emissions.calls += 1
+def call_headers() -> dict[str, str]:
+    """The header of an LLM call that the calling task makes now; none outside of an attempt."""
+    emissions = _emissions.get()
+    return {} if emissions is None else {CALL_HEADER: emissions.start_call()}

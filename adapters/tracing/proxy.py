@@ -32,6 +32,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from groundwire.adapters.tracing.calls import to_span
+from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
 from groundwire.adapters.tracing.open_attempts import OpenAttempts
 from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
@@ -233,6 +234,7 @@ class LLMProxy(HttpServer):
             rollout_id=request.match_info["rollout_id"],
             attempt_id=request.match_info["attempt_id"],
             agent=calling_agent(request.headers),
+            call_id=request.headers.get(CALL_HEADER, "")[:64],
             started=time.time(),
         )
         try:
@@ -243,7 +245,7 @@ class LLMProxy(HttpServer):
         try:
             body = await _read_body(request)
             call = api(read_request(body), self._conversations.of(exchange.rollout_id, len(body)))
-            exchange.request = call.chat
+            exchange.request, exchange.reply_id = call.chat, call.reply_id
             call.chat = self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
             pending += (

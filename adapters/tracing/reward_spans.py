@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.adapters.tracing.semconv import AFTER_CALLS, EMITTED, REWARD_PREFIX
+from groundwire.adapters.tracing.semconv import CALL_ID, EMITTED, RESPONSE_ID, REWARD_PREFIX
 
 __all__ = ["call_rewards", "reward_from_spans"]
 
@@ -27,22 +27,26 @@ def reward_from_spans(spans: Iterable[Any]) -> float | dict[str, float] | None:
     return last if len(last) > 1 else _primary(last)
 
 
-def call_rewards(sequences: Sequence[int], spans: Iterable[Any]) -> dict[int, float]:
+def call_rewards(
+    sequences: Sequence[int], spans: Iterable[Any], *, ids: Mapping[str, int] | None = None
+) -> dict[int, float]:
     """The emitted reward of each call that has one, by the call's index in ``sequences``, the sorted calls' numbers.
 
-    An emitted reward belongs to the newest call before it; of several the last counts. A reward that is emitted after
-    the last call and then returned is the rollout's, and no call's.
+    An emitted reward belongs to the reply that it names, else to the call in whose context it was emitted, else to the
+    newest call before it; of several the last counts. ``ids`` are the indices of calls by the ids of calls and replies.
+    Without marks of emitted spans the last reward is the rollout's, and so is an equal one after the last call.
     """
+    ids = ids or {}
     rewards = _rewards(spans)
     returned = next((reward for reward in reversed(rewards) if not reward.emitted), None)
     found: dict[int, float] = {}
     for reward in rewards:
-        index = bisect_left(sequences, reward.sequence) - 1
-        if reward.after_calls:
-            index = min(reward.after_calls, len(sequences)) - 1
+        index = ids.get(reward.call_id, bisect_left(sequences, reward.sequence) - 1)
+        if reward.reply_id:
+            index = ids.get(reward.reply_id, -1)  # a reply of another model is no call
         value = _primary(reward.values)
         repeated = returned is not None and index == len(sequences) - 1 and value == _primary(returned.values)
-        if index >= 0 and reward is not returned and not repeated:
+        if index >= 0 and (reward.emitted or not (reward is returned or repeated)):
             found[index] = value
     return found
 
@@ -52,8 +56,8 @@ class _Reward:
     sequence: int
     values: dict[str, float]
     emitted: bool
-    after_calls: int
-    """0 if the calls were not counted."""
+    call_id: str
+    reply_id: str
 
 
 def _rewards(spans: Iterable[Any]) -> list[_Reward]:
@@ -61,13 +65,14 @@ def _rewards(spans: Iterable[Any]) -> list[_Reward]:
     found = []
     for span in spans:
         values: dict[str, float] = {}
-        attributes, index = span.attributes or {}, 0
+        attributes: Mapping[str, Any] = span.attributes or {}
+        index = 0
         while (value := attributes.get(f"{REWARD_PREFIX}{index}.value")) is not None:
             values[str(attributes.get(f"{REWARD_PREFIX}{index}.name", index))] = float(value)
             index += 1
         if values and all(map(math.isfinite, values.values())):
-            emitted, after_calls = bool(attributes.get(EMITTED)), int(attributes.get(AFTER_CALLS, 0))
-            reward = _Reward(span.sequence_id, values, emitted, after_calls)
+            call_id, reply_id = str(attributes.get(CALL_ID, "")), str(attributes.get(RESPONSE_ID, ""))
+            reward = _Reward(span.sequence_id, values, bool(attributes.get(EMITTED)), call_id, reply_id)
             found.append((span.sequence_id, span.start_time or 0.0, reward))
     return [reward for *_, reward in sorted(found, key=lambda each: each[:2])]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -35,6 +35,8 @@ _ERROR = 400
 class Reply:
     """One scripted reply. Ids that are None come from the text; a ``status`` from 400 on makes it an error."""
 
+    id: str = ""
+    """The id of the reply; "" for a new one."""
     text: str = ""
     tool_calls: Sequence[Mapping[str, Any]] = ()
     """OpenAI tool calls: ``{"id": …, "type": "function", "function": {"name": …, "arguments": …}}``."""
@@ -169,7 +171,8 @@ class ScriptedPolicyServer(HttpServer):
 
     def _take(self, body: dict[str, Any]) -> Reply:
         self.requests.append(body)
-        return self._next(body)
+        number, reply = len(self.requests), self._next(body)
+        return reply if reply.id else replace(reply, id=f"chatcmpl-{number}")
 
     def _next(self, body: dict[str, Any]) -> Reply:
         if callable(self.replies):
@@ -228,7 +231,7 @@ class ScriptedPolicyServer(HttpServer):
             yield {**head, "choices": [], "usage": _usage(prompt_ids, token_ids)}, False
 
     def _head(self, kind: str, reply: Reply) -> dict[str, Any]:
-        head: dict[str, Any] = {"id": f"chatcmpl-{len(self.requests)}", "object": kind, "created": 0}
+        head: dict[str, Any] = {"id": reply.id, "object": kind, "created": 0}
         head["model"] = self.model
         if reply.weights_version is not None:
             head["weights_version"] = reply.weights_version
@@ -247,6 +250,7 @@ def _sampled(body: Mapping[str, Any], reply: Reply) -> dict[str, Any]:
         "response_ids": token_ids,
         "logprobs": [each["logprob"] for each in _logprobs(reply, 0, len(token_ids))["content"]],
         "finish_reason": _finish_reason(reply),
+        "reply_id": reply.id,
         "reply_json": to_json(_message(reply)),
         **_grammar(reply),
         **({} if reply.weights_version is None else {"weights_version": reply.weights_version}),

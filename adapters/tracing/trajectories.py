@@ -27,7 +27,7 @@ class Triplet:
     reward: float | None
     """The rollout's reward, the same for each of its triplets; None if it has none."""
     call_reward: float | None
-    """The reward that the agent emitted between this call and the next; None if there is none."""
+    """The reward that the agent emitted for this call; None if there is none."""
     agent: str
     sequence: int
     choice: int | None

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry import context
 
 from groundwire.adapters._types import AGENT_HEADER, Endpoint
-from groundwire.adapters.tracing.emitted_spans import count_call
+from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.unmodified.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.unmodified.conversation import Conversation
 
@@ -72,7 +72,6 @@ class AttemptCalls:
                 self.traced += 1
                 self.error = None
                 self.conversation.add(request)
-                count_call()
                 return f"{self.endpoint.base_url.rstrip('/')}{path}"
             self.models[model] += 1
             return None
@@ -81,10 +80,10 @@ class AttemptCalls:
         return None
 
     def headers(self) -> dict[str, str]:
-        """The headers of a traced call that replace the agent's own."""
+        """The headers of a traced call that replace the agent's own. To be called once for each."""
         name = current_agent()
         host = urlsplit(self.endpoint.base_url).netloc
-        headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}"}
+        headers = {"host": host, "authorization": f"Bearer {self.endpoint.api_key}", **call_headers()}
         return {**headers, **({AGENT_HEADER: name} if name else {})}
 
     @contextmanager
@@ -221,7 +220,7 @@ async def _request_aiohttp(wrapped: Any, session: Any, args: Any, kwargs: Any) -
     if target is None:
         return await wrapped(*args, **kwargs)
     headers = {name: value for name, value in dict(kwargs.get("headers") or {}).items() if name.lower() != "host"}
-    own = {"authorization", *_CREDENTIALS, AGENT_HEADER}
+    own = {"authorization", *_CREDENTIALS, AGENT_HEADER, CALL_HEADER}
     headers = {name: value for name, value in headers.items() if name.lower() not in own}
     kwargs = {**kwargs, "headers": {**headers, **calls.headers()}, "params": None}
     with calls.sending():

@@ -27,6 +27,8 @@ class WireCall(ABC):
     api: ClassVar[str]
     """The API's name in spans, which is also the end of its path."""
     chat: dict[str, Any]
+    reply_id: str = ""
+    """The id of the reply that the agent gets; "" if it is that of the chat completion."""
 
     @abstractmethod
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None: ...

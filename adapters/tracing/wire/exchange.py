@@ -62,6 +62,7 @@ _CONSTRAINTS = (  # vLLM's own fields
 )  # fmt: skip
 _MAX_TOKENS = 1 << 31  # a larger count is an error of the server's, and stores limit integers
 _MAX_CHOICES = 128
+_MAX_ID = 200  # characters
 _DONE = b"\ndata: [DONE]"
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 """The errors that reading a malformed reply may raise."""
@@ -82,6 +83,9 @@ class HttpExchange:
     rollout_id: str
     attempt_id: str
     agent: str
+    call_id: str = ""
+    reply_id: str = ""
+    """The reply's id, if the API of the call makes its own."""
     started: float
     ended: float = 0.0
     request: Mapping[str, Any] = field(default_factory=dict)
@@ -203,9 +207,10 @@ def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> 
         ended=exchange.ended,
         status=status,
         choice=choice if exchange.choices > 1 else None,
+        call_id=exchange.call_id,
         messages_json=to_json(request.get("messages") or []),
         tools_json=to_json(request["tools"]) if request.get("tools") else "",
-        **{"error": error, **fields},
+        **{"error": error, **fields, **({"reply_id": exchange.reply_id} if exchange.reply_id else {})},
     )
 
 
@@ -261,6 +266,7 @@ def read_reply(reply: Mapping[str, Any], index: int = 0) -> dict[str, Any]:
         "response_ids": check_ids(choice.get("token_ids") or ()),
         "logprobs": [float(token["logprob"]) for token in logprobs],
         "finish_reason": str(choice.get("finish_reason") or ""),
+        "reply_id": str(reply.get("id") or "")[:_MAX_ID],
         "reply_json": to_json(choice["message"]),
         "grammar": str(choice.get("grammar") or ""),
         **_weights_versions(reply),
@@ -297,7 +303,7 @@ def _merge_stream(body: bytes, index: int, *, left: bool) -> dict[str, Any]:
         if "error" in event:
             raise _StreamError(error_message(json.dumps(event).encode()))
         reply["prompt_token_ids"] = reply.get("prompt_token_ids") or event.get("prompt_token_ids")
-        reply |= {name: event[name] for name in ("usage", *_VERSIONS) if event.get(name) is not None}
+        reply |= {name: event[name] for name in ("id", "usage", *_VERSIONS) if event.get(name) is not None}
         for part in event.get("choices") or ():  # the event with the usage has none
             if part.get("index", 0) != index:
                 continue

@@ -33,7 +33,7 @@ class MessagesCall(WireCall):
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self.chat = {"messages": chat_messages(request), **chat_options(request)}
-        self._id, self._model = f"msg_{uuid.uuid4().hex}", request.get("model")
+        self.reply_id, self._model = f"msg_{uuid.uuid4().hex}", request.get("model")
         self._blocks: list[dict[str, Any]] = []
         self._is_open = self._has_begun = False
         self._choice: Mapping[str, Any] = {}
@@ -125,7 +125,7 @@ class MessagesCall(WireCall):
         return _event("content_block_delta", index=len(self._blocks) - 1, delta={"type": kind, name: text})
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        return {"id": self.reply_id, "type": "message", "role": "assistant", "model": self._model}
 
     def _stop(self) -> dict[str, Any]:
         reason, stop = self._choice.get("finish_reason") or "stop", self._choice.get("stop_reason")

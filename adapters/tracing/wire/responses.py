@@ -49,7 +49,7 @@ class ResponsesCall(WireCall):
         instructions = request.get("instructions")
         first = [{"role": "system", "content": instructions}] if instructions else []
         self.chat = {"messages": [*first, *self._messages], **chat_options(request)}
-        self._id, self._created = _new_id("resp"), int(time.time())
+        self.reply_id, self._created = _new_id("resp"), int(time.time())
         self._model = request.get("model")
         self._custom = {tool["name"] for tool in request.get("tools") or () if tool.get("type") == "custom"}
         self._items: list[dict[str, Any]] = []
@@ -190,7 +190,7 @@ class ResponsesCall(WireCall):
     def _finished(self) -> dict[str, Any]:
         """The whole response, which the next request can name."""
         if self._request.get("store") is not False:
-            self._conversation.add(self._id, [*self._messages, *input_messages(self._items)])
+            self._conversation.add(self.reply_id, [*self._messages, *input_messages(self._items)])
         reason = _INCOMPLETE.get(self._finish_reason or "")
         return self._response("incomplete" if reason else "completed", reason)
 
@@ -198,7 +198,7 @@ class ResponsesCall(WireCall):
         request = self._request
         repeated = {name: request.get(name, default) for name, default in _REPEATED.items()}
         return {
-            "id": self._id,
+            "id": self.reply_id,
             "object": "response",
             "created_at": self._created,
             "model": self._model,

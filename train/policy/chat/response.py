@@ -64,6 +64,7 @@ class ChatResponse:
         return {
             "prompt_ids": reply.prompt_ids,
             "response_ids": reply.token_ids,
+            "reply_id": self._head["id"],
             "logprobs": reply.logprobs,
             "finish_reason": finish_reason,
             "reply_json": to_json(message),
