@@ -31,11 +31,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
 
 
-def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Workers are forked from a process that has imported what the tests import."""
-    fork_server.ensure_running()
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Workers are forked from a process that has imported the tests and what they import."""
+    server, address = fork_server.start_server_of_workers(config.args)
+    config.add_cleanup(server.kill)
     for spec in specs:
-        spec.python = f"{sys.executable} {fork_server.__file__}"
+        spec.python = f"{sys.executable} {fork_server.__file__} {address}"
 
 
 def pytest_collection_finish() -> None:

@@ -4,8 +4,8 @@ To import torch, transformers and the agent frameworks takes ten seconds of CPU.
 workers of pytest-xdist and all programs of the tests. The processes are real: they have their own memory, and are
 killed and interrupted as any other. What a process without the server imports, tests/test_packaging.py checks.
 
-``python fork_server.py`` is the server; it listens at its standard input. ``python fork_server.py -u -c CODE`` runs
-CODE in a forked process: pytest-xdist starts its workers so (see conftest.py).
+``python fork_server.py`` is the server; it listens at its standard input. ``python fork_server.py ADDRESS -u -c CODE``
+runs CODE in a process of the server at ADDRESS: pytest-xdist starts its workers so (see conftest.py).
 """
 
 from __future__ import annotations
@@ -63,20 +63,27 @@ _NUMBER = struct.Struct("i")
 def ensure_running() -> str:
     """The server's socket. The first process that asks starts the server, which ends with that process."""
     if _ADDRESS not in os.environ:
-        path = os.path.join(tempfile.mkdtemp(), "socket")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen(100)
+        with _listener() as listener:
             # typer reads these while it is imported; each process has its own.
             colours = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
             environment = {name: value for name, value in os.environ.items() if name not in colours}
             subprocess.Popen([sys.executable, __file__], stdin=listener, env=environment)
-        os.environ[_ADDRESS] = path
+            os.environ[_ADDRESS] = listener.getsockname()
     return os.environ[_ADDRESS]
 
 
+def _listener() -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.join(tempfile.mkdtemp(), "socket"))
+    listener.listen(100)
+    return listener
+
+
 class Forked:
-    """A process that calls ``target(*arguments)`` in ``folder``, with these variables and open files."""
+    """A process that calls ``target(*arguments)`` in ``folder``, with these variables and open files.
+
+    It ends when this object is deleted.
+    """
 
     def __init__(
         self,
@@ -85,9 +92,10 @@ class Forked:
         folder: str | None = None,
         environment: Mapping[str, str] | None = None,
         files: Sequence[int] = (0, 1, 2),
+        server: str | None = None,
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
-        self._connection.connect(ensure_running())
+        self._connection.connect(server or ensure_running())
         socket.send_fds(self._connection, [b"3"], files)
         request = (folder or os.getcwd(), dict(os.environ if environment is None else environment), target, arguments)
         self._connection.sendall(pickle.dumps(request))
@@ -113,62 +121,118 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _serve() -> None:
+def _prepare(import_modules: Callable[[], object]) -> None:
     gc.disable()
-    for name in MODULES:
-        importlib.import_module(name)
+    import_modules()
     gc.freeze()  # each process would look through all of this for garbage, and to look at a page is to copy it
     gc.enable()
     gc.set_threshold(100_000, 50, 50)  # as in conftest.py
     for finalizer in list(weakref.finalize._registry):  # those of torch touch, and so copy, a third of these pages
         finalizer.atexit = False
+
+
+def _serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    parent = os.getppid()
+    ended, wakeup = socket.socketpair()  # readable when a process has ended
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     listener = socket.socket(fileno=os.dup(0))
+    events = select.poll()
+    for each in (listener, ended):
+        events.register(each, select.POLLIN)
+    clients: dict[int, socket.socket] = {}  # of each process, by its id
+    parent = os.getppid()
     while os.getppid() == parent:
-        if select.select([listener], [], [], 1)[0]:
-            connection, _ = listener.accept()
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                listener.close()
-                return _supervise(connection)
-            connection.close()
-    return None
+        ready = {file for file, _ in events.poll(1000)}
+        for child, client in clients.items():
+            if client.fileno() in ready:  # it has hung up: nobody is left who asks
+                os.kill(child, signal.SIGKILL)
+        if ended.fileno() in ready:
+            ended.recv(4096)
+            _report_ended(clients, events)
+        if listener.fileno() in ready:
+            client, _ = listener.accept()
+            if child := _fork(client, (listener, ended, wakeup, *clients.values())):
+                clients[child] = client
+                events.register(client, 0)
+    for child in clients:
+        os.kill(child, signal.SIGKILL)
 
 
-def _supervise(connection: socket.socket) -> None:
-    """Forks the process, and sends its id and its exit status. Ends it when nobody is left who asks."""
-    _, files, _, _ = socket.recv_fds(connection, 1, 3)
-    with connection.makefile("rb") as stream:
-        folder, environment, target, arguments = pickle.load(stream)
+def _fork(client: socket.socket, others: Sequence[socket.socket]) -> int:
+    """The id of a new process that does what ``client`` asks, 0 if ``client`` has ended already."""
+    _, files, _, _ = socket.recv_fds(client, 1, 3)
+    if len(files) < 3:
+        return 0
     child = os.fork()
     if child == 0:
-        connection.close()
-        for number, file in enumerate(files):
-            os.dup2(file, number)
-            os.close(file)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        _call(target, *arguments)
+        for each in others:
+            each.close()
+        _run(client, files)
     for file in files:
         os.close(file)
-    connection.sendall(_NUMBER.pack(child))
+    with contextlib.suppress(BrokenPipeError):
+        client.sendall(_NUMBER.pack(child))
+    return child
 
-    def kill_without_client() -> None:
-        with contextlib.suppress(ConnectionResetError):
-            connection.recv(1)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
 
-    threading.Thread(target=kill_without_client, daemon=True).start()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    try:
-        connection.sendall(_NUMBER.pack(status))
-    finally:
-        os._exit(0)
+def _report_ended(clients: dict[int, socket.socket], events: select.poll) -> None:
+    """Sends the exit status of each process that has ended."""
+    while clients:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        with contextlib.suppress(BrokenPipeError), clients.pop(child) as client:
+            events.unregister(client)
+            client.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
+def start_server_of_workers(tests: Sequence[str]) -> tuple[Forked, str]:
+    """A server that has imported the modules of ``tests``, paths as pytest takes them, too; and its address.
+
+    Programs are not forked from it: they would have what tests change while they are imported.
+    """
+    with _listener() as listener:
+        return Forked(_serve_workers, tests, files=(listener.fileno(), 1, 2)), listener.getsockname()
+
+
+def _serve_workers(tests: Sequence[str]) -> None:
+    _prepare(lambda: _import_tests(tests))
+    _serve()
+
+
+def _import_modules() -> None:
+    for name in MODULES:
+        importlib.import_module(name)
+
+
+def _import_tests(paths: Sequence[str]) -> None:
+    """As pytest does: with asserts that explain themselves."""
+    import pytest
+
+    class OnlyModules:
+        def pytest_pycollect_makeitem(self) -> list[Any]:
+            return []
+
+    sys.path.insert(0, os.getcwd())
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # the workers report the errors
+        pytest.main(["-s", "-p", "no:cacheprovider", *paths], plugins=[OnlyModules()])
+
+
+def _run(client: socket.socket, files: Sequence[int]) -> NoReturn:
+    with client, client.makefile("rb") as stream:
+        folder, environment, target, arguments = pickle.load(stream)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    _call(target, *arguments)
 
 
 def _call(target: Callable[..., object], *arguments: Any) -> NoReturn:
@@ -199,9 +263,10 @@ def run_code(code: str, arguments: Sequence[str] = ()) -> None:
 
 def main() -> None:
     if not sys.argv[1:]:
+        _prepare(_import_modules)
         _serve()
         return
-    process = Forked(sys.modules["fork_server"].run_code, sys.argv[-1])
+    process = Forked(sys.modules["fork_server"].run_code, sys.argv[-1], server=sys.argv[1])
     for file in (0, 1, 2):
         os.close(file)
     process.join()

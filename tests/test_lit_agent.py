@@ -6,9 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import agentlightning as agl
 import external_processes as processes
-import openai
 import pytest
 from fork_server import Forked
 
@@ -23,53 +21,11 @@ TASKS = [{"question": f"Is {number} even?", "answer": "yes" if number % 2 == 0 e
 QUIET: dict[str, Any] = {"quiet": True, "n_runners": 4, "retries": 0}
 
 
-class Blocking(agl.LitAgent[dict[str, Any]]):
-    """A plain method, with its own validation."""
+@pytest.fixture
+def agents() -> Any:
+    import lit_agents
 
-    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-        llm = resources["main_llm"]
-        assert llm.sampling_parameters["temperature"] == 0.0
-        assert self.tracer is not None
-        base_url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
-        with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-            messages: Any = [{"role": "user", "content": task["question"]}]
-            reply = client.chat.completions.create(model=llm.model, messages=messages)
-        return float(reply.choices[0].message.content == task["answer"])
-
-    def validation_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
-        return 0.5 + 0.5 * self.rollout(task, resources, rollout)
-
-
-class Async(agl.LitAgent[dict[str, Any]]):
-    """An async method that emits a reward for its first call."""
-
-    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
-        reward = await asyncio.to_thread(decorated.rollout, task, resources, rollout)
-        agl.emit_reward(0.25)
-        return float(reward)
-
-
-@agl.rollout
-def decorated(task: dict[str, Any], llm: agl.LLM) -> float:
-    """A function with Agent Lightning's decorator."""
-    with openai.OpenAI(base_url=llm.endpoint, api_key="none", max_retries=0) as client:
-        messages: Any = [{"role": "user", "content": task["question"]}]
-        reply = client.chat.completions.create(model=llm.model, messages=messages)
-    return float(reply.choices[0].message.content == task["answer"])
-
-
-class WithoutReward(agl.LitAgent[dict[str, Any]]):
-    """Returns nothing."""
-
-    def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
-        return None
-
-
-class NeedsArguments(WithoutReward):
-    """Cannot be made from its name."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__()
+    return lit_agents
 
 
 async def _evaluated(agent: Any, folder: Path, **settings: Any) -> EvaluationResult:
@@ -80,30 +36,32 @@ async def _evaluated(agent: Any, folder: Path, **settings: Any) -> EvaluationRes
 
 @pytest.mark.parametrize(
     ("agent", "accuracy"),
-    [(Blocking(), 0.75), (Async(), 0.5), (decorated, 0.5), (Blocking, 0.75), ("test_lit_agent:Async", 0.5)],
+    [("Blocking()", 0.75), ("Async()", 0.5), ("decorated", 0.5), ("Blocking", 0.75), ("'lit_agents:Async'", 0.5)],
 )
-async def test_a_lit_agents_own_reward_is_the_rollouts(agent: Any, accuracy: float, tmp_path: Path) -> None:
-    result = await _evaluated(agent, tmp_path)
+async def test_a_lit_agents_own_reward_is_the_rollouts(
+    agent: str, accuracy: float, agents: Any, tmp_path: Path
+) -> None:
+    result = await _evaluated(eval(agent, vars(agents)), tmp_path)
     assert (result.accuracy.value, result.accuracy.n) == (accuracy, 4)
     assert [len(calls) for calls in result.rollouts["calls"]] == [1] * 4
-    emitted = 0.25 if agent == "test_lit_agent:Async" or isinstance(agent, Async) else None
+    emitted = 0.25 if "Async" in agent else None
     assert [list(rewards) for rewards in result.rollouts["call_rewards"]] == [[emitted]] * 4
 
 
-async def test_a_lit_agent_without_a_reward_is_a_failure_of_its_reward(tmp_path: Path) -> None:
+async def test_a_lit_agent_without_a_reward_is_a_failure_of_its_reward(agents: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="failed of reward: the agent's rollout returned None: it returns its reward"):
-        await _evaluated(WithoutReward(), tmp_path)
+        await _evaluated(agents.WithoutReward(), tmp_path)
 
 
-async def test_a_reward_beside_a_lit_agents_own_is_refused(tmp_path: Path) -> None:
+async def test_a_reward_beside_a_lit_agents_own_is_refused(agents: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the agent returns its own reward, so reward executes has no use: leave it"):
-        await _evaluated(Async(), tmp_path, reward="executes")
+        await _evaluated(agents.Async(), tmp_path, reward="executes")
     with pytest.raises(UserError, match=r"agent 'NeedsArguments' cannot be made \(.*: name an object of it"):
-        await _evaluated(NeedsArguments, tmp_path)
+        await _evaluated(agents.NeedsArguments, tmp_path)
 
 
-async def test_only_a_rollout_can_run_a_lit_agent() -> None:
-    backend = agent_backend(Blocking())
+async def test_only_a_rollout_can_run_a_lit_agent(agents: Any) -> None:
+    backend = agent_backend(agents.Blocking())
     assert isinstance(backend, LitAgentBackend)
     with pytest.raises(Exception, match="it runs in a training run or an evaluation only"):
         await backend.run(None, None)  # type: ignore[arg-type]

@@ -274,7 +274,8 @@ async def test_the_turns_of_a_rollout_are_one_trajectory(database: str) -> None:
 
 
 async def test_no_traces_are_exported_and_the_process_keeps_its_own_tracing(database: str) -> None:
-    agents.set_tracing_disabled(False)  # it is disabled in a process that loaded an agent by its name
+    disabled = get_trace_provider()._disabled  # as in a process that loaded an agent by its name
+    agents.set_tracing_disabled(False)
     seen: list[str] = []
 
     class Recorder(TracingProcessor):
@@ -306,6 +307,7 @@ async def test_no_traces_are_exported_and_the_process_keeps_its_own_tracing(data
         assert seen == ["the user's own"]
     finally:
         agents.set_trace_processors(list(processors))
+        agents.set_tracing_disabled(disabled)
 
 
 async def test_a_too_long_prompt_has_its_own_error_type(database: str) -> None:

@@ -1,0 +1,58 @@
+"""Agents for Agent Lightning, as their authors write them. To import all of it takes seconds: only these tests do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import agentlightning as agl
+import openai
+
+
+class Blocking(agl.LitAgent[dict[str, Any]]):
+    """A plain method, with its own validation."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        llm = resources["main_llm"]
+        assert llm.sampling_parameters["temperature"] == 0.0
+        assert self.tracer is not None
+        base_url = llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id)
+        with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            messages: Any = [{"role": "user", "content": task["question"]}]
+            reply = client.chat.completions.create(model=llm.model, messages=messages)
+        return float(reply.choices[0].message.content == task["answer"])
+
+    def validation_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        return 0.5 + 0.5 * self.rollout(task, resources, rollout)
+
+
+class Async(agl.LitAgent[dict[str, Any]]):
+    """An async method that emits a reward for its first call."""
+
+    async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
+        reward = await asyncio.to_thread(decorated.rollout, task, resources, rollout)
+        agl.emit_reward(0.25)
+        return float(reward)
+
+
+@agl.rollout
+def decorated(task: dict[str, Any], llm: agl.LLM) -> float:
+    """A function with Agent Lightning's decorator."""
+    with openai.OpenAI(base_url=llm.endpoint, api_key="none", max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": task["question"]}]
+        reply = client.chat.completions.create(model=llm.model, messages=messages)
+    return float(reply.choices[0].message.content == task["answer"])
+
+
+class WithoutReward(agl.LitAgent[dict[str, Any]]):
+    """Returns nothing."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> None:
+        return None
+
+
+class NeedsArguments(WithoutReward):
+    """Cannot be made from its name."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
