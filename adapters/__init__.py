@@ -11,10 +11,12 @@ from groundwire.adapters._types import (
     BackendError,
     Endpoint,
     EndpointError,
+    MalformedOutputError,
     PromptTooLongError,
     Question,
     Stoppable,
     ToolError,
+    TurnLimitError,
 )
 from groundwire.adapters.unmodified.backend import FRAMEWORKS, agent_backend
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend
@@ -29,10 +31,12 @@ __all__ = [
     "Endpoint",
     "EndpointError",
     "LitAgentBackend",
+    "MalformedOutputError",
     "PromptTooLongError",
     "Question",
     "Stoppable",
     "ToolError",
+    "TurnLimitError",
     "agent_backend",
     "check",
     "get",

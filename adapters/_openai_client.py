@@ -15,6 +15,7 @@ import httpx
 import openai
 from httpx_aiohttp import AiohttpTransport
 
+from groundwire.adapters._failures import agent_failure, causes
 from groundwire.adapters._types import AgentError, BackendError, Endpoint, EndpointError, PromptTooLongError, ToolError
 from groundwire.adapters.tracing.emitted_spans import call_headers
 from groundwire.tools.sql import DatabaseError
@@ -65,14 +66,24 @@ def typed_failures(endpoint: Endpoint) -> Iterator[None]:
         yield
     except BackendError:
         raise
-    except DatabaseError as error:
+    except Exception as error:
+        for each in causes(error):
+            _raise_known(each, endpoint)
+        raise agent_failure(error) from error
+
+
+def _raise_known(error: BaseException, endpoint: Endpoint) -> None:
+    """Raise the failure that ``error`` stands for, also behind an exception of the agent's own."""
+    if isinstance(error, BackendError):
+        raise error
+    if isinstance(error, DatabaseError):
         raise ToolError(str(error)) from error
-    except openai.APIStatusError as error:
+    if isinstance(error, openai.APIStatusError):
         _check_address(error.response.request, endpoint, f"it answered {error.status_code}: {error.message}", error)
         failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
         message = f"the model's endpoint answered {error.status_code}: {error.message}"
         raise failure(message, status=error.status_code) from error
-    except (openai.APIError, httpx.TransportError) as error:  # httpx's own: a stream that broke off
+    if isinstance(error, openai.APIError | httpx.TransportError):  # httpx's own: a stream that broke off
         try:
             request = getattr(error, "request", None)
         except RuntimeError:  # raised by httpx's errors before the request is sent
@@ -80,13 +91,11 @@ def typed_failures(endpoint: Endpoint) -> Iterator[None]:
         if request is not None:
             _check_address(request, endpoint, f"no answer: {error}", error)
         raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
-    except Exception as error:
-        if type(error) is openai.OpenAIError and "api_key" in str(error):
-            raise AgentError(
-                f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
-                "here) and api_key=endpoint.api_key"
-            ) from error
-        raise AgentError(f"{type(error).__name__}: {error}") from error
+    if type(error) is openai.OpenAIError and "api_key" in str(error):
+        raise AgentError(
+            f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
+            "here) and api_key=endpoint.api_key"
+        ) from error
 
 
 def _check_address(request: httpx.Request, endpoint: Endpoint, outcome: str, error: Exception) -> None:

@@ -76,7 +76,9 @@ class BackendError(Exception):
     """A failed rollout. Each subclass is one cause, and one type of failure in the metrics.
 
     BackendError
-    ├── AgentError      the agent's own code or framework
+    ├── AgentError      the agent's own code or framework raised
+    │   ├── MalformedOutputError   it cannot use a reply
+    │   └── TurnLimitError         it made as many calls as it may
     ├── ToolError       a tool is broken (an error message to the model is no failure)
     └── EndpointError   the LLM call: refused, timed out, unreachable
         └── PromptTooLongError   the prompt does not fit the model; a retry cannot help
@@ -89,6 +91,18 @@ class AgentError(BackendError):
     """The agent's own code raised."""
 
     kind = "agent"
+
+
+class MalformedOutputError(AgentError):
+    """The agent cannot use a reply: not the required JSON, type or format, or cut off."""
+
+    kind = "malformed_output"
+
+
+class TurnLimitError(AgentError):
+    """The agent ended at its limit of turns, steps or recursions."""
+
+    kind = "turn_limit"
 
 
 class ToolError(BackendError):

@@ -68,7 +68,7 @@ class RescoredGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class RescoredRun:
-    """``failed`` counts the rollouts that failed in the run; they have no answer and stay failures."""
+    """``failed`` counts the rollouts that failed in the run without a reward; they stay left out."""
 
     rollouts: list[RescoredRollout]
     groups: list[RescoredGroup]
@@ -80,6 +80,8 @@ async def rescore(
 ) -> RescoredRun:
     """Score ``rows``, which have :data:`COLUMNS`, with ``reward``. ``on_end`` is called after each rollout.
 
+    A failure that scored 0 in the run scores 0 with any reward: it has no answer.
+
     Raises ``ValueError`` for a row without a task or steps.
     """
     rows = list(rows)
@@ -87,6 +89,8 @@ async def rescore(
 
     async def score_rollout(item: tuple[Mapping[str, Any], dict[str, Any], list[Any]]) -> Score:
         row, task, steps = item
+        if row["status"] != "succeeded":
+            return Score(row["reward"])
         return await score(reward, task, row["answer"], steps)
 
     scores = await map_concurrently(score_rollout, kept, on_end=on_end)

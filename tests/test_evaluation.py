@@ -92,7 +92,7 @@ def test_with_several_samples_the_share_of_mixed_groups_is_reported() -> None:
 
 def test_an_infrastructure_failure_is_counted_without_changing_the_accuracy() -> None:
     figures = compute_metrics(
-        [rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", None, status="agent")]
+        [rollout("a", 1.0), rollout("b", None, status="endpoint"), rollout("c", 0.0, status="agent")]
     )
     assert (figures["accuracy"], figures["n"], figures["total"]) == (0.5, 2, 3)
     assert figures["failures"] == {"endpoint": 1, "agent": 1}

@@ -17,7 +17,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import ProgressDisplay, show_summary
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.diagnosis import is_transient, nothing_judged
+from groundwire.train.evaluation.diagnosis import all_failed, is_transient, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build
@@ -95,8 +95,21 @@ def test_the_first_failure_is_quoted_with_what_to_do() -> None:
 
 def test_one_judged_rollout_is_enough_and_an_agents_own_failure_is_judged() -> None:
     assert nothing_judged([_failed(), {**REAL, "reward": 0.0}]) == ""
-    assert nothing_judged([_failed(), _failed("agent")]) == ""
+    assert nothing_judged([_failed(), _failed("agent", reward=0.0)]) == ""
     assert nothing_judged([]) == ""
+
+
+def test_a_step_without_a_success_is_reported_with_the_first_failure() -> None:
+    broken = [_failed("agent", reward=0.0, message=f"KeyError: {n}") for n in range(3)]
+    assert all_failed(broken).startswith("all 3 rollouts failed; the first failed of agent: KeyError: 0; repair the")
+    assert all_failed([*broken, {**REAL, "reward": 0.0}]) == all_failed([]) == ""
+
+
+def test_failures_of_the_policy_may_pass_unless_all_are_the_same() -> None:
+    same = [_failed("agent", reward=0.0, message=f"position {n}: no SQL") for n in range(3)]
+    assert not is_transient(same)
+    assert is_transient([*same, _failed("agent", reward=0.0, message="no SQL in 'I do not know'")])
+    assert is_transient([*same, _failed("turn_limit", reward=0.0)])
 
 
 def test_transient_failures_are_recognised() -> None:

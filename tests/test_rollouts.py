@@ -7,7 +7,7 @@ import itertools
 import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,17 @@ import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 from no_data import NoData
 
-from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, ToolError
+from groundwire.adapters import (
+    AgentError,
+    Answer,
+    Endpoint,
+    EndpointError,
+    MalformedOutputError,
+    PromptTooLongError,
+    Question,
+    ToolError,
+    TurnLimitError,
+)
 from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
 from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
@@ -82,9 +92,10 @@ async def _collector(
     retries: int = 1,
     poll_s: float = 0.5,
     store: InMemoryLightningStore | None = None,
+    failures: str = "",
 ) -> AsyncIterator[RolloutCollector]:
     store = store or MemoryStore()
-    agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
+    agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s, failures=failures)
     async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy:
         runners = RunnerPool(store=store, agent=agent, n_runners=n_runners, poll_s=10 * poll_s)
         collector = RolloutCollector(
@@ -93,6 +104,7 @@ async def _collector(
             model=server.model,
             notify_runners=runners.notify,
             retries=retries,
+            failures=failures,
             poll_s=poll_s,
         )
         await runners.start()
@@ -151,20 +163,56 @@ def _raise(error: BaseException) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "attempts"),
+    ("error", "status", "reward", "changes"),
     [
-        (AgentError("a bug"), "agent", 2),
-        (ToolError("the disk is gone"), "tool", 2),
-        (EndpointError("refused", status=500), "endpoint", 2),
-        (PromptTooLongError("9 tokens too many", status=400), "prompt_too_long", 1),
+        (AgentError("a bug"), "agent", 0.0, "agent=drop"),
+        (MalformedOutputError("no JSON"), "malformed_output", 0.0, "malformed_output=drop"),
+        (TurnLimitError("10 turns"), "turn_limit", 0.0, "turn_limit=drop"),
+        (PromptTooLongError("9 tokens too many", status=400), "prompt_too_long", 0.0, "prompt_too_long=drop"),
+        (ToolError("the disk is gone"), "tool", None, "tool=zero"),
+        (EndpointError("refused", status=500), "endpoint", None, "endpoint=zero"),
     ],
 )
-async def test_a_failure_keeps_its_type_and_is_retried_if_that_can_help(
-    task: Task, error: Exception, status: str, attempts: int
+async def test_what_the_policy_caused_scores_0_and_other_failures_are_retried_and_dropped(
+    task: Task, error: Exception, status: str, reward: float | None, changes: str
 ) -> None:
-    outcome = await _outcome(_Backend(_raise(error)), task)
-    assert (outcome.status, outcome.reward, outcome.attempts) == (status, None, attempts)
-    assert str(error) in outcome.message
+    other = None if reward == 0.0 else 0.0
+    for failures, expected in (("", reward), (changes, other)):
+        outcome = await _outcome(_Backend(_raise(error)), task, failures=failures)
+        attempts = 1 if expected == 0.0 or status == "prompt_too_long" else 2
+        assert (outcome.status, outcome.reward, outcome.attempts) == (status, expected, attempts)
+        assert str(error) in outcome.message
+        assert not outcome.succeeded
+
+
+class _FailsAfterItsCall(_Backend):
+    """Like an agent that reads the reply itself, whatever its status."""
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        with suppress(openai.APIError):
+            await super().run(question, endpoint)
+        raise AgentError("KeyError: 'choices'")
+
+
+@pytest.mark.parametrize(
+    ("reply", "status", "reward"),
+    [
+        (GOLD, "agent", 0.0),
+        (Reply(status=503, text="out of cards"), "endpoint", None),
+        (Reply(status=400, text="messages must be a list"), "agent", 0.0),
+    ],
+)
+async def test_an_agent_that_failed_because_its_last_call_did_is_no_failure_of_the_policy(
+    task: Task, reply: Any, status: str, reward: float | None
+) -> None:
+    async with (
+        ScriptedPolicyServer(replies=lambda _: reply) as server,
+        _collector(server, _FailsAfterItsCall(), retries=0) as collector,
+    ):
+        [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
+    assert (outcome.status, outcome.reward) == (status, reward)
+    assert "KeyError: 'choices'" in outcome.message
+    assert status == "agent" or "failed with status 503: out of cards" in outcome.message
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("a bug")])

@@ -14,7 +14,17 @@ import pytest
 import unmodified_agents
 from agentlightning.store.memory import InMemoryLightningStore
 
-from groundwire.adapters import AgentError, Answer, Endpoint, EndpointError, PromptTooLongError, Question, agent_backend
+from groundwire.adapters import (
+    AgentError,
+    Answer,
+    Endpoint,
+    EndpointError,
+    MalformedOutputError,
+    PromptTooLongError,
+    Question,
+    TurnLimitError,
+    agent_backend,
+)
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -146,18 +156,20 @@ async def test_a_refusal_of_the_policy_is_an_endpoint_error() -> None:
             await backend_of(name).run(Question(id="1", text="", database=""), nobody)
 
 
-async def test_a_reply_that_the_agent_cannot_use_is_an_answer_and_no_failure() -> None:
+async def test_a_reply_that_the_agent_cannot_use_is_a_failure_that_the_policy_caused() -> None:
     async with traced(lambda body: '{"sql": "SELECT 1"}' if "good" in str(body) else "I do not know") as policy:
         for name in ("typed_agent", "parses"):
             assert (await policy.run(backend_of(name), "good"))[0].text == "SELECT 1"
-            assert (await policy.run(backend_of(name), "bad"))[0].text == ""
+            with pytest.raises(MalformedOutputError):
+                await policy.run(backend_of(name), "bad")
     cut = Reply(text='{"sql": "SELECT', finish_reason="length")
     async with traced(lambda _: cut) as policy:
-        assert (await policy.run(backend_of("parses_typed")))[0].text == ""
+        with pytest.raises(MalformedOutputError):
+            await policy.run(backend_of("parses_typed"))
     looping = _tool_call("run_query", {"query": "SELECT 1"})
     async with traced(lambda _: looping) as policy:
-        answer, calls = await policy.run(backend_of("sql_agent"))
-    assert (answer.text, len(calls)) == ("", 10)  # the SDK's own limit of turns
+        with pytest.raises(TurnLimitError, match=r"Max turns .10. exceeded"):
+            await policy.run(backend_of("sql_agent"))
 
 
 async def test_input_and_output_can_be_set() -> None:

@@ -52,8 +52,10 @@ def test_without_judged_rollouts_the_accuracy_is_none() -> None:
 
 
 def test_an_agents_own_failure_scores_0() -> None:
-    result = compute_accuracy(_rows(1.0, "prompt_too_long"))
+    failed = {**_rows("prompt_too_long")[0], "reward": 0.0, "task_id": "failed"}
+    result = compute_accuracy([*_rows(1.0, "timeout"), failed])
     assert (result["accuracy"], result["n"]) == (0.5, 2)
+    assert result["failures"] == {"prompt_too_long": 1, "timeout": 1}
 
 
 def test_the_interval_of_a_proportion_is_wilsons() -> None:

@@ -23,7 +23,7 @@ import pytest
 from fork_server import Forked
 from no_data import NoData
 
-from groundwire.adapters import AgentError, Answer, Endpoint, Question
+from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
@@ -269,7 +269,7 @@ def test_a_failed_rollout_is_left_out_of_its_group(tmp_path: Path) -> None:
 
     def act() -> None:
         if next(turns) == 0:
-            raise AgentError("a bug")
+            raise ToolError("a lost database")
 
     with _service(tmp_path, _Backend(act=act)) as made:
         made.service.submit([_prompt()])
@@ -278,7 +278,43 @@ def test_a_failed_rollout_is_left_out_of_its_group(tmp_path: Path) -> None:
     assert len(made.queue.rows) == 3
     figures = made.service.finish_sampling("train", 4, {"sampling": 1.0})
     assert figures["rollouts/ended_total"] == 4
-    assert figures["rollouts/dropped_total"] == figures["rollouts/dropped_agent_total"] == 1
+    assert figures["rollouts/dropped_total"] == figures["rollouts/dropped_tool_total"] == 1
+
+
+@pytest.mark.parametrize("failures", ["", "agent=drop"])
+def test_an_agent_that_cannot_use_a_reply_is_trained_with_reward_0_unless_such_failures_are_dropped(
+    tmp_path: Path, failures: str
+) -> None:
+    class Parser(_Backend):
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            answer = await super().run(question, endpoint)
+            if answer.text == "wrong":
+                raise AgentError("cannot parse this")
+            return answer
+
+    with _service(tmp_path, Parser(), failures=failures) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+    figures = made.service.finish_sampling("train", 4, {})
+    if failures:
+        assert (len(made.queue.rows), figures["rollouts/dropped_agent_total"]) == (2, 2)
+    else:
+        assert sorted(row.reward for row in made.queue.rows.values()) == [0.0, 0.0, 1.0, 1.0]
+        assert figures["rollouts/zero_total"] == figures["rollouts/zero_agent_total"] == 2
+        assert figures["rollouts/dropped_total"] == 0
+
+
+def test_a_step_in_which_all_rollouts_fail_in_the_same_way_ends_the_training(tmp_path: Path) -> None:
+    class Broken(_Backend):
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            await super().run(question, endpoint)
+            raise AgentError("reply 5 has no attribute 'text'")
+
+    with _service(tmp_path, Broken()) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+        with pytest.raises(RolloutsFailedError, match="all 4 rollouts failed; the first failed of agent: reply 5 has"):
+            made.service.finish_sampling("train", 4, {})
 
 
 def test_groups_with_different_rewards_are_counted(tmp_path: Path) -> None:
@@ -360,7 +396,7 @@ def test_a_failed_rollout_is_retried(tmp_path: Path) -> None:
 
     def act() -> None:
         if next(turns) == 0:
-            raise AgentError("a bug, once")
+            raise ToolError("a lost database, once")
 
     with _service(tmp_path, _Backend(act=act), retries=1) as made:
         made.service.submit([_prompt()])

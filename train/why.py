@@ -62,13 +62,15 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
 
     Each batch is a whole step or validation; one is in memory at a time.
     """
-    kinds, causes = Counter[str](), Counter[str]()
+    kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
     training = later_prompts = 0
     for rows in batches:
         training += sum(row["mode"] == "train" for row in rows)
         for row, reason in zip(rows, _reasons(rows, config), strict=True):
             kinds[reason.kind] += 1
+            if row["status"] != "succeeded":
+                failures[f"{row['status']} ({'left out' if row['reward'] is None else 'scored 0'})"] += 1
             examples.setdefault(reason.kind, f"{row['rollout_id']}: {reason.text}")
             calls = row["calls"] or ()
             later_prompts += max(0, len(calls) - 1)
@@ -81,6 +83,8 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
         return
     yield f"{rollouts} rollouts, {training} of them for training"
     yield from _counts(kinds, rollouts, KINDS, examples)
+    if failures:
+        yield f"failed: {', '.join(f'{count} {kind}' for kind, count in failures.most_common())}"
     if mismatches:
         backend = config.get("backend")
         text = "later prompts do not begin with an earlier prompt and its reply"

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from groundwire.adapters._failures import agent_failure, causes
 from groundwire.adapters._types import (
     AgentError,
     Answer,
@@ -38,18 +39,6 @@ __all__ = ["FRAMEWORKS", "AgentTask", "UnmodifiedAgent", "agent_backend", "agent
 FRAMEWORKS = ("custom", "langgraph", "openai-agents")
 """The backends that run an agent of the user's; ``custom`` finds the framework from the object."""
 _Framework = Literal["langgraph", "openai-agents", "function"]
-
-_UNUSABLE_REPLY = {
-    "JSONDecodeError", "ValidationError",  # json, pydantic: a typed output
-    "LengthFinishReasonError", "IncompleteOutputException",  # openai, instructor: one that was cut
-    "MaxTurnsExceeded", "ModelBehaviorError",  # OpenAI Agents SDK
-    "GraphRecursionError", "OutputParserException", "StructuredOutputError",  # LangGraph, LangChain
-    "UnexpectedModelBehavior", "UsageLimitExceeded",  # Pydantic AI
-    "AgentParsingError", "AgentMaxStepsError",  # smolagents
-    "ConverterError",  # CrewAI
-    "MaxTokensReachedException", "StructuredOutputException",  # Strands
-}  # fmt: skip
-"""Exceptions, by name, after a reply that the agent cannot use or after too many: the policy failed, and is scored."""
 
 
 class AgentTask(dict[str, Any]):
@@ -162,9 +151,7 @@ class UnmodifiedAgent:
             except BackendError:
                 raise
             except Exception as error:
-                if calls.error is not None or not _is_unusable_reply(error):
-                    raise _typed(error, calls) from error
-                text = ""
+                raise _typed(error, calls) from error
         if not calls.traced:
             raise AgentError(_no_call(self._name, calls))
         return Answer(text=text, steps=calls.conversation.steps())
@@ -272,21 +259,9 @@ def _call(function: Any, given: Any) -> Any:
         raise AgentError(f"the agent raised {error!r}") from error
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _is_unusable_reply(error: Exception) -> bool:
-    return any(kind.__name__ in _UNUSABLE_REPLY for each in _chain(error) for kind in type(each).__mro__)
-
-
 def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
     """The failure of a rollout whose agent raised ``error``."""
-    for each in _chain(error):
+    for each in causes(error):
         if isinstance(each, BackendError):
             return each
         if isinstance(each, DatabaseError):
@@ -296,11 +271,13 @@ def _typed(error: Exception, calls: AttemptCalls) -> BackendError:
         kind = PromptTooLongError if code == "context_length_exceeded" else EndpointError
         outcome = f"answered {status}: {message}" if status else f"gave no answer: {message}"
         return kind(f"the model's endpoint {outcome}", status=status)
-    raised = f"{type(error).__name__}: {error}"
+    failure = agent_failure(error)
     if calls.traced:
-        return AgentError(raised)
+        return failure
     elsewhere = calls.models or calls.hosts
-    return AgentError(f"{raised}; {_no_call('the agent', calls)}" if elsewhere else f"{raised} (before any LLM call)")
+    return type(failure)(
+        f"{failure}; {_no_call('the agent', calls)}" if elsewhere else f"{failure} (before any LLM call)"
+    )
 
 
 def _no_call(name: str, calls: AttemptCalls) -> str:

@@ -19,6 +19,7 @@ from groundwire.tools.http.access_token import is_loopback
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.failures import failure_changes
 
 __all__ = ["TRACKERS", "AgentSettings", "RunConfig"]
 
@@ -83,6 +84,12 @@ class AgentSettings(Settings):
     )
     execution_truncate: int = _agent(72, "Characters of a query result in the prompt", ge=0)
     rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take", gt=0)
+    failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
+        "",
+        "Which failed rollouts score 0 (zero), and which are left out (drop), where it is not the default: "
+        "agent=drop,timeout=zero",
+        metavar="TYPE=zero|drop,...",
+    )
 
     @model_validator(mode="after")
     def _judge_in_time(self) -> AgentSettings:

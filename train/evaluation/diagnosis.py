@@ -20,6 +20,7 @@ __all__ = [
     "KINDS",
     "Reason",
     "agent_notes",
+    "all_failed",
     "diagnose",
     "group_key",
     "is_transient",
@@ -46,6 +47,8 @@ KINDS = {
     "refused": "its runner does not allow the request",
     "endpoint": "the endpoint failed",
     "agent": "the agent's own code failed",
+    "malformed_output": "the agent cannot use a reply",
+    "turn_limit": "the agent reached its limit of turns",
     "tool": "a tool failed",
     "failed": "another failure",
     "equal_rewards": "every reward of its group was equal",
@@ -56,6 +59,7 @@ KINDS = {
 
 _TRANSIENT = ("timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
+    "agent": "repair the agent (python -m train.run --dev shows its calls)",
     "reward": "fix the reward (python -m train.audit tries it without a model)",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
@@ -113,11 +117,25 @@ def nothing_judged(rows: Sequence[Row]) -> str:
     """Why no row (of a step, or a validation) could be judged, and what to do; empty if one could."""
     if not rows or any(map(is_judged, rows)):
         return ""
-    first, statuses = rows[0], {row["status"] for row in rows}
-    rollouts = "validation rollouts" if first["mode"] == "val" else "rollouts"
-    message = " ".join((first["message"] or "no message").split())[:_MAX_MESSAGE]
-    parts = [f"none of {len(rows)} {rollouts} could be judged", f"the first failed of {first['status']}: {message}"]
-    return "; ".join([*parts, *(text for status, text in _ADVICE.items() if status in statuses)])
+    return f"none of {len(rows)} {_rollouts(rows)} could be judged; {_first_failure(rows)}"
+
+
+def all_failed(rows: Sequence[Row]) -> str:
+    """Why every row (of a step, or a validation) failed, and what to do; empty if one succeeded."""
+    if not rows or any(row["status"] == "succeeded" for row in rows):
+        return ""
+    return f"all {len(rows)} {_rollouts(rows)} failed; {_first_failure(rows)}"
+
+
+def _rollouts(rows: Sequence[Row]) -> str:
+    return "validation rollouts" if rows[0]["mode"] == "val" else "rollouts"
+
+
+def _first_failure(rows: Sequence[Row]) -> str:
+    statuses = {row["status"] for row in rows}
+    message = " ".join((rows[0]["message"] or "no message").split())[:_MAX_MESSAGE]
+    advice = (text for status, text in _ADVICE.items() if status in statuses)
+    return "; ".join([f"the first failed of {rows[0]['status']}: {message}", *advice])
 
 
 def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:
@@ -149,16 +167,25 @@ def _models_note(models: Iterable[str], served: str) -> str:
 
 
 def is_transient(rows: Sequence[Row]) -> bool:
-    """Whether a row failed for a reason that may be gone in the next step."""
-    return any(row["status"] in _TRANSIENT for row in rows)
+    """Whether failures may be gone in the next step: one is of a type for which that is so, or the policy caused them
+    and their messages differ by more than numbers.
+    """
+    if any(row["status"] in _TRANSIENT for row in rows):
+        return True
+    ways = {(row["status"], re.sub(r"\d+", "0", row["message"] or "")) for row in rows}
+    return any(map(is_judged, rows)) and len(ways) > 1
 
 
 def _reason(row: Row, group: Sequence[float], agent_match: str | None, trainer: str) -> Reason:
+    failure = _failure(row)
     if row["mode"] == "val":
         validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
-        return _failure(row) or _no_triplets(row, None) or validated
+        return failure or _no_triplets(row, None) or validated
+    if failure is not None and row["reward"] is not None:
+        reason = _reason({**row, "status": "succeeded"}, group, agent_match, trainer)
+        return Reason(reason.kind, f"{failure.text}; {reason.text}")
     return (
-        _failure(row)
+        failure
         or _no_triplets(row, agent_match)
         or _no_gradient(row["reward"], group, trainer)
         or Reason("trained", _trained_text(row, group, agent_match))
@@ -166,9 +193,14 @@ def _reason(row: Row, group: Sequence[float], agent_match: str | None, trainer: 
 
 
 def _failure(row: Row) -> Reason | None:
-    """The failure of a rollout without a reward."""
-    if row["reward"] is not None:
+    """The failure of a rollout, and whether it scores 0; None if it succeeded."""
+    if row["status"] == "succeeded":
         return None
+    reason = _failure_reason(row)
+    return Reason(reason.kind, f"{reason.text} ({'left out' if row['reward'] is None else 'scored 0'})")
+
+
+def _failure_reason(row: Row) -> Reason:
     status, message = row["status"], row["message"] or "no message"
     if status == "prompt_too_long":
         return Reason("prompt_too_long", _too_long_text(message))

@@ -15,7 +15,6 @@ from groundwire.domains import Breakdowns
 from groundwire.train.evaluation.statistics import bootstrap, confidence_interval, mcnemar
 
 __all__ = [
-    "AGENT_FAILURES",
     "compare",
     "compute_accuracy",
     "compute_metrics",
@@ -26,20 +25,17 @@ __all__ = [
 
 Row = Mapping[str, Any]
 
-AGENT_FAILURES = {"prompt_too_long", "agent"}
-"""Failures that the agent caused: they score 0. Others say nothing about the policy."""
-
 
 def is_judged(row: Row) -> bool:
-    """Whether a rollout counts for accuracy: it has a reward or an agent failure."""
-    return row["reward"] is not None or row["status"] in AGENT_FAILURES
+    """Whether a rollout counts for accuracy: it has a reward, which is 0 if the policy caused its failure."""
+    return row["reward"] is not None
 
 
 def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
     """Accuracy (the mean reward) with its 95 % interval, overall and by each column of ``breakdowns``.
 
-    ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those without a reward. The accuracy is None if
-    ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
+    ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those that failed, whether they score 0 or are
+    left out. The accuracy is None if ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
     """
     judged = [row for row in rows if is_judged(row)]
     binary = all((row["reward"] or 0.0) in (0.0, 1.0) for row in judged)
@@ -58,7 +54,7 @@ def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) 
     return {
         **result,
         "calls_per_rollout": round(calls / len(judged), 4) if judged else None,
-        "failures": dict(Counter(row["status"] for row in rows if row["reward"] is None)),
+        "failures": dict(Counter(row["status"] for row in rows if row["status"] != "succeeded")),
     }
 
 

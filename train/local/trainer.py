@@ -30,6 +30,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import (
     agent_notes,
+    all_failed,
     is_transient,
     nothing_judged,
     nothing_to_train,
@@ -235,6 +236,7 @@ class LocalTrainer:
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
             "failures": dict(Counter(result.status for result in results if not result.succeeded)),
+            "dropped": len(results) - len(scored),
             "retried": sum(result.attempts > 1 for result in results),
             "calls": sum(len(result.calls) for result in results),
             "tokens_generated": generated,
@@ -282,14 +284,14 @@ class LocalTrainer:
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
         self._check_judged(rows)
-        reason = nothing_judged(rows) or nothing_to_train(rows, agent_match=self.config.agent_match)
+        reason = nothing_judged(rows) or all_failed(rows) or nothing_to_train(rows, agent_match=self.config.agent_match)
         self._steps_without_data = self._steps_without_data + 1 if reason else 0
         if self._steps_without_data >= _MAX_EMPTY_STEPS:
             raise RolloutsFailedError(reason)
 
     def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raise :class:`RolloutsFailedError` if no rollout could be judged, for a reason that will persist."""
-        if (reason := nothing_judged(rows)) and not is_transient(rows):
+        """Raise :class:`RolloutsFailedError` if every rollout failed, for a reason that will persist."""
+        if (reason := nothing_judged(rows) or all_failed(rows)) and not is_transient(rows):
             raise RolloutsFailedError(reason)
 
     def _write_metrics(self, line: dict[str, Any]) -> None:

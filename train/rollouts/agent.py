@@ -2,8 +2,8 @@
 
 The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. A failure is
 stored as a typed span before the attempt ends, so the trainer knows it wherever the runner is. It is then raised, and
-the store retries the rollout, unless another attempt would fail as well: a prompt that is too long, a judge that
-abstains.
+the store retries the rollout, unless the failure is scored (:mod:`groundwire.train.config.failures`) or another attempt
+would fail as well: a prompt that is too long, a judge that abstains.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, answer_form, visible_columns
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets, masked_values
+from groundwire.train.config.failures import zero_failures
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
@@ -33,6 +34,7 @@ from groundwire.train.rollouts.request_check import MAIN_LLM, POLICY_RESOURCE, R
 __all__ = ["RemoteRolloutAgent", "RolloutAgent", "store_failure"]
 
 _log = logging.getLogger(__name__)
+_NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained"})
 _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
 
@@ -40,7 +42,8 @@ _MAX_AGENTS = 256
 class RolloutAgent(LitAgent[dict[str, Any]]):
     """Runs one backend on the tasks of one domain, scored by one reward.
 
-    ``check`` is for the requests of a store that other processes can write to.
+    ``failures`` is the setting of that name; ``check`` is for the requests of a store that other processes can write
+    to.
     """
 
     def __init__(
@@ -50,11 +53,12 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         domain: Domain,
         reward: rewards.Reward,
         timeout_s: float = 120.0,
+        failures: str = "",
         check: RequestCheck | None = None,
     ) -> None:
         super().__init__()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
-        self._check = check
+        self._check, self._final = check, _NEVER_RETRIED | zero_failures(failures)
 
     async def rollout_async(
         self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
@@ -72,16 +76,16 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             spans.append(_span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started))
             spans.append(await self._score(task, answer))
             return spans
-        except (adapters.PromptTooLongError, rewards.JudgeAbstainedError) as error:
-            return [*spans, _failure(error.kind, str(error), started)]
-        except asyncio.TimeoutError:
-            message = f"no answer within {self.timeout_s:g} s"
-            await store_failure(self.get_runner().get_store(), rollout, "timeout", message, started)
-            raise
-        except (RequestRefusedError, adapters.BackendError, rewards.RewardError) as error:
+        except (asyncio.TimeoutError, RequestRefusedError, adapters.BackendError, rewards.RewardError) as error:
+            if isinstance(error, asyncio.TimeoutError):
+                kind, message = "timeout", f"no answer within {self.timeout_s:g} s"
+            else:
+                kind, message = error.kind, str(error)
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
-            await store_failure(self.get_runner().get_store(), rollout, error.kind, str(error), started)
+            if kind in self._final:
+                return [*spans, _failure(kind, message, started)]
+            await store_failure(self.get_runner().get_store(), rollout, kind, message, started)
             raise
 
     async def _answer(
@@ -220,6 +224,7 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
                 domain=check.domain,
                 reward=self._reward,
                 timeout_s=settings.rollout_timeout_s,
+                failures=settings.failures,
                 check=check,
             )
         return self._agents[settings]

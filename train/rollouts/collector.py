@@ -1,8 +1,8 @@
 """The trainer's side of rollouts: enqueue a batch, wait until it has ended, collect typed results.
 
 A batch always returns completely and in time. A rollout that has not ended by the deadline is cancelled in the store
-and returned as a ``timeout``; a failed one has the type of its failure. Only a rollout with a reward has a number: the
-trainer leaves the others out of their groups, and none of them becomes a 0.
+and returned as a ``timeout``; a failed one has the type of its failure. What the policy caused scores 0. The others
+have no reward, and the trainer leaves them out of their groups (:mod:`groundwire.train.config.failures`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from agentlightning.types import (
 )
 
 from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
+from groundwire.train.config.failures import zero_failures
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.store.backends.base import NotifyAttemptEnd
@@ -45,9 +46,10 @@ _UNFINISHED = ["queuing", "requeuing", "preparing", "running"]
 class RolloutCollector:
     """Sends batches of requests through a store and returns their results.
 
-    ``retries`` is how often a failed rollout is tried again; ``poll_s`` is how often, in seconds, the store is asked
-    which rollouts have ended. Within one process there is no need to poll: ``notify_runners`` is called when rollouts
-    have been enqueued, and the store calls :meth:`notify` when an attempt has ended.
+    ``retries`` is how often a failed rollout is tried again, ``failures`` is the setting of that name, ``poll_s`` is
+    how often, in seconds, the store is asked which rollouts have ended. Within one process there is no need to poll:
+    ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
+    has ended.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` describe their agents, a runner that is silent for ``unresponsive_s`` seconds loses its rollout to
@@ -61,6 +63,7 @@ class RolloutCollector:
         proxy: LLMProxy,
         model: str,
         retries: int = 1,
+        failures: str = "",
         rollout_timeout_s: float = 120.0,
         poll_s: float = 0.5,
         notify_runners: Callable[[], None] = lambda: None,
@@ -72,6 +75,7 @@ class RolloutCollector:
     ) -> None:
         self._store, self._proxy, self._model, self._notify_runners = store, proxy, model, notify_runners
         self._resources_id, self._settings = resources_id, dict(settings or {})
+        self._zero_failures = zero_failures(failures)
         self._config = RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
             unresponsive_seconds=unresponsive_s,
@@ -256,7 +260,9 @@ class RolloutCollector:
                 await self._proxy.flush(rollout_id, timeout_s=0)  # nobody needs its calls any more
         except StoreFailedError as error:  # this rollout's fault: the store answers others
             not_stored = not_stored or str(error)
-        return RolloutResult.from_spans(request, rollout_id, rollout, spans, not_stored=not_stored)
+        return RolloutResult.from_spans(
+            request, rollout_id, rollout, spans, not_stored=not_stored, zero_failures=self._zero_failures
+        )
 
 
 class _NoRunnerWarning:

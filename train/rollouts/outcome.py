@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_fr
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
+from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.store.spans import with_call_spans
 
 __all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "Mode", "RolloutRequest", "RolloutResult"]
@@ -26,6 +27,8 @@ ANSWER_SPAN = "groundwire.answer"
 FAILURE_SPAN = "groundwire.failure"
 """Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
 
+_REQUEST_REFUSED = (400, 413, 422)
+"""The statuses of a request that is too long or wrong."""
 _FAILURE_ATTRIBUTES = ("groundwire.kind", "groundwire.message")
 _CALL_COLUMNS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
 
@@ -42,14 +45,14 @@ class RolloutRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutResult:
-    """A finished rollout: its reward, or the type of its failure."""
+    """A finished rollout: its reward, and the type of its failure if it failed."""
 
     request: RolloutRequest
     rollout_id: str
     status: str
-    """``succeeded``, or a failure's type: agent, tool, endpoint, prompt_too_long, timeout, reward, judge_abstained,
-    refused, not_stored, no_result."""
+    """``succeeded``, or a failure's type (:data:`groundwire.train.config.failures.FAILURE_TYPES`)."""
     reward: float | None
+    """0 for a failure that the policy caused; None for any other failure, and such a rollout counts nowhere."""
     reward_components: Mapping[str, float]
     message: str
     answer: str
@@ -69,10 +72,12 @@ class RolloutResult:
         spans: Sequence[Span],
         *,
         not_stored: str = "",
+        zero_failures: Collection[str] = POLICY_FAILURES,
     ) -> RolloutResult:
         """The result of a rollout that the store has ended (None: it is not in the store), from its last attempt.
 
-        ``not_stored`` says why some of its spans are not in the store; then it has no reward.
+        ``not_stored`` says why some of its spans are not in the store; then it has no reward. ``zero_failures`` are the
+        types of failures that score 0. An agent that failed because its last call did is a failure of the endpoint.
         """
         try:
             calls = all_calls_from_spans(with_call_spans(spans))
@@ -89,8 +94,8 @@ class RolloutResult:
             components = {name: value for name, value in reward.items() if name != "total"}
             reward = reward["total"]
         status, message = "succeeded", ""
-        if reward is None or rollout is None or rollout.status != "succeeded" or not_stored:
-            reward = None
+        if failed or reward is None or rollout is None or rollout.status != "succeeded" or not_stored:
+            reward, components = None, {}
             if failed:
                 status, message = failed
             elif not_stored:
@@ -99,6 +104,10 @@ class RolloutResult:
                 status, message = "timeout", "not finished by the step's deadline"
             else:
                 status, message = "no_result", "the runner reported neither a reward nor a failure"
+            if status in POLICY_FAILURES and (failure := _endpoint_failure(calls)):
+                status, message = "endpoint", f"{message}; its last call {failure}"
+            if status in zero_failures and not not_stored:
+                reward = 0.0
         started = rollout.start_time if rollout else time.time()
         ended = (rollout.end_time if rollout else None) or time.time()
         return cls(
@@ -118,8 +127,8 @@ class RolloutResult:
 
     @property
     def succeeded(self) -> bool:
-        """Whether there is a reward."""
-        return self.reward is not None
+        """Whether it has a reward and did not fail."""
+        return self.status == "succeeded"
 
     def to_row(self, step: int) -> dict[str, Any]:
         """The rollout as a row of ``rollouts.parquet``."""
@@ -155,6 +164,14 @@ class RolloutResult:
                 ensure_ascii=False,
             ),
         }
+
+
+def _endpoint_failure(calls: Sequence[LLMCall]) -> str:
+    """How the last call failed, if that was no fault of its request; empty if it did not."""
+    last = max(calls, key=lambda call: call.ended, default=None)
+    if last is None or last.status in _REQUEST_REFUSED or not last.untrainable_reason.startswith("failed"):
+        return ""
+    return last.untrainable_reason
 
 
 def _last_span(spans: Sequence[Span], name: str) -> Span | None:

@@ -37,6 +37,7 @@ _PER_ROLLOUT = {
     "show_keys",
     "execution_truncate",
     "rollout_timeout_s",
+    "failures",
 }
 _SAMPLING = {
     "temperature",

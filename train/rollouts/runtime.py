@@ -88,7 +88,12 @@ class RolloutRuntime:
                 config, domain, data_dir=config.data_dir, policy_hosts=[config.proxy_host], store=address
             )
         self._agent = RolloutAgent(
-            backend=backend, domain=domain, reward=timed_reward, timeout_s=config.rollout_timeout_s, check=check
+            backend=backend,
+            domain=domain,
+            reward=timed_reward,
+            timeout_s=config.rollout_timeout_s,
+            failures=config.failures,
+            check=check,
         )
         # If the loop is blocked for longer than a rollout may take, none of the running rollouts can succeed.
         max_blocked_s = max(config.rollout_timeout_s, _MIN_BLOCKED_S)
@@ -166,6 +171,7 @@ class RolloutRuntime:
             proxy=proxy,
             model=MODEL_NAME,
             retries=config.retries,
+            failures=config.failures,
             rollout_timeout_s=config.rollout_timeout_s,
             notify_runners=runners.notify,
             resources_id=self._run_dir.resources_id,

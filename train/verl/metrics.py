@@ -111,11 +111,12 @@ def _metrics_line(
     line: dict[str, Any] = {"step": step}
     if step > 0:
         sampled, step_s = trained.get("tokens_sampled", 0), float(logged.get("timing_s/step", 0.0))
-        dropped = {name: count for name, count in trained.items() if name.startswith("dropped_")}
+        failed = {name: count for name, count in trained.items() if name.startswith(("dropped_", "zero_"))}
         line |= {
             "reward": trained.get("reward_mean"),
             "rollouts": trained.get("ended", 0),
-            "failures": {name.removeprefix("dropped_"): count for name, count in dropped.items()},
+            "failures": {name.partition("_")[2]: count for name, count in failed.items()},
+            "dropped": trained.get("dropped", 0),
             "groups_skipped": trained.get("groups_skipped", 0),
             **{name: trained[name] for name in _COUNTS if name in trained},
             **{name: logged[key] for name, key in _FIGURES.items() if math.isfinite(logged.get(key, math.nan))},

@@ -26,8 +26,8 @@ from groundwire.train.algorithms.health import reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import agent_notes, nothing_judged
-from groundwire.train.evaluation.metrics import AGENT_FAILURES, compute_accuracy
+from groundwire.train.evaluation.diagnosis import agent_notes, all_failed, is_transient, nothing_judged
+from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -143,6 +143,8 @@ class RolloutService:
             self._run.write_rollouts(step, rows, kind=kind, append=continues)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
+        if (reason := all_failed(rows)) and not is_transient(rows):
+            raise RolloutsFailedError(nothing_judged(rows) or reason)
         if partition == "val":
             if reason := nothing_judged(rows):
                 raise RolloutsFailedError(reason)
@@ -175,16 +177,17 @@ class RolloutService:
             if any(call.grammar for call in result.calls) and training and not self._constraint_reported:
                 self._constraint_reported = True
                 _log.warning("%s", _CONSTRAINED)
-            if (reward := self._reward(prompt, result)) is not None:
+            if (reward := result.reward) is not None:
                 scored.append((session, result, reward))
             else:
-                self._last_failure = f"the last failed of {result.status}: {result.message[:300]}"
+                self._last_failure = _failure(result)
         rows = self._training_rows(prompt, scored)
         used = {row.session: row.reward for row in rows}
         if unused := [result for session, result, _ in scored if session not in used]:
-            self._last_failure = (
+            last = unused[-1]
+            self._last_failure = _failure(last) or (
                 "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
-                + (f"; {_CONSTRAINED}" if any(call.grammar for call in unused[-1].calls) else "")
+                + (f"; {_CONSTRAINED}" if any(call.grammar for call in last.calls) else "")
             )
         usable = len(used) >= (_MIN_REWARDS if training else 1)
         counts = Counter(groups_skipped=int(not usable), **({"dropped_unused": len(unused)} if unused else {}))
@@ -216,11 +219,6 @@ class RolloutService:
             sampling={"temperature": temperature, "max_tokens": config.max_tokens},
         )
         return [request] * prompt.rollouts
-
-    def _reward(self, prompt: Prompt, result: RolloutResult) -> float | None:
-        """A rollout's reward; validation counts an agent's failure as 0."""
-        failed = result.reward is None and prompt.partition == "val" and result.status in AGENT_FAILURES
-        return 0.0 if failed else result.reward
 
     def _training_rows(self, prompt: Prompt, scored: Sequence[tuple[int, RolloutResult, float]]) -> list[TrainingRow]:
         """The rows of a group. In validation each rollout has one."""
@@ -258,6 +256,10 @@ class RolloutService:
         )
 
 
+def _failure(result: RolloutResult) -> str:
+    return "" if result.succeeded else f"the last failed of {result.status}: {result.message[:300]}"
+
+
 def _has_gradient(rows: Sequence[TrainingRow]) -> bool:
     """Whether the group has an advantage other than 0. verl's own estimators are taken to compare the rewards."""
     if any(row.advantages is None for row in rows):
@@ -286,10 +288,12 @@ class _StepMetrics:
         agent_match: str | None,
     ) -> _StepMetrics:
         """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
-        counts.update(f"dropped_{row['status']}" for row in rows if row["reward"] is None)
+        failed = [row for row in rows if row["status"] != "succeeded"]
+        counts.update(f"{'dropped' if row['reward'] is None else 'zero'}_{row['status']}" for row in failed)
         counts.update(
             ended=len(rows),
             dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
+            zero=sum(row["reward"] is not None for row in failed),
             retried=sum(row["attempts"] > 1 for row in rows),
             calls=sum(len(row["calls"]) for row in rows),
             tokens_sampled=sum(len(call["response_ids"]) for row in rows for call in row["calls"]),

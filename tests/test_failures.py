@@ -1,0 +1,145 @@
+"""What the policy caused scores 0 in training and validation; failures of the infrastructure count nowhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bandits import Choose, rollouts, train
+
+from groundwire.adapters import AgentError, EndpointError
+from groundwire.adapters._failures import agent_failure
+from groundwire.rewards.rescore import rescore
+from groundwire.tools.errors import UserError
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.options import given_settings
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.failures import FAILURE_TYPES, POLICY_FAILURES, zero_failures
+from groundwire.train.config.files import read_settings
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.diagnosis import KINDS, diagnose
+from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.why import overview
+
+
+async def _parser(choose: Choose) -> str:
+    """Raises on a reply that is not "1"."""
+    if await choose("select a name", "01") == "0":
+        raise AgentError("the reply has no query")
+    return "1"
+
+
+@pytest.mark.parametrize(("failures", "low", "high"), [("", 0.0, 0.1), ("agent=drop", 0.35, 0.65)])
+def test_replies_that_the_agent_cannot_parse_become_rare_unless_they_are_dropped(
+    tmp_path: Path, tiny_policy: Any, failures: str, low: float, high: float
+) -> None:
+    settings = {"steps": 4, "val_tasks": 4, "val_temperature": 1.0, "retries": 0, "failures": failures}
+    run = train(tmp_path, tiny_policy, _parser, lambda answer: 1.0, **settings)
+    rows = rollouts(run)
+    assert low <= sum(row["status"] == "agent" for row in rows) / len(rows) <= high
+    lines = run.metrics()
+    assert lines[1]["failures"]["agent"] > 8
+    assert lines[1]["dropped"] == (lines[1]["failures"]["agent"] if failures else 0)
+    assert (lines[1]["reward"] == 1.0) == bool(failures)
+
+
+async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_a_replay(
+    tmp_path: Path, tiny_policy: Any
+) -> None:
+    run = train(tmp_path, tiny_policy, _parser, lambda answer: 1.0, val_tasks=4, val_temperature=1.0, group_size=8)
+    rows = run.rollouts()[0]
+    trained = [row for row in rows if row["mode"] == "train"]
+    failed = next(row for row in trained if row["status"] == "agent")
+    text = diagnose(trained)[trained.index(failed)].text
+    assert "the reply has no query (scored 0); trained on" in text
+    count = sum(row["status"] == "agent" for row in rows)
+    assert f"failed: {count} agent (scored 0)" in "\n".join(overview([rows], {}, _NoDecoder()))
+    validation = [row for row in rows if row["mode"] == "val"]
+    accuracy = compute_accuracy(validation)
+    assert accuracy["n"] == accuracy["total"]
+    assert accuracy["failures"].get("agent", 0) == round((1 - accuracy["accuracy"]) * accuracy["n"])
+
+    async def likes_everything(task: Any, answer: str, steps: Any) -> float:
+        return 1.0
+
+    replayed = await rescore(rows, likes_everything)
+    assert {each.new for each in replayed.rollouts if each.rollout == failed["rollout_id"]} == {0.0}
+    assert replayed.failed == 0
+
+
+class _NoDecoder:
+    def pieces(self, ids: Any) -> list[str]:
+        return ["" for _ in ids]
+
+
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        (True, "all 2 validation rollouts failed; the first failed of agent: the agent raised KeyError.*repair"),
+        (False, "all 32 rollouts failed; the first failed of agent: the agent raised KeyError"),
+    ],
+)
+def test_a_run_whose_rollouts_all_fail_in_the_same_way_ends_with_the_reason(
+    tmp_path: Path, tiny_policy: Any, validation: bool, message: str
+) -> None:
+    started = [0]
+
+    async def broken(choose: Choose) -> str:
+        started[0] += 1
+        await choose("select a name", "01")
+        if validation or started[0] > 2:
+            raise KeyError("sql")
+        return "1"
+
+    with pytest.raises(RolloutsFailedError, match=message) as caught:
+        train(tmp_path, tiny_policy, broken, val_tasks=2, val_temperature=1.0)
+    assert caught.value.exit_code == 1
+    assert [line["step"] for line in RunDir(tmp_path / "run").metrics()] == ([] if validation else [0])
+
+
+def test_an_exception_of_an_agent_has_a_type_by_its_name_and_its_causes() -> None:
+    def raised(error: Exception, cause: Exception | None = None) -> str:
+        try:
+            raise error from cause
+        except Exception as caught:
+            return agent_failure(caught).kind
+
+    recursion = type("GraphRecursionError", (RecursionError,), {})
+    assert raised(recursion("25 steps")) == "turn_limit"
+    assert raised(json.JSONDecodeError("no JSON", "x", 0)) == "malformed_output"
+    assert raised(RuntimeError("cannot parse"), json.JSONDecodeError("no JSON", "x", 0)) == "malformed_output"
+    assert raised(ValueError("no query")) == "agent"
+    assert raised(RuntimeError("no answer"), ConnectionRefusedError("refused")) == EndpointError.kind
+
+
+def test_the_setting_changes_single_types() -> None:
+    assert zero_failures(RunConfig().failures) == set(POLICY_FAILURES)
+    config = RunConfig(failures=" agent=drop, timeout = zero,")
+    assert config.failures == "agent=drop,timeout=zero"
+    assert zero_failures(config.failures) == {*POLICY_FAILURES, "timeout"} - {"agent"}
+    assert RunConfig(failures={"agent": "drop"}).failures == "agent=drop"
+    assert set(FAILURE_TYPES) <= set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("crash=drop", "failures has the unknown type 'crash'; the types are agent, malformed_output"),
+        ("agent=0", "failures has agent='0'; it must be agent=zero or agent=drop"),
+        ("agent", "failures has agent=''; it must be agent=zero or agent=drop"),
+        (7, "failures is 7; it must be text such as agent=drop,timeout=zero"),
+    ],
+)
+def test_a_wrong_value_says_what_is_allowed(value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        RunConfig(failures=value)
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_the_setting_can_be_an_argument_and_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('failures = "agent=drop"\n')
+    given = [read_settings(tmp_path / "my.toml"), given_settings({"judge": {"judge": None}}, ["failures=agent=drop"])]
+    assert [RunConfig(**each).failures for each in given] == ["agent=drop"] * 2
