@@ -20,7 +20,9 @@ from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, from_span, to_span  # noqa: E402
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, _Item, _Row  # noqa: E402
+from groundwire.train.local.grpo import GRPO, ScoredRollout  # noqa: E402
+from groundwire.train.local.grpo_config import GRPOConfig  # noqa: E402
+from groundwire.train.local.rows import Item, Row  # noqa: E402
 from groundwire.train.policy.chat import fields  # noqa: E402
 from groundwire.train.policy.chat.request import parse_request  # noqa: E402
 from groundwire.train.policy.constraint import Constraints  # noqa: E402
@@ -111,10 +113,10 @@ def trained_logprobs(policy, calls, *, temperature=1.0):
     """What GRPO computes for the sampled tokens, in the order of the trajectories."""
     grpo = GRPO(policy[0], GRPOConfig(temperature=temperature), constraints=Constraints(*policy))
     made = trajectories(triplets(calls, 1.0))
-    rows = [_Row(each.prompt_ids, [_Item(each, each.loss_mask, [1.0] * len(each.loss_mask))]) for each in made]
+    rows = [Row(each.prompt_ids, [Item(each, each.loss_mask, [1.0] * len(each.loss_mask))]) for each in made]
     with torch.no_grad():
-        new, old, _ = grpo._evaluate(rows)
-    return new, old
+        tokens = grpo._evaluate(rows)
+    return tokens.logprobs, tokens.old
 
 
 def assert_obeys(text, name):

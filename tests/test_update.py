@@ -17,8 +17,9 @@ from transformers import LlamaForCausalLM
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.local.errors import NonFiniteGradientError
-from groundwire.train.local.grpo import GRPO, GRPOConfig
-from groundwire.train.local.rows import Item, forward_batches, make_rows
+from groundwire.train.local.grpo import GRPO
+from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import load_policy
 
@@ -184,3 +185,25 @@ def test_the_entropy_is_that_of_the_policy_at_the_trained_tokens() -> None:
         entropies += torch.distributions.Categorical(logits=logits).entropy().tolist()
     metrics = GRPO(model, GRPOConfig(minibatches=1)).update(batch)
     assert metrics["entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-4)
+
+
+def test_an_update_without_memory_goes_on_with_smaller_passes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, _ = _updated()
+    evaluate, limit = GRPO._evaluate, 60
+
+    def small_memory(self: GRPO, rows: list[Row]) -> Any:
+        if sum(row.length for row in rows) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return evaluate(self, rows)
+
+    monkeypatch.setattr(GRPO, "_evaluate", small_memory)
+    weights, metrics = _updated(tokens_per_forward=200)
+    assert torch.allclose(weights, expected, atol=1e-6)
+    assert metrics["tokens_trained"] > 0
+    assert "going on with tokens_per_forward=50" in caplog.text
+
+    limit = 0
+    with pytest.raises(torch.OutOfMemoryError):  # one trajectory is the smallest pass
+        _updated(tokens_per_forward=200)

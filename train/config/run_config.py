@@ -161,10 +161,17 @@ class RunConfig(AgentSettings):
     gradient_checkpointing: Literal["auto", "on", "off"] = _memory(
         "auto", "Compute activations again in the backward pass instead of keeping them. auto: on CUDA"
     )
-    tokens_per_forward: int = _memory(
-        2048, "Most tokens of a forward and backward pass; a longer trajectory has a pass of its own", ge=1
+    tokens_per_forward: int | None = _memory(
+        None,
+        "Most tokens of a forward and backward pass; a longer trajectory has a pass of its own. "
+        "Without it: 2048 on a CPU, on CUDA as many as fit into its memory",
+        ge=1,
     )
-    branches_per_row: int = _memory(8, "Most trajectories that are packed after one shared prompt", ge=1)
+    branches_per_row: int | None = _memory(
+        None,
+        "Most trajectories that are packed after one shared prompt. Without it: 8 on a CPU, no limit on CUDA",
+        ge=1,
+    )
     logits_per_chunk: int = _memory(
         1 << 26, "Most logits that exist at once in the update; further chunks are computed again to save memory", ge=1
     )

@@ -6,10 +6,11 @@ The advantages are those of :mod:`groundwire.train.algorithms.credit`, the terms
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,82 +18,23 @@ from torch import Tensor
 
 from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
-from groundwire.train.algorithms.credit import Credit, assign_credit, token_credit
+from groundwire.train.algorithms.credit import assign_credit, token_credit
 from groundwire.train.algorithms.losses import (
-    Loss,
-    Schedule,
     clipped_policy_loss,
     kl_to_reference,
     learning_rate,
     token_weights,
 )
-from groundwire.train.config.run_config import RunConfig
+from groundwire.train.local.grpo_config import GRPOConfig
 from groundwire.train.local.packing import Packed, pack, packed_hidden, to_device
 from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
 from groundwire.train.local.token_logprobs import token_logprobs
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.constraint import Constraints
 
-__all__ = ["GRPO", "GRPOConfig", "ScoredRollout", "check_state"]
+_log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, kw_only=True)
-class GRPOConfig:
-    """The hyperparameters."""
-
-    learning_rate: float = 2e-4
-    """Adam's step size. A policy of 1 M parameters needs a hundred times that of a 1 B one."""
-    lr_schedule: Schedule = "constant"
-    """The learning rate after the warm-up: constant, or falling to 0 within ``total_steps``."""
-    warmup_steps: int = 5
-    """Steps of linear warm-up, because Adam's second moments are noisy at first."""
-    total_steps: int = 0
-    """The length of a falling schedule."""
-    weight_decay: float = 0.0
-    """AdamW's: each step shrinks the weights by this part of the learning rate."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this norm."""
-    loss: Loss = "token-mean"
-    """How the tokens' losses become one number."""
-    clip_low: float = 0.2
-    """Below a ratio of ``1 - clip_low`` a token with a negative advantage has no gradient."""
-    clip_high: float = 0.3
-    """Above ``1 + clip_high`` one with a positive advantage has none. Larger than ``clip_low``, for rare tokens."""
-    clip_dual: float = 3.0
-    """A token's loss is at most this many times its negative advantage."""
-    kl_coef: float = 0.0
-    """Factor of the KL divergence to the reference policy in the loss."""
-    entropy_coef: float = 0.0
-    """Factor of the entropy that is subtracted from the loss."""
-    max_tokens: int = 64
-    """Tokens of one reply at most: the divisor of the loss ``dr-grpo``."""
-    minibatches: int = 2
-    """Optimizer steps per batch of rollouts; clipping has an effect from the second on."""
-    credit: Credit = "broadcast"
-    """How a rollout's reward and its calls' rewards become the advantages of its calls."""
-    credit_discount: float = 0.9
-    """With ``discount`` the factor of a call's weight, with ``turns`` of its return, to the call before."""
-    temperature: float = 1.0
-    """The rollouts' sampling temperature, at which new log-probabilities are computed, too."""
-    branches_per_row: int = 8
-    """Most trajectories packed after one shared prefix: attention is quadratic in the row's length."""
-    tokens_per_forward: int = 2048
-    """Most tokens of a forward and backward pass, but at least one trajectory's. On a CPU, small passes are faster."""
-    logits_per_chunk: int = 1 << 26
-    """Most logits that exist at once; if there are more, they are computed in chunks, twice."""
-    bf16: bool = False
-    """Matrix products in bfloat16; weights, optimizer and log-probabilities stay in float32."""
-    gradient_checkpointing: bool = False
-    """Keep only each layer's input for the backward pass: a third more time for a fraction of the memory."""
-
-    @classmethod
-    def from_settings(cls, config: RunConfig) -> GRPOConfig:
-        """The values of a run's settings."""
-        cuda = config.device.startswith("cuda")
-        values = {field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)}
-        values["bf16"] = config.precision == "bf16" or (config.precision == "auto" and cuda)
-        values["gradient_checkpointing"] = {"auto": cuda, "on": True, "off": False}[config.gradient_checkpointing]
-        return cls(**{**values, "total_steps": config.steps})
+__all__ = ["GRPO", "ScoredRollout", "check_state"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +87,8 @@ class GRPO:
             raise ValueError(f"kl_coef is {config.kl_coef:g}: give GRPO the reference policy")
         self.model, self.config, self._reference, self._constraints = model, config, reference, constraints
         if next(model.parameters()).is_cuda:
-            model.set_attn_implementation(TREE)
+            for each in (model, reference) if reference is not None else (model,):
+                each.set_attn_implementation(TREE)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
@@ -237,18 +180,7 @@ class GRPO:
         config, total = self.config, sum(sum(item.mask) for item in items)
         weights = token_weights([sum(item.mask) for item in items], config.loss, max_tokens=config.max_tokens)
         weighted = [replace(item, weight=weight) for item, weight in zip(items, weights, strict=True)]
-        rows = make_rows(weighted, branches=config.branches_per_row, tokens=config.tokens_per_forward)
-        measured: dict[str, float] = {}
-        ratios: list[float] = []
-        self.optimizer.zero_grad(set_to_none=False)
-        for batch in forward_batches(rows, config.tokens_per_forward):
-            tokens = self._evaluate(batch)
-            loss, part = self._loss(tokens)
-            loss.backward()
-            ratios += [part.pop("ratio_min"), part.pop("ratio_max")]
-            measured["loss"] = measured.get("loss", 0.0) + float(loss.detach())
-            for name, value in part.items():
-                measured[name] = measured.get(name, 0.0) + value * len(tokens.old) / total
+        measured, ratios = self._accumulate_within_memory(weighted, total)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
         if not math.isfinite(norm) or not math.isfinite(measured["loss"]):
             self.optimizer.zero_grad(set_to_none=False)
@@ -265,6 +197,42 @@ class GRPO:
         del measured["difference"]
         metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": norm}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
+
+    def _accumulate_within_memory(self, items: Sequence[Item], total: int) -> tuple[dict[str, float], list[float]]:
+        """:meth:`_accumulate`, again with half of the tokens in a pass while the GPU's memory is too small."""
+        longest = max(len(item.trajectory) for item in items)
+        while True:
+            tokens = self.config.tokens_per_forward
+            try:
+                return self._accumulate(items, total)
+            except torch.OutOfMemoryError:
+                if tokens <= longest:
+                    raise
+            # Here and not in the handler, because the error's traceback keeps the tensors.
+            torch.cuda.empty_cache()
+            self.config = replace(self.config, tokens_per_forward=tokens // 2)
+            _log.warning(
+                "an update of %d tokens a pass ran out of memory: going on with tokens_per_forward=%d",
+                tokens,
+                tokens // 2,
+            )
+
+    def _accumulate(self, items: Sequence[Item], total: int) -> tuple[dict[str, float], list[float]]:
+        """Add up the gradient of a minibatch of ``total`` tokens; returns its metrics and the extreme ratios."""
+        config = self.config
+        rows = make_rows(items, branches=config.branches_per_row, tokens=config.tokens_per_forward)
+        measured: dict[str, float] = {}
+        ratios: list[float] = []
+        self.optimizer.zero_grad(set_to_none=False)
+        for batch in forward_batches(rows, config.tokens_per_forward):
+            tokens = self._evaluate(batch)
+            loss, part = self._loss(tokens)
+            loss.backward()
+            ratios += [part.pop("ratio_min"), part.pop("ratio_max")]
+            measured["loss"] = measured.get("loss", 0.0) + float(loss.detach())
+            for name, value in part.items():
+                measured[name] = measured.get(name, 0.0) + value * len(tokens.old) / total
+        return measured, ratios
 
     def _loss(self, tokens: _Tokens) -> tuple[Tensor, dict[str, float]]:
         """The part of the minibatch's loss that these tokens have, and metrics averaged over them."""

@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,11 +49,13 @@ from groundwire.train.evaluation.validation import (
 from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
 from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
-from groundwire.train.local.grpo import GRPO, GRPOConfig, ScoredRollout, check_state
+from groundwire.train.local.grpo import GRPO, ScoredRollout, check_state
+from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.local.memory_plan import plan_memory
 from groundwire.train.local.task_schedule import max_groups, training_groups
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import fitting_length, load_initial_state, save_policy
+from groundwire.train.policy.model import count_parameters, fitting_length, load_initial_state, save_policy
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -93,9 +96,10 @@ class LocalTrainer:
         if initial.note:
             print(f"note: {initial.note}", file=sys.stderr)
         self.model, self.tokenizer = initial.model, initial.tokenizer
+        max_model_len = fitting_length(self.model, config.max_model_len)
         self.grpo = GRPO(
             self.model,
-            GRPOConfig.from_settings(config),
+            self._settings_for_memory(max_model_len),
             seed=config.seed,
             constraints=Constraints(self.model, self.tokenizer),
         )
@@ -113,7 +117,7 @@ class LocalTrainer:
         self.engine = LocalEngine(
             self.model,
             self.tokenizer,
-            max_model_len=fitting_length(self.model, config.max_model_len),
+            max_model_len=max_model_len,
             max_batch=config.max_batch,
             timer=self.timer,
         )
@@ -127,6 +131,23 @@ class LocalTrainer:
             run=run,
             config=config,
         )
+
+    def _settings_for_memory(self, max_model_len: int) -> GRPOConfig:
+        """The update's settings; on a GPU with as many tokens a pass as its memory allows."""
+        config, settings = self.config, GRPOConfig.from_settings(self.config)
+        if not config.device.startswith("cuda"):
+            return settings
+        plan = plan_memory(
+            self.model.config,
+            settings,
+            parameters=count_parameters(self.model),
+            available=torch.cuda.get_device_properties(config.device).total_memory,
+            max_batch=config.max_batch,
+            max_model_len=max_model_len,
+            tokens_per_forward=config.tokens_per_forward,
+        )
+        print(f"memory: {plan} predicted", file=sys.stderr)
+        return replace(settings, tokens_per_forward=plan.tokens_per_forward)
 
     def train(self) -> None:
         """Run the remaining steps. :func:`groundwire.train.artifacts.summary.summarize` reads their result."""

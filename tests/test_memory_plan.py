@@ -1,0 +1,45 @@
+"""The memory of a run on a GPU is known before anything is allocated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.local.memory_plan import MemoryPlan, plan_memory
+
+SMOLLM2 = LlamaConfig(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3,
+)  # fmt: skip
+
+
+def plan(available_gb: float = 80, **given: Any) -> MemoryPlan:
+    settings = GRPOConfig(bf16=True, gradient_checkpointing=given.pop("checkpointing", True))
+    shape = {"max_batch": 128, "max_model_len": 3072, "parameters": 134_515_008, **given}
+    return plan_memory(SMOLLM2, settings, available=int(available_gb * 1e9), **shape)
+
+
+def test_static_memory_follows_from_the_number_of_parameters() -> None:
+    small, large = plan(), plan(parameters=269_030_016)
+    for part in ("weights", "gradients", "optimizer", "sampler"):
+        assert getattr(large, part) == 2 * getattr(small, part)
+    assert small.optimizer == 8 * 134_515_008
+    assert small.cache == 2 * 4 * 30 * 128 * 3 * 3072 * 64  # keys and values, float32
+
+
+def test_a_pass_has_as_many_tokens_as_fit() -> None:
+    assert plan(40).tokens_per_forward > plan(26).tokens_per_forward > 3072
+    assert plan(80, checkpointing=False).tokens_per_forward < plan(80).tokens_per_forward
+    assert plan(80, tokens_per_forward=4096).tokens_per_forward == 4096
+    assert plan(80, tokens_per_forward=10).tokens_per_forward == 3072  # one trajectory
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_what_would_help() -> None:
+    with pytest.raises(
+        ConfigError, match=r"the run needs .* GB .* and the GPU has 24\.0 GB: lower max_model_len \(8192\)"
+    ):
+        plan(24, max_model_len=8192)

@@ -1,0 +1,111 @@
+"""The peak memory of a local run on a GPU, from the model's shape and the settings, before anything is allocated.
+
+The sampler's keys and values stay allocated during an update, so the peak is that of an update: weights, gradients and
+moments in float32, the sampler's copy of the weights, its cache, the activations of one pass, and the logits of one
+chunk. The factors of the activations were measured (``python -m benchmarks.gpu.update``); docs/results.md compares
+predictions with measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.local.grpo_config import GRPOConfig
+
+__all__ = ["MemoryPlan", "plan_memory"]
+
+_KEPT = (40, 8)
+"""Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
+_WORKING = 1.5
+"""A layer's activations and their gradients, relative to the activations."""
+_LOGIT_BYTES = 20
+"""Of a logit in the chunk: float32 and bfloat16 copies, softmax and gradient."""
+_USABLE = 0.9
+"""The part of a GPU's memory that is planned with; the rest is for fragments and the CUDA context."""
+_TOKENS = (1024, 65536)
+"""Least and most tokens of a pass that are chosen. Longer passes are not faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """Bytes by purpose, and the tokens of a pass that they are for."""
+
+    weights: int
+    """With the copies in bfloat16 that a pass makes."""
+    gradients: int
+    optimizer: int
+    sampler: int
+    """The sampler's copy of the weights."""
+    cache: int
+    """Keys and values of the sampler's longest batch."""
+    activations: int
+    logits: int
+    tokens_per_forward: int
+
+    @property
+    def total(self) -> int:
+        """The predicted peak in bytes."""
+        return sum(getattr(self, field.name) for field in fields(self) if field.name != "tokens_per_forward")
+
+    def __str__(self) -> str:
+        parts = [
+            f"{field.name} {getattr(self, field.name) / 1e9:.1f}"
+            for field in fields(self)
+            if field.name != "tokens_per_forward"
+        ]
+        return f"{self.total / 1e9:.1f} GB ({', '.join(parts)}) with {self.tokens_per_forward:,} tokens a pass"
+
+
+def plan_memory(
+    model: Any,
+    settings: GRPOConfig,
+    *,
+    parameters: int,
+    available: int,
+    max_batch: int,
+    max_model_len: int,
+    tokens_per_forward: int | None = None,
+) -> MemoryPlan:
+    """The plan of a run on a GPU with ``available`` bytes.
+
+    ``model`` is a Hugging Face config, ``parameters`` the number of its parameters. Without ``tokens_per_forward`` the
+    largest power of two that fits is taken; a pass has at least one trajectory of ``max_model_len`` tokens.
+
+    Raises:
+        ConfigError: not even the smallest pass fits.
+    """
+    hidden, feed_forward, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    head = getattr(model, "head_dim", None) or hidden // model.num_attention_heads
+    least = max(_TOKENS[0], max_model_len)
+
+    def plan(tokens: int) -> MemoryPlan:
+        layer = tokens * (_KEPT[0] * hidden + _KEPT[1] * feed_forward)
+        inputs = tokens * 4 * hidden
+        kept = layers * inputs + _WORKING * layer if settings.gradient_checkpointing else (layers + _WORKING) * layer
+        logits = min(settings.logits_per_chunk, tokens * model.vocab_size)
+        return MemoryPlan(
+            weights=parameters * (6 if settings.bf16 else 4),
+            gradients=parameters * 4,
+            optimizer=parameters * 8,
+            sampler=parameters * 4,
+            cache=2 * 4 * layers * max_batch * heads * max_model_len * head,
+            activations=int(kept),
+            logits=logits * _LOGIT_BYTES,
+            tokens_per_forward=tokens,
+        )
+
+    chosen = tokens_per_forward
+    if chosen is None:
+        chosen = _TOKENS[1]
+        while chosen > least and plan(chosen).total > _USABLE * available:
+            chosen //= 2
+    made = plan(max(chosen, least))
+    if made.total > _USABLE * available:
+        raise ConfigError(
+            f"the run needs {made}, and the GPU has {available / 1e9:.1f} GB: lower max_model_len ({max_model_len}), "
+            f"max_batch ({max_batch}) or tokens_per_forward, set gradient_checkpointing=on, or take a smaller model"
+        )
+    return made
