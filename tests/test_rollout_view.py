@@ -32,6 +32,7 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
     calls = [
         LLMCall(
             rollout_id="r", attempt_id="a", sequence=number, agent="sql", model="gpt-5-mini", tools_json=tools,
+            wire_api="responses",
             prompt_ids=list(range(40)), response_ids=[7, 8], logprobs=[-1.0, -1.0], finish_reason="stop",
             messages_json=json.dumps(messages), reply_json=json.dumps(reply),
         )
@@ -47,7 +48,7 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
     show_rollouts(Console(file=out, width=200), [result], domains.get("spider"), agent_match=None)
     shown = out.getvalue()
     for text in (
-        "call 1: sql, model gpt-5-mini",
+        "call 1: sql, model gpt-5-mini, responses API, 0.000 s",
         "tools     run_query",
         'assistant calls run_query({"sql": "SELECT 2"})',
         "tool      [(2,)]",

@@ -118,6 +118,7 @@ async def test_a_stored_call_is_read_back_unchanged() -> None:
         prompt_ids=[5],
         response_ids=[6],
         logprobs=[-0.5],
+        wire_api="responses",
         tools_json='[{"type":"function"}]',
     )
     await LightningSpanSink(store).add_spans([to_span(call)])

@@ -130,14 +130,15 @@ async def litellm_responses(b: Bench, stream: bool) -> str:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    "converse",
+    ("converse", "wire_api"),
     [
-        openai_chat, openai_responses, openai_responses_by_id, anthropic_messages, litellm_chat, litellm_anthropic,
-        litellm_responses,
+        (openai_chat, "chat"), (openai_responses, "responses"), (openai_responses_by_id, "responses"),
+        (anthropic_messages, "messages"), (litellm_chat, "chat"), (litellm_anthropic, "messages"),
+        (litellm_responses, "responses"),
     ],
 )  # fmt: skip
 async def test_the_same_conversation_gives_the_same_trajectory(
-    bench: Any, converse: Callable[[Bench, bool], Awaitable[str]], stream: bool
+    bench: Any, converse: Callable[[Bench, bool], Awaitable[str]], wire_api: str, stream: bool
 ) -> None:
     b = await bench(Reply(text=LOOK, tool_calls=[CALL]), ANSWER)
     assert await converse(b, stream) == ANSWER
@@ -149,4 +150,6 @@ async def test_the_same_conversation_gives_the_same_trajectory(
     assert trajectory.prompt_ids == prompt
     assert trajectory.response_ids == [*call, *inserted, *encode(ANSWER), END]
     assert trajectory.loss_mask == [*[1] * len(call), *[0] * len(inserted), *[1] * (len(encode(ANSWER)) + 1)]
-    assert [each.tools for each in await b.calls()] == [[CHAT_TOOL]] * 2
+    calls = await b.calls()
+    assert [each.tools for each in calls] == [[CHAT_TOOL]] * 2
+    assert [each.wire_api for each in calls] == [wire_api] * 2

@@ -29,6 +29,7 @@ async def test_the_prompt_is_sampled_as_it_is(bench: Any, stream: bool, prompt: 
     text, chunks = await ask(b, stream, prompt=prompt, temperature=0.5)
     assert (text, chunks[-1].choices[0].finish_reason, chunks[0].object) == (" a time", "stop", "text_completion")
     [call] = await b.calls()
+    assert call.wire_api == "completions"
     assert (call.prompt_ids, call.response_ids) == (encode("Once upön"), [*encode(" a time"), END])
     assert (call.logprobs, call.reply["content"], call.untrainable_reason) == ([-0.25] * 8, " a time", "")
     assert call.messages[0]["content"] in ("Once upön", str(encode("Once upön")))

@@ -49,6 +49,8 @@ class LLMCall:
     """Its place among the spans of the attempt, by the arrival of the request."""
     agent: str = ""
     model: str = ""
+    wire_api: str = ""
+    """The API that the agent used: ``chat``, ``responses``, ``messages`` or ``completions``; "" if it is not known."""
     prompt_ids: list[int] = field(default_factory=list)
     response_ids: list[int] = field(default_factory=list)
     """The tokens that the server sampled."""
@@ -151,6 +153,7 @@ def to_span(call: LLMCall) -> SpanRecord:
     error = _valid_unicode(call.error)
     texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: error}
     texts |= {semconv.GRAMMAR: call.grammar, semconv.CALL_ID: call.call_id, semconv.RESPONSE_ID: call.reply_id}
+    texts[semconv.WIRE_API] = call.wire_api
     attributes.update({name: text for name, text in texts.items() if text})
     numbers = {
         semconv.WEIGHTS_VERSION: call.weights_version,
@@ -181,6 +184,7 @@ def from_span(span: Any) -> LLMCall:
         sequence=span.sequence_id,
         agent=get(semconv.AGENT, ""),
         model=get(semconv.REQUEST_MODEL, ""),
+        wire_api=get(semconv.WIRE_API, ""),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         prompt_tokens=0 if prompt_ids else get(semconv.INPUT_TOKENS, 0),

@@ -235,6 +235,7 @@ class LLMProxy(HttpServer):
             attempt_id=request.match_info["attempt_id"],
             agent=calling_agent(request.headers),
             call_id=request.headers.get(CALL_HEADER, "")[:64],
+            wire_api=api.name,
             started=time.time(),
         )
         try:

@@ -12,7 +12,7 @@ __all__ = ["write_page"]
 
 _PAGE = ROOT / "docs" / "frameworks.md"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
-_API_NAMES = {"chat/completions": "chat completions", "responses": "Responses", "messages": "Messages"}
+_API_NAMES = {"chat": "chat completions", "responses": "Responses", "messages": "Messages"}
 _HEAD = (
     "Framework", "Version", "Wire API", "Lines changed", "Calls traced", "Ids and masks", "Stream", "Tools",
     "Structured output", "Agent names", "Prefix breaks", "Greedy accuracy",
@@ -40,7 +40,7 @@ def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
     return [
         link,
         version,
-        ", ".join(_API_NAMES.get(path, path) for path in check["paths"]),
+        ", ".join(_API_NAMES.get(name, name) for name in check["wire_apis"]),
         "0",
         f"{check['traced']} of {check['served']}",
         same,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.store.memory import InMemoryLightningStore
-from aiohttp import web
 
 from benchmarks.frameworks._agents import AGENTS, Agent
 from benchmarks.frameworks._policy import GOLD, SQLPolicy
@@ -34,23 +33,6 @@ _AT_ONCE = 8
 _ERROR = 400
 
 
-class _Proxy(LLMProxy):
-    """The proxy, which also counts the paths that agents call."""
-
-    def application(self) -> web.Application:
-        self.paths: Counter[str] = Counter()
-
-        @web.middleware
-        async def count(request: web.Request, handler: Any) -> Any:
-            if request.method == "POST":
-                self.paths[request.path.partition("/attempt/")[2].partition("/")[2].removeprefix("v1/")] += 1
-            return await handler(request)
-
-        app = super().application()
-        app.middlewares.append(count)
-        return app
-
-
 async def check(agent: Agent) -> dict[str, Any]:
     """The result; its ``problems`` are empty if nothing was lost, changed or added between policy and trainer."""
     backend = _backend(agent)
@@ -63,7 +45,7 @@ async def check(agent: Agent) -> dict[str, Any]:
         policy, store = SQLPolicy(database), InMemoryLightningStore()
         async with (
             ScriptedPolicyServer(replies=policy.reply) as server,
-            _Proxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
+            LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as proxy,
         ):
 
             async def rollout(number: int) -> tuple[Answer | BackendError, list[LLMCall]]:
@@ -83,7 +65,7 @@ async def check(agent: Agent) -> dict[str, Any]:
                 return answer, all_calls_from_spans(await store.query_spans(*ids))
 
             results = [await rollout(0), *await asyncio.gather(*(rollout(n + 1) for n in range(_AT_ONCE)))]
-    return {"paths": dict(proxy.paths), **_result(policy, results), "problems": list(_problems(agent, policy, results))}
+    return {**_result(policy, results), "problems": list(_problems(agent, policy, results))}
 
 
 def _backend(agent: Agent) -> Backend:
@@ -109,6 +91,7 @@ def _result(policy: SQLPolicy, results: list[Any]) -> dict[str, Any]:
         ),
         "tools_offered": len({tool["function"]["name"] for each in bodies for tool in each.get("tools") or ()}),
         "structured": sorted(formats),
+        "wire_apis": sorted({call.wire_api for _, calls in results for call in calls}),
         "agents": sorted({call.agent for call in traced}),
         "models": sorted({call.model for call in traced}),
         "merged": sum(len(trajectories(triplets(_trained(calls), 1.0))) for _, calls in results),

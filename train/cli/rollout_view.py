@@ -37,6 +37,7 @@ def show_rollouts(
         for call in result.calls:
             console.print(
                 f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
+                f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
                 f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}",
                 style="bold",
                 markup=False,

@@ -25,7 +25,9 @@ class WireCall(ABC):
     """
 
     api: ClassVar[str]
-    """The API's name in spans, which is also the end of its path."""
+    """The end of the API's path."""
+    name: ClassVar[str]
+    """The API's name in spans."""
     chat: dict[str, Any]
     reply_id: str = ""
     """The id of the reply that the agent gets; "" if it is that of the chat completion."""
@@ -59,6 +61,7 @@ class ChatCall(WireCall):
     """A chat completion: nothing is translated."""
 
     api = "chat/completions"
+    name = "chat"
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self.chat = request

@@ -29,6 +29,7 @@ class CompletionsCall(WireCall):
     """A completion of one prompt, text or token ids."""
 
     api = "completions"
+    name = "completions"
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         for name, reason in _REFUSED.items():

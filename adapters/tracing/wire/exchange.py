@@ -86,6 +86,7 @@ class HttpExchange:
     call_id: str = ""
     reply_id: str = ""
     """The reply's id, if the API of the call makes its own."""
+    wire_api: str = ""
     started: float
     ended: float = 0.0
     request: Mapping[str, Any] = field(default_factory=dict)
@@ -203,6 +204,7 @@ def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> 
         sequence=sequence,
         agent=exchange.agent,
         model=str(request.get("model") or ""),
+        wire_api=exchange.wire_api,
         started=exchange.started,
         ended=exchange.ended,
         status=status,

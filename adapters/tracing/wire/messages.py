@@ -30,6 +30,7 @@ class MessagesCall(WireCall):
     """A message. A reply's reasoning, text and tool calls become a content block each."""
 
     api = "messages"
+    name = "messages"
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self.chat = {"messages": chat_messages(request), **chat_options(request)}

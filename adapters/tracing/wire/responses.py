@@ -39,6 +39,7 @@ class ResponsesCall(WireCall):
     """A response. A reply's reasoning, text and tool calls become an output item each."""
 
     api = "responses"
+    name = "responses"
 
     def __init__(self, request: dict[str, Any], conversation: Conversation) -> None:
         self._request, self._conversation = request, conversation
