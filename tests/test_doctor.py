@@ -87,3 +87,18 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
     async with ScriptedPolicyServer(replies=[reply]) as server:
         line = await asyncio.to_thread(_found, server.base_url, endpoint=server.base_url)
     assert line.level == level
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        (["--gpu-memory", "80"], 0, "with 65,536 tokens a pass predicted, of 80 GB"),
+        (["--gpu-memory", "80", "max_batch=64", "tokens_per_forward=8192"], 0, "8,192 tokens a pass"),
+        (["--gpu-memory", "0.1"], 1, "the run needs"),
+        (["--gpu-memory", "80", "max_bach=64"], 1, "did you mean max_batch?"),
+    ],
+)
+def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(settings: list[str], code: int, text: str) -> None:
+    result = CliRunner().invoke(app, ["--plan", "--model", "starter", *settings])
+    assert result.exit_code == code
+    assert text in " ".join(result.output.split())

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +23,9 @@ from groundwire.tools.files import read_bytes, read_json
 from groundwire.tools.http.access_token import TokenError, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.checks import peft_problem
 from groundwire.train.verl.hydra_config import INSTALL
 
@@ -60,6 +63,10 @@ class Check:
 
 @app.command()
 def main(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="With --plan: the run's settings, e.g. max_batch=64", metavar="[KEY=VALUE]..."),
+    ] = None,
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
     model: Annotated[str | None, typer.Option(help="A model's folder: check its chat template")] = None,
     tool_format: Annotated[
@@ -77,6 +84,12 @@ def main(
         int, typer.Option(help="A port: check that it is free", metavar="PORT", min=0, max=65535)
     ] = 0,
     output_dir: Annotated[str, typer.Option(help="The folder for runs: check its disk")] = "runs",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Predict the GPU memory of a local run with --model and the settings")
+    ] = False,
+    gpu_memory: Annotated[
+        float | None, typer.Option(help="With --plan: GB of the GPU. Without it, this machine's", metavar="GB", min=0)
+    ] = None,
     version: Version = False,
 ) -> None:
     """Check this machine, line by line."""
@@ -90,6 +103,8 @@ def main(
         endpoint=endpoint,
         port=proxy_port,
         output_dir=output_dir,
+        planned=parse_overrides(settings or []) if plan else None,
+        gpu_memory=gpu_memory,
     ):
         out.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
         out.print(mask_secrets(finding.text), markup=False)
@@ -109,6 +124,8 @@ def examine(
     endpoint: str | None = None,
     port: int = 0,
     output_dir: str = "runs",
+    planned: dict[str, Any] | None = None,
+    gpu_memory: float | None = None,
 ) -> Iterator[Check]:
     """The findings, in order. A check that raises an error counts as a failure."""
     verl = trainer == "verl"
@@ -120,6 +137,8 @@ def examine(
         lambda: _check_disk(output_dir, _DISK_GB["verl" if verl else "local"]),
         _check_logins,
     ]
+    if planned is not None:
+        checks.append(lambda: _check_memory({"model": model, **planned}, gpu_memory))
     if model is not None:
         checks.append(lambda: _check_chat_template(model, tool_format))
     if store is not None:
@@ -185,6 +204,25 @@ def _check_trainer(wanted: bool) -> Iterator[Check]:
         yield Check("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
     else:
         yield Check("ok", "trainer: local")
+
+
+def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Check]:
+    """The predicted memory of a local run on a GPU."""
+    import torch
+
+    from groundwire.train.local.memory_plan import plan_run
+
+    if gigabytes is None:
+        if not torch.cuda.is_available():
+            yield Check("failure", "memory: there is no GPU here", "give that of another machine: --gpu-memory 80")
+            return
+        gigabytes = torch.cuda.get_device_properties(0).total_memory / 1e9
+    try:
+        plan = plan_run(resolve("hf", trainer="local", device="cuda", **given), int(gigabytes * 1e9))
+    except ConfigError as error:
+        yield Check("failure", f"memory: {error}")
+    else:
+        yield Check("ok", f"memory: {plan} predicted, of {gigabytes:.0f} GB")
 
 
 def _cuda_devices() -> tuple[bool, str]:

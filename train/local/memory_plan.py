@@ -11,10 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from groundwire.train.config.errors import ConfigError
-from groundwire.train.local.grpo_config import GRPOConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-__all__ = ["MemoryPlan", "plan_memory"]
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.policy.model import count_parameters
+from groundwire.train.policy.pretrained import find_model
+
+__all__ = ["MemoryPlan", "plan_memory", "plan_run"]
 
 _KEPT = (40, 8)
 """Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
@@ -109,3 +115,19 @@ def plan_memory(
             f"max_batch ({max_batch}) or tokens_per_forward, set gradient_checkpointing=on, or take a smaller model"
         )
     return made
+
+
+def plan_run(config: RunConfig, available: int) -> MemoryPlan:
+    """:func:`plan_memory` for a run with these settings on a GPU; the model's weights are not loaded."""
+    shape = AutoConfig.from_pretrained(find_model(config.model))
+    with torch.device("meta"):
+        parameters = count_parameters(AutoModelForCausalLM.from_config(shape))
+    return plan_memory(
+        shape,
+        GRPOConfig.from_settings(config),
+        parameters=parameters,
+        available=available,
+        max_batch=config.max_batch,
+        max_model_len=min(config.max_model_len, shape.max_position_embeddings),
+        tokens_per_forward=config.tokens_per_forward,
+    )
