@@ -10,6 +10,9 @@ import re
 from typing import Any
 
 __all__ = [
+    "CORRECT",
+    "DONE",
+    "INCORRECT",
     "QUERY_TOOL",
     "answer_message",
     "ask_message",

@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "app"]
 
 COMMANDS = {
     "run": ("groundwire.train.run", "Train the model behind an agent"),
+    "sft": ("groundwire.train.sft.__main__", "Fine-tune a model on gold answers, before reinforcement learning"),
     "evaluate": ("groundwire.train.evaluate", "Evaluate a model under an agent; tabulate and compare runs"),
     "serve": ("groundwire.train.serve", "Serve a trained model as an OpenAI-compatible endpoint"),
     "report": ("groundwire.train.report.__main__", "Show a run as one HTML page"),

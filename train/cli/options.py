@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from groundwire.tools.settings import suggestion_for
+from groundwire.tools.settings import Settings, suggestion_for
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag, merge_overrides, parse_overrides
@@ -26,27 +26,29 @@ _BY_PRESET = {name for presets in (PRESETS, VERL_PRESETS) for preset in presets.
 
 
 def takes_settings(
-    options: Mapping[str, str] | None = None, **defaults: Any
+    options: Mapping[str, str] | None = None, record: type[Settings] = RunConfig, /, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a command an option for every setting, and the judge's options.
+    """A decorator that gives a command an option for every setting of ``record``; a run's have the judge's, too.
 
     The command receives their values, None where not given, as the dictionary ``settings``. ``options`` are the
     settings that the command has, and their options' names; ``defaults`` are those shown in ``--help``.
     """
-    names = options or {name: name for name in RunConfig.model_fields if name not in ("judge", "verl")}
+    names = options or {name: name for name in record.model_fields if name not in ("judge", "verl")}
+    judge = _JUDGE if "judge" in record.model_fields else {}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(function, eval_str=True).parameters.values()
         parameters = [
             *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own if each.name != "settings"),
-            *(_parameter(option, _option(name, option, defaults)) for name, option in names.items()),
-            *(_parameter(option, annotation) for option, annotation in _JUDGE.items()),
+            *(_parameter(option, _option(record, name, option, defaults)) for name, option in names.items()),
+            *(_parameter(option, annotation) for option, annotation in judge.items()),
         ]
 
         @wraps(function)
         def command(**values: Any) -> None:
             settings = {name: values.pop(option) for name, option in names.items()}
-            settings["judge"] = {option: values.pop(option) for option in _JUDGE}
+            if judge:
+                settings["judge"] = {option: values.pop(option) for option in judge}
             function(settings=settings, **values)
 
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -60,9 +62,11 @@ def _parameter(option: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _option(name: str, option: str, defaults: Mapping[str, Any]) -> Any:
-    field, shown = RunConfig.model_fields[name], RunConfig.option(name)
-    default = defaults.get(name, "by preset" if name in _BY_PRESET else field.get_default(call_default_factory=True))
+def _option(record: type[Settings], name: str, option: str, defaults: Mapping[str, Any]) -> Any:
+    field, shown = record.model_fields[name], record.option(name)
+    default = field.get_default(call_default_factory=True)
+    if record is RunConfig:
+        default = defaults.get(name, "by preset" if name in _BY_PRESET else default)
     kind = _option_type(field.annotation)
     info = typer.Option(
         f"{flag(option)}/{flag(f'no_{option}')}" if kind is bool else flag(option),

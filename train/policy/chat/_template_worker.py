@@ -32,7 +32,7 @@ def _answer(request: bytes) -> bytes:
 
 def _render(asked: Any) -> dict[str, str]:
     try:
-        [text], _ = render_jinja_template(add_generation_prompt=True, **asked["request"])
+        [text], _ = render_jinja_template(**asked["request"])
     except (MemoryError, RecursionError, OverflowError) as error:
         return {"limit": f"it needs too much memory ({type(error).__name__})"}
     except Exception as error:  # a template may raise anything

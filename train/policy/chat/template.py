@@ -29,17 +29,19 @@ class TemplateLimitError(ValueError):
     """The template took too much time or memory, or wrote too much."""
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+def render(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+) -> str:
     """The prompt that the tokenizer's chat template makes of ``messages``, up to where the reply begins.
 
-    ``options`` are further variables of the template, ``tools`` among them. Raises :class:`TemplateRefusedError` and
+    Without ``add_generation_prompt`` it ends with the last message. ``options`` are further variables of the template,
+    ``tools`` among them. Raises :class:`TemplateRefusedError` and
     :class:`TemplateLimitError`.
     """
     if is_trusted(tokenizer):
         try:
-            return str(
-                tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
-            )
+            options["add_generation_prompt"] = add_generation_prompt
+            return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
         except Exception as error:
             raise TemplateRefusedError(error) from error
     try:
@@ -48,6 +50,7 @@ def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any
         raise TemplateRefusedError(str(error).partition(".")[0]) from error
     variables = {name: _text(value) for name, value in tokenizer.special_tokens_map.items()}
     request = {"chat_template": template, "conversations": [list(messages)], **variables, **options}
+    request["add_generation_prompt"] = add_generation_prompt
     message = json.dumps({"limit": _MAX_CHARACTERS, "request": request}).encode()
     try:
         answer = json.loads(_workers.ask(lambda: message) or b"")

@@ -1,0 +1,52 @@
+"""``python -m train.sft``: fine-tune a causal model on a domain's gold queries, before reinforcement learning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.startup import fast_import, setup_logging
+from groundwire.tools.terminal import Version, console, spinner
+from groundwire.train.cli.options import takes_settings
+from groundwire.train.config.overrides import parse_overrides
+from groundwire.train.sft.settings import SFTSettings
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+@takes_settings(None, SFTSettings)
+def main(
+    settings: dict[str, Any],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="A setting by its name, e.g. learning_rate=1e-4", metavar="[KEY=VALUE]..."),
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the run of this folder", metavar="DIR")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
+    version: Version = False,
+) -> None:
+    """Fine-tune a model on gold answers, in the prompts that the agent sends.
+
+    The result is a folder in Hugging Face's format: give its path, DIR/model, as --model to the other commands.
+    """
+    with exit_on_user_error(debug):
+        given = {name: value for name, value in settings.items() if value is not None} | parse_overrides(
+            overrides or []
+        )
+        checked = SFTSettings(**given)
+        setup_logging(debug)
+        with spinner("starting"), fast_import():
+            from groundwire.train.sft.run import run
+        shown = console()
+        for line in run(checked, resume=resume, given=given):
+            shown.print(line, markup=False)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,66 @@
+"""From messages to token ids: the prompt as the policy server makes it, and the reply as the engine samples it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, has_tools, render
+
+__all__ = ["Example", "Turn", "encode"]
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A reply to learn after its messages."""
+
+    messages: Sequence[Message]
+    reply: Message
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A reply to learn, as token ids, after its prompt."""
+
+    prompt_ids: list[int]
+    reply_ids: list[int]
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.reply_ids)
+
+
+def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:
+    """The token ids of ``turns``; a reply ends with the token that ends a reply when it is sampled.
+
+    Raises :class:`ConfigError` if the chat template cannot write them.
+    """
+    texts: list[str] = []
+    for turn in turns:
+        texts += _texts(tokenizer, turn)
+    if not texts:
+        return []
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    end = tokenizer.eos_token_id
+    return [Example(ids[i], [*ids[i + 1], end]) for i in range(0, len(ids), 2)]
+
+
+def _texts(tokenizer: Any, turn: Turn) -> tuple[str, str]:
+    """The prompt, and the reply up to its end."""
+    tools = list(turn.tools) or None
+    if tools and not has_tools(tokenizer):
+        raise ConfigError("the model's chat template has no tools: train on --backend langgraph, which needs none")
+    try:
+        prompt = render(tokenizer, turn.messages, tools=tools)
+        whole = render(tokenizer, [*turn.messages, turn.reply], tools=tools, add_generation_prompt=False)
+    except (TemplateRefusedError, TemplateLimitError) as error:
+        raise ConfigError(f"the model's chat template cannot write the training data: {error}") from error
+    if not whole.startswith(prompt):
+        raise ConfigError(
+            "the model's chat template changes the prompt when the reply follows it, so that no reply can be cut out"
+        )
+    return prompt, whole[len(prompt) :].partition(tokenizer.eos_token)[0]

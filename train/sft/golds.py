@@ -1,0 +1,213 @@
+"""Turns from a domain's gold queries, in the messages that the project's own SQL agents send.
+
+A question gives the turn that writes its query. A share of them also gives the turns after a first query, right or
+wrong: its result is that of running it, and a wrong one has another result than the gold query.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from groundwire.adapters.sql_agents import prompts
+from groundwire.domains import Domain, Task, TaskData, answer_form
+from groundwire.rewards import RewardError
+from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.tools.schema import table_info
+from groundwire.tools.sql import QueryError, render, run_query
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.sft.examples import Message, Turn
+from groundwire.train.sft.schema_variants import SchemaVariant, identifiers, make_variant
+from groundwire.train.sft.settings import SFTSettings
+from groundwire.train.sft.wrong_queries import wrong_query
+
+__all__ = ["GoldTurns", "Question", "check_golds", "make_questions", "write_turns"]
+
+_TOOL = {"type": "function", "function": prompts.QUERY_TOOL}
+_ANOTHER = 3
+"""Wrong queries of each question."""
+_RIGHT = 0.4
+"""Share of the later turns that follow the gold query; the others follow any of the question's queries."""
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Query:
+    """An executed query, its result as the agent reads it, and whether it is right."""
+
+    sql: str
+    result: str
+    right: bool
+
+    @property
+    def failed(self) -> bool:
+        """Whether the result is an error, which may have names of the schema."""
+        return self.result.startswith("Error: ")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A task with the text of its database's schema."""
+
+    id: str
+    database: str
+    question: str
+    gold: str
+    schema: str
+    queries: list[Query] = field(default_factory=list)
+    """The gold query, and wrong ones."""
+
+
+def check_golds(domain: Domain, data: TaskData) -> None:
+    """Raise :class:`ConfigError` if the data has no gold queries to learn."""
+    if answer_form(domain) != "sql":
+        raise ConfigError(f"domain {domain.name!r} is answered in prose, and train.sft learns gold queries")
+    if not data.train:
+        raise ConfigError(f"{data.source}: there are no training tasks")
+    if not any(str(task.get("query") or "").strip() for task in data.train):
+        raise ConfigError(f"{data.source}: no training task has a gold query (column query), so nothing can be learned")
+
+
+def make_questions(
+    domain: Domain, tasks: Sequence[Task], settings: SFTSettings, *, wrong: bool, on_end: Callable[[], None]
+) -> list[Question]:
+    """The tasks that have a gold query; with ``wrong`` they have executed queries, the gold and wrong ones."""
+    golds: dict[str, list[str]] = {}
+    for task in tasks:
+        golds.setdefault(domain.database(task), []).append(_one_line(task))
+
+    def make(numbered: tuple[int, Task]) -> Question | None:
+        number, task = numbered
+        database, gold = domain.database(task), _one_line(task)
+        on_end()
+        if not gold:
+            return None
+        schema = table_info(
+            database,
+            max_chars=settings.table_info_truncate,
+            example_values=settings.example_values,
+            show_keys=settings.show_keys,
+        ).text
+        question = Question(str(task["id"]), database, task["question"], gold, schema)
+        if wrong:
+            rng = random.Random(f"{settings.seed}-{number}")
+            question.queries.extend(_queries(rng, question, golds[database], settings))
+        return question
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [question for question in pool.map(make, enumerate(tasks)) if question is not None]
+
+
+@dataclass(frozen=True)
+class GoldTurns:
+    """The training data: in each epoch another order, other versions of the schemas, other turns after a query."""
+
+    questions: Sequence[Question]
+    settings: SFTSettings
+
+    def groups(self, epoch: int) -> list[list[Question]]:
+        """The questions in the order of an epoch, some of the same database together; always as many groups."""
+        rng = random.Random(f"{self.settings.seed}-epoch-{epoch}")
+        databases: dict[str, list[Question]] = {}
+        for question in rng.sample(self.questions, len(self.questions)):
+            databases.setdefault(question.database, []).append(question)
+        size = self.settings.questions_per_schema
+        groups = [group[i : i + size] for group in databases.values() for i in range(0, len(group), size)]
+        rng.shuffle(groups)
+        return groups
+
+    def turns(self, group: Sequence[Question], epoch: int) -> list[Turn]:
+        """The turns of a group, about one version of its schema."""
+        rng = random.Random(f"{self.settings.seed}-{epoch}-{group[0].id}")
+        used = [query.sql for each in group for query in each.queries] + [each.gold for each in group]
+        variant = make_variant(rng, group[0].schema, used, augment=self.settings.augment)
+        return [turn for question in group for turn in _turns(rng, question, variant, self.settings)]
+
+
+def write_turns(question: Question, settings: SFTSettings) -> list[Turn]:
+    """The turns that write the gold query, one for each agent, in the schema itself."""
+    variant = SchemaVariant(question.schema, {})
+    return [_write(question, variant, backend) for backend in settings.backend]
+
+
+def _one_line(task: Task) -> str:
+    return " ".join(str(task.get("query") or "").split()).rstrip("; ")
+
+
+def _queries(rng: random.Random, question: Question, others: list[str], settings: SFTSettings) -> Iterator[Query]:
+    names = sorted(identifiers(question.schema))
+    yield Query(question.gold, _result(question, question.gold, settings), True)
+    for sql in {wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)}:
+        try:
+            if execution_match(sql, question.gold, question.database).score:
+                continue
+        except RewardError:
+            continue
+        yield Query(sql, _result(question, sql, settings), False)
+
+
+def _result(question: Question, sql: str, settings: SFTSettings) -> str:
+    """The rows or the error, as :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit` shows them."""
+    try:
+        rows = run_query(question.database, sql, timeout_s=5.0, max_rows=100)
+    except QueryError as error:
+        return f"Error: {error}"[: settings.execution_truncate]
+    return render(rows, max_chars=settings.execution_truncate)
+
+
+def _turns(rng: random.Random, question: Question, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
+    for backend in settings.backend:
+        yield _write(question, variant, backend)
+        if question.queries and rng.random() < settings.later_turns:
+            query = question.queries[0] if rng.random() < _RIGHT else rng.choice(question.queries)
+            yield from (_text_turns if backend == "langgraph" else _tool_turns)(question, query, variant)
+
+
+def _write(question: Question, variant: SchemaVariant, backend: str) -> Turn:
+    user = {"role": "user", "content": prompts.write_message(question.question)}
+    if backend == "langgraph":
+        system = {"role": "system", "content": prompts.system_message(variant.text)}
+        return Turn([system, user], _reply(prompts.fence(variant.rename(question.gold))))
+    system = {"role": "system", "content": prompts.tool_system_message(variant.text)}
+    return Turn([system, user], _call(variant.rename(question.gold)), [_TOOL])
+
+
+def _text_turns(question: Question, query: Query, variant: SchemaVariant) -> Iterator[Turn]:
+    """The check of an executed query, and if it is wrong its rewrite."""
+    system = {"role": "system", "content": prompts.system_message(variant.text)}
+    shown = variant.rename(query.sql), variant.rename(query.result) if query.failed else query.result
+    verdict = prompts.CORRECT if query.right else prompts.INCORRECT
+    yield Turn([system, _user(prompts.check_message(question.question, *shown))], _reply(verdict))
+    if not query.right:
+        message = prompts.rewrite_message(question.question, *shown, verdict)
+        yield Turn([system, _user(message)], _reply(prompts.fence(variant.rename(question.gold))))
+
+
+def _tool_turns(question: Question, query: Query, variant: SchemaVariant) -> Iterator[Turn]:
+    """The turn after a query's result: the end, or another query."""
+    first = _write(question, variant, "openai-agents")
+    result = variant.rename(query.result) if query.failed else query.result
+    tool = {"role": "tool", "tool_call_id": "call", "content": result}
+    reply = _reply(prompts.DONE) if query.right else _call(variant.rename(question.gold))
+    yield Turn([*first.messages, _call(variant.rename(query.sql)), tool], reply, first.tools)
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _reply(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _call(sql: str) -> Message:
+    arguments = json.dumps({"sql": sql}, ensure_ascii=False)
+    function = {"name": prompts.QUERY_TOOL["name"], "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call", "type": "function", "function": function}],
+    }

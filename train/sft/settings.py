@@ -1,0 +1,75 @@
+"""The settings of ``python -m train.sft``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, model_validator
+
+from groundwire.tools.settings import Settings, setting
+from groundwire.train.config.errors import ConfigError
+
+__all__ = ["FORMATS", "SFTSettings"]
+
+FORMATS = ("langgraph", "openai-agents")
+"""The agents whose prompts are trained on: text prompts, and tool calls."""
+
+_data = partial(setting, panel="Data and model")
+_prompt = partial(setting, panel="Prompts, as the agent sends them")
+_training = partial(setting, panel="Training")
+_measure = partial(setting, panel="Held-out data and output")
+
+
+def _split_names(value: Any) -> Any:
+    names = (name.strip() for name in value.split(",")) if isinstance(value, str) else value
+    return list(dict.fromkeys(filter(None, names)))
+
+
+class SFTSettings(Settings):
+    """Every setting of a supervised run."""
+
+    model_config = ConfigDict(strict=True)
+    error = ConfigError
+
+    model: str = _data("smollm2", "'starter', 'smollm2', a folder in Hugging Face's format, a GGUF file or OWNER/MODEL")
+    domain: str = _data("spider", "Domain whose gold queries are learned")
+    data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
+    backend: Annotated[list[str], BeforeValidator(_split_names)] = _data(
+        lambda: ["langgraph"], "Whose turns: langgraph (text), openai-agents (tool calls), or both", metavar="NAME,NAME"
+    )
+    device: str = _data("cpu", "cpu or cuda")
+    seed: int = _data(0, "Seed of the order, the wrong queries and the changed schemas")
+
+    table_info_truncate: int = _prompt(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
+    example_values: int = _prompt(0, "Example values per column in the schema", ge=0)
+    show_keys: bool = _prompt(False, "Show primary and foreign keys in the schema")
+    execution_truncate: int = _prompt(72, "Characters of a query result in the prompt", ge=0)
+    max_model_len: int = _prompt(2048, "Tokens of prompt and reply together; longer turns are left out", ge=1)
+
+    epochs: float = _training(2.0, "Passes over the training questions", gt=0)
+    time_limit_s: float | None = _training(None, "Seconds of training; the learning rate falls towards this end", gt=0)
+    learning_rate: float = _training(5e-4, "Highest learning rate of AdamW", gt=0)
+    weight_decay: float = _training(0.01, "Weight decay of AdamW", ge=0)
+    warmup_steps: int = _training(40, "Steps in which the learning rate rises", ge=0)
+    tokens_per_step: int = _training(16384, "Tokens of one optimizer step; a shared prompt counts once", ge=1)
+    tokens_per_forward: int = _training(0, "Tokens of one forward pass. 0: 2048 on a CPU, 16384 on a GPU", ge=0)
+    later_turns: float = _training(
+        0.5, "Share of the questions that also have the turns after a first query: check, rewrite, end", ge=0, le=1
+    )
+    augment: float = _training(
+        0.5, "Share of the schemas with another order, fewer tables or other spellings of names", ge=0, le=1
+    )
+    questions_per_schema: int = _training(6, "Questions that share one schema in a step", ge=1)
+    checkpoint_every: int = _training(200, "Steps between checkpoints", ge=1)
+
+    val_tasks: int = _measure(200, "Held-out questions for loss and accuracy; 0 means all", ge=0)
+    val_every: int = _measure(100, "Steps between the held-out losses", ge=1)
+    max_tokens: int = _measure(96, "Tokens of a reply, for the accuracy", ge=1)
+    output_dir: str = _measure("sft", "Folder for the runs' folders", metavar="DIR")
+
+    @model_validator(mode="after")
+    def _check(self) -> SFTSettings:
+        if unknown := [name for name in self.backend if name not in FORMATS]:
+            raise ConfigError(f"backend is {unknown[0]!r}; train.sft knows the turns of {' and '.join(FORMATS)}")
+        return self

@@ -1,0 +1,125 @@
+"""The supervised training loop: AdamW, warmup and cosine decay, cross entropy on the replies' tokens."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.policy.attention import TREE
+from groundwire.train.policy.model_files import save_policy
+from groundwire.train.sft.batches import Row, Step, forwards, prefetch
+from groundwire.train.sft.settings import SFTSettings
+
+__all__ = ["SFTTrainer"]
+
+_MIN_RATE = 0.05
+"""The learning rate at the end, as a share of the highest one."""
+
+
+class SFTTrainer:
+    """Trains ``model`` in place and writes ``checkpoints``."""
+
+    def __init__(self, model: Any, tokenizer: Any, settings: SFTSettings, *, checkpoints: Checkpoints) -> None:
+        self.model, self.tokenizer, self.settings, self.checkpoints = model, tokenizer, settings, checkpoints
+        self.device = next(model.parameters()).device
+        cuda = self.device.type == "cuda"
+        if cuda:
+            model.set_attn_implementation(TREE)
+        self.one_row = cuda
+        self.tokens_per_forward = settings.tokens_per_forward or (16384 if cuda else 2048)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=settings.weight_decay,
+            fused=cuda,
+        )
+        self.step, self.groups, self.seconds = 0, 0, 0.0
+        """Finished steps, the groups of turns in them, and the seconds that they took, also before a resume."""
+
+    def train(self, steps: Iterable[Step], on_step: Callable[[dict[str, Any]], None]) -> None:
+        """Train until ``steps`` end or the time is over. ``steps`` begin with the group after :attr:`groups`.
+
+        ``on_step`` gets the metrics of each step.
+        """
+        self.model.train()
+        before, began, limit = self.seconds, time.monotonic(), self.settings.time_limit_s
+        for step in prefetch(steps):
+            progress = max(step.progress, self.seconds / limit if limit else 0.0)
+            if progress >= 1:
+                break
+            metrics = self._update(step.rows, progress)
+            self.step, self.groups = self.step + 1, step.groups
+            self.seconds = before + time.monotonic() - began
+            on_step({"step": self.step, **metrics, "seconds": round(self.seconds, 2)})
+            if self.step % self.settings.checkpoint_every == 0:
+                self.save()
+        self.model.eval()
+
+    @torch.no_grad()
+    def loss(self, rows: Sequence[Row]) -> float:
+        """The mean loss of a token of ``rows``."""
+        self.model.eval()
+        total = sum(row.targets for row in rows)
+        summed = sum(float(self._loss(part)) for part in self._forwards(rows))
+        self.model.train()
+        return summed / max(1, total)
+
+    def save(self) -> None:
+        """Write a checkpoint of the last finished step."""
+        with self.checkpoints.write(self.step) as folder:
+            self.save_model(folder)
+            state = {"optimizer": self.optimizer.state_dict(), "step": self.step}
+            state |= {"groups": self.groups, "seconds": self.seconds}
+            torch.save(state, folder / "trainer.pt")
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model and its tokenizer."""
+        save_policy(self.model, self.tokenizer, folder)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from the state of a checkpoint."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.groups, self.seconds = state["step"], state["groups"], state["seconds"]
+
+    def _update(self, rows: list[Row], progress: float) -> dict[str, float]:
+        settings, targets = self.settings, sum(row.targets for row in rows)
+        rate = settings.learning_rate * min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
+        rate *= _MIN_RATE + (1 - _MIN_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        summed = 0.0
+        for part in self._forwards(rows):
+            loss = self._loss(part)
+            (loss / targets).backward()
+            summed += float(loss.detach())
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {
+            "loss": round(summed / targets, 4),
+            "grad_norm": round(float(norm), 4),
+            "learning_rate": rate,
+            "tokens": sum(row.tokens for row in rows),
+            "targets": targets,
+        }
+
+    def _forwards(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        return forwards(rows, self.tokens_per_forward, one_row=self.one_row)
+
+    def _loss(self, rows: list[Row]) -> torch.Tensor:
+        """The summed loss of the rows' targets."""
+        packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
+        half = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
+        with half:
+            logits = packed_logits(self.model, packed)
+        return F.cross_entropy(logits.float(), packed.targets, reduction="sum")
