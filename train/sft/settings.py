@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, model_validator
 
@@ -54,6 +54,9 @@ class SFTSettings(Settings):
     warmup_steps: int = _training(40, "Steps in which the learning rate rises", ge=0)
     tokens_per_step: int = _training(16384, "Tokens of one optimizer step; a shared prompt counts once", ge=1)
     tokens_per_forward: int = _training(0, "Tokens of one forward pass. 0: 2048 on a CPU, 16384 on a GPU", ge=0)
+    attention: Literal["auto", "tree", "sdpa"] = _training(
+        "auto", "tree: FlexAttention over rows without padding; sdpa: padded rows. auto: tree on a GPU, else sdpa"
+    )
     later_turns: float = _training(
         0.5, "Share of the questions that also have the turns after a first query: check, rewrite, end", ge=0, le=1
     )

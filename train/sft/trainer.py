@@ -32,9 +32,9 @@ class SFTTrainer:
         self.model, self.tokenizer, self.settings, self.checkpoints = model, tokenizer, settings, checkpoints
         self.device = next(model.parameters()).device
         cuda = self.device.type == "cuda"
-        if cuda:
+        self.one_row = settings.attention == "tree" or (settings.attention == "auto" and cuda)
+        if self.one_row:
             model.set_attn_implementation(TREE)
-        self.one_row = cuda
         self.tokens_per_forward = settings.tokens_per_forward or (16384 if cuda else 2048)
         self.optimizer = torch.optim.AdamW(
             model.parameters(),

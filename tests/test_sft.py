@@ -1,0 +1,237 @@
+"""Supervised fine-tuning: what is learned is what the agents send, packing changes no loss, a run can be continued."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from groundwire.adapters.sql_agents import prompts
+from groundwire.domains import TaskData, get
+from groundwire.tools.schema import table_info
+from groundwire.tools.sql import run_query
+from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.local.packing import pack, packed_logits
+from groundwire.train.policy import STARTER
+from groundwire.train.policy.model import load_policy
+from groundwire.train.sft.batches import make_rows, make_steps
+from groundwire.train.sft.examples import Example, Turn, encode
+from groundwire.train.sft.golds import GoldTurns, check_golds, make_questions, write_turns
+from groundwire.train.sft.run import run
+from groundwire.train.sft.schema_variants import make_variant
+from groundwire.train.sft.settings import SFTSettings
+from groundwire.train.sft.trainer import SFTTrainer
+from groundwire.train.sft.wrong_queries import wrong_query
+
+SCHEMA = (
+    "CREATE TABLE singer ( Singer_ID int , Name text , Age int , primary key ( Singer_ID ) )\n"
+    "-- Name : 'Joe' , 'Ann'\n"
+    "CREATE TABLE concert ( Concert_ID int , Singer_ID int , "
+    "foreign key ( Singer_ID ) references singer ( Singer_ID ) )\n"
+    'CREATE TABLE stadium ( Stadium_ID int , "Built in" text )'
+)
+GOLD = (
+    "SELECT T1.Name FROM singer AS T1 JOIN concert AS T2 ON T1.Singer_ID = T2.Singer_ID "
+    "WHERE T1.Name != 'Name' ORDER BY T1.Age"
+)
+
+
+class _Domain:
+    name, default_reward = "pets", "spider_exec_match"
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def load(self, data_dir: str | None = None) -> TaskData:
+        rows = [
+            {
+                "id": f"p{age}",
+                "question": f"Older than {age}?",
+                "query": f"SELECT name FROM pet WHERE age > {age}",
+            }
+            for age in range(8)
+        ]
+        return TaskData(train=rows[:6], validation=rows[6:], source="pets")
+
+    def database(self, task: Any) -> str:
+        return self.path
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> _Domain:
+    with sqlite3.connect(tmp_path / "pets.sqlite") as conn:
+        conn.executescript("CREATE TABLE pet (name TEXT, age INT); INSERT INTO pet VALUES ('Rex', 3), ('Tom', 7);")
+    conn.close()
+    return _Domain(tmp_path / "pets.sqlite")
+
+
+@pytest.fixture(scope="module")
+def starter() -> tuple[Any, Any]:
+    return load_policy(STARTER)
+
+
+def _questions(domain: _Domain, settings: SFTSettings, *, wrong: bool = True) -> Any:
+    return make_questions(domain, domain.load().train, settings, wrong=wrong, on_end=lambda: None)
+
+
+def test_the_first_turn_is_the_agents_prompt(pets: _Domain) -> None:
+    settings = SFTSettings(backend=["langgraph", "openai-agents"])
+    question = _questions(pets, settings, wrong=False)[0]
+    text, tools = write_turns(question, settings)
+    schema = table_info(pets.path, max_chars=4000, example_values=0, show_keys=False).text
+    assert [each["content"] for each in text.messages] == [
+        prompts.system_message(schema),
+        prompts.write_message(question.question),
+    ]
+    assert prompts.extract_sql(text.reply["content"]) == question.gold
+    assert tools.messages[0]["content"] == prompts.tool_system_message(schema)
+    assert json.loads(tools.reply["tool_calls"][0]["function"]["arguments"]) == {"sql": question.gold}
+    assert tools.tools[0]["function"] == prompts.QUERY_TOOL
+
+
+def test_later_turns_show_the_result_of_a_query_that_ran(pets: _Domain) -> None:
+    settings = SFTSettings(backend=["langgraph", "openai-agents"], later_turns=1.0, augment=0.0)
+    questions = _questions(pets, settings)
+    assert all(any(not query.right for query in question.queries) for question in questions)
+    for question in questions:
+        right = run_query(question.database, question.gold).rows
+        for query in question.queries:
+            if not query.failed:
+                assert (run_query(question.database, query.sql).rows == right) == query.right
+    source = GoldTurns(questions, settings)
+    replies = [
+        turn.reply["content"]
+        for epoch in range(6)
+        for turn in source.turns(source.groups(epoch)[0], epoch)
+        if "Is the query" in str(turn.messages[-1]["content"])
+    ]
+    assert set(replies) == {prompts.CORRECT, prompts.INCORRECT}
+    ends = [
+        turn for epoch in range(6) for turn in source.turns(source.groups(epoch)[0], epoch) if len(turn.messages) > 2
+    ]
+    assert {turn.reply["content"] for turn in ends} == {prompts.DONE, ""}
+
+
+def test_an_epoch_has_every_question_and_another_order(pets: _Domain) -> None:
+    settings = SFTSettings(questions_per_schema=2)
+    source = GoldTurns(_questions(pets, settings, wrong=False), settings)
+    orders = [[question.id for group in source.groups(epoch) for question in group] for epoch in (0, 1, 0)]
+    assert sorted(orders[0]) == sorted(orders[1]) == [f"p{age}" for age in range(6)]
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_a_changed_schema_keeps_the_tables_of_the_query_and_renames_both_alike() -> None:
+    kept = renamed = reordered = 0
+    for seed in range(60):
+        variant = make_variant(random.Random(seed), SCHEMA, [GOLD], augment=0.7)
+        sql = variant.rename(GOLD)
+        assert "'Name'" in sql  # a literal
+        assert "'Joe' , 'Ann'" in variant.text
+        assert '"Built in" text' in variant.text or "Built in" not in variant.text
+        conn = sqlite3.connect(":memory:")
+        ddl = [line for line in variant.text.split("\n") if line.startswith("CREATE")]
+        for line in sorted(ddl, key=lambda line: "references" in line):
+            conn.execute(line)
+        conn.execute(sql)
+        conn.close()
+        kept += len(ddl) == 3
+        renamed += bool(variant.names)
+        reordered += variant.text.split("\n")[0] != SCHEMA.split("\n", maxsplit=1)[0]
+    assert 0 < kept < 60
+    assert renamed > 10
+    assert reordered > 10
+    assert make_variant(random.Random(0), SCHEMA, [GOLD], augment=0.0).text == SCHEMA
+
+
+def test_a_wrong_query_is_another_query() -> None:
+    made = {wrong_query(random.Random(seed), GOLD, ["Name", "Age", "singer"], ["SELECT 2"]) for seed in range(40)}
+    assert len(made) > 5
+    assert GOLD not in made
+
+
+def test_packing_changes_no_loss(starter: tuple[Any, Any]) -> None:
+    model, _ = starter
+    rng = random.Random(0)
+    schema = [rng.randrange(5, 200) for _ in range(40)]
+    examples = [Example([*schema, *rng.sample(range(5, 99), 8)], rng.sample(range(5, 99), 5)) for _ in range(5)]
+    examples.append(Example(rng.sample(range(5, 99), 20), [7, 8, 9]))
+    rows = make_rows(examples, 150)
+    assert sum(row.targets for row in rows) == 28
+    assert sum(row.tokens for row in rows) < sum(map(len, examples))
+    packed = pack([(row.prefix, row.branches) for row in rows])
+    together = F.cross_entropy(packed_logits(model, packed), packed.targets, reduction="sum").item()
+    alone = 0.0
+    for each in examples:
+        logits = model(torch.tensor([each.prompt_ids + each.reply_ids])).logits[0, len(each.prompt_ids) - 1 : -1]
+        alone += F.cross_entropy(logits, torch.tensor(each.reply_ids), reduction="sum").item()
+    assert together == pytest.approx(alone, rel=1e-5)
+
+
+def test_a_reply_ends_as_a_sampled_one_does(starter: tuple[Any, Any]) -> None:
+    _, tokenizer = starter
+    turn = Turn([{"role": "user", "content": "x"}], {"role": "assistant", "content": "SELECT 1"})
+    [example] = encode(tokenizer, [turn])
+    assert example.reply_ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(example.reply_ids[:-1]) == "SELECT 1"
+    assert tokenizer.decode(example.prompt_ids).endswith("assistant\n")
+
+
+def test_a_run_learns_and_is_continued_at_the_same_place(
+    pets: _Domain, starter: tuple[Any, Any], tmp_path: Path
+) -> None:
+    settings = SFTSettings(
+        model="starter", epochs=6.0, warmup_steps=1, learning_rate=2e-3, later_turns=0.0, augment=0.0
+    )
+    source = GoldTurns(_questions(pets, settings, wrong=False), settings)
+
+    def steps(tokenizer: Any, first: int) -> Any:
+        groups = (source.turns(source.groups(number)[0], number) for number in range(first, 6))
+        return make_steps((make_rows(encode(tokenizer, each), 2048) for each in groups), 1, first=first, total=6)
+
+    losses: list[dict[str, Any]] = []
+    model, tokenizer = load_policy(STARTER)
+    trainer = SFTTrainer(model, tokenizer, settings, checkpoints=Checkpoints(tmp_path / "checkpoints"))
+    all_steps = list(steps(tokenizer, 0))
+    trainer.train(all_steps[:3], losses.append)
+    trainer.save()
+    trainer.train(all_steps[3:], losses.append)
+    assert losses[-1]["loss"] < losses[0]["loss"] / 2
+    [checkpoint] = trainer.checkpoints.paths()
+    model, tokenizer = load_policy(checkpoint)
+    again = SFTTrainer(model, tokenizer, settings, checkpoints=trainer.checkpoints)
+    again.load(torch.load(checkpoint / "trainer.pt", weights_only=True))
+    assert (again.step, again.groups) == (3, 3)
+    repeated: list[dict[str, Any]] = []
+    again.train(steps(tokenizer, again.groups), repeated.append)
+    assert [each["loss"] for each in repeated] == pytest.approx([each["loss"] for each in losses[3:]], abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"domain": "medical"}, "is answered in prose"),
+        ({"max_model_len": 9000}, "max_model_len is 9000, and the model has 4096 positions"),
+        ({"max_model_len": 20}, "no turn fits into max_model_len, 20 tokens"),
+        ({"device": "tpu"}, "device is 'tpu'"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_sentence(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    checked = SFTSettings(model="starter", output_dir=str(tmp_path / "out"), later_turns=0.0, val_tasks=1, **settings)
+    with pytest.raises(ConfigError, match=message) as raised:
+        list(run(checked, resume=None, given={}))
+    assert "\n" not in str(raised.value)
+
+
+def test_data_without_golds_is_refused() -> None:
+    data = TaskData(train=[{"id": "1", "question": "?"}], validation=[], source="here")
+    with pytest.raises(ConfigError, match="here: no training task has a gold query"):
+        check_golds(get("spider"), data)
+    with pytest.raises(ConfigError, match="backend is 'mcp'"):
+        SFTSettings(backend="mcp")
