@@ -148,6 +148,8 @@ def test_a_run_folder_that_links_to_itself_is_no_run(tmp_path: Path) -> None:
         {"step": 1, "seconds": {"update": "x"}},
         {"step": 1, "validation": {"accuracy": 0.5}},
         {"step": 1, "validation": {"accuracy": 1.0, "ci95": [0, 1], "n": 1, "total": 1, "by_hardness": {"easy": 3}}},
+        {"step": 1, "entropy": "low"},
+        {"step": 1, "same_prompt": {"pairs": "x"}},
         {"step": 1, "wall_time_s": None},
     ],
 )

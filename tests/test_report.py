@@ -127,6 +127,19 @@ def test_a_page_has_the_charts_and_the_rollouts_before_and_after_training(finish
     assert "not finished in time" in report.html
 
 
+def test_a_page_has_the_health_figures_and_the_warnings_of_the_run(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for step in range(1, 5):
+        figures = {"gradient_share": 0.5, "clip_fraction": 0.01, "truncated_share": 0.4, "entropy": 0.3, "kl": 0.001}
+        run.append_metrics(line(step, **figures, grad_norm=1.5, tokens_generated=4000, tokens_trained=1500))
+    report = build(run)
+    health = {chart.key: [series.name for series in chart.series] for chart in report.charts}
+    assert health["shares"] == ["gradient_share", "clip_fraction", "truncated_share"]
+    assert health["tokens"] == ["tokens_generated", "tokens_trained"]
+    assert health.keys() >= {"entropy", "divergence", "gradient"}
+    assert report.html.count("step 3: 40% of the replies in the last 3 steps ended at max_tokens") == 1
+
+
 def test_a_rollout_has_its_turns_its_reward_and_why(finished: RunDir) -> None:
     rollouts = {each["id"]: each for each in read(finished).data["rollouts"]}
     right = rollouts["ro-1-1"]

@@ -140,7 +140,7 @@ def _entropy_collapsed(lines: Sequence[Line]) -> str:
         return ""
     return (
         f"the entropy fell from {fmean(measured[:_STEPS]):.2g} to {last[-1]:.2g} nats per token: the policy has almost "
-        "stopped exploring. Lower learning_rate, raise clip_high or temperature, or continue from an earlier checkpoint"
+        "stopped exploring. Lower learning_rate, or raise clip_high, temperature or entropy_coef"
     )
 
 

@@ -71,6 +71,19 @@ class _MetricsLine(BaseModel):
     reward_components: dict[str, Number] = {}
     rollouts: Count = 0
     failures: dict[str, Count] = {}
+    groups: Count = 0
+    groups_used: Count = 0
+    gradient_share: Number | None = None
+    truncated_share: Number | None = None
+    same_prompt: dict[str, Number] = {}
+    entropy: Number | None = None
+    sampler_kl: Number | None = None
+    probability_difference: Number | None = None
+    kl: Number | None = None
+    clip_fraction: Number | None = None
+    grad_norm: Number | None = None
+    tokens_generated: Count = 0
+    tokens_trained: Count = 0
     seconds: dict[str, Annotated[Number, Field(ge=0)]] = {}
     wall_time_s: Annotated[Number, Field(ge=0)] = 0.0
     validation: _Validation | _NoValidation = _NoValidation()

@@ -7,6 +7,7 @@ that is interrupted or fails writes a checkpoint of its last complete step first
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import sys
@@ -261,7 +262,7 @@ class LocalTrainer:
             "retried": sum(result.attempts > 1 for result in results),
             "calls": sum(len(result.calls) for result in results),
             "tokens_generated": generated,
-            **{name: round(value, 6) for name, value in metrics.items()},
+            **{name: round(value, 6) for name, value in metrics.items() if math.isfinite(value)},
         }
         seconds = self.timer.split()
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)

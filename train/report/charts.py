@@ -13,7 +13,15 @@ from groundwire.train.evaluation.validation import VALIDATIONS
 __all__ = ["Chart", "Series", "accuracy_chart", "charts"]
 
 Metrics = Sequence[Mapping[str, Any]]
-_OTHER_KEYS = ("accuracy", "reward_components", "length", "failures", "time")
+_HEALTH = (
+    ("shares", "Health: shares", "share", ("gradient_share", "clip_fraction", "truncated_share")),
+    ("entropy", "Health: entropy", "nats per token", ("entropy",)),
+    ("divergence", "Health: KL divergence from the sampler", "nats per token", ("sampler_kl", "kl")),
+    ("gradient", "Health: gradient norm", "norm", ("grad_norm",)),
+    ("tokens", "Tokens of a step", "tokens", ("tokens_generated", "tokens_trained")),
+)
+"""Key, title and unit of a chart, and its figures, which :mod:`groundwire.train.algorithms.health` describes."""
+_OTHER_KEYS = ("accuracy", "reward_components", "length", "failures", "time", *(key for key, *_ in _HEALTH))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,10 @@ def charts(metrics: Metrics, lengths: Mapping[int, Any], components: Mapping[int
         *_breakdown_charts(metrics),
         Chart(key="reward_components", title="Reward components", unit="mean", series=_lines(components)),
         Chart(key="length", title="Length of replies and prompts", unit="tokens per call", series=_lines(lengths)),
+        *(
+            Chart(key=key, title=title, unit=unit, series=_lines(_figures(steps, names)))
+            for key, title, unit, names in _HEALTH
+        ),
         Chart(key="failures", title="Failures by type", unit="rollouts", stacked=True, series=_bars(steps, "failures")),
         Chart(key="time", title="Time of a step", unit="seconds", stacked=True, series=_bars(steps, "seconds", PHASES)),
     ]
@@ -109,6 +121,11 @@ def _lines(values: Mapping[int, Mapping[str, float]]) -> list[Series]:
         Series(name=name, points=[(step, each[name]) for step, each in sorted(values.items()) if name in each])
         for name in names
     ]
+
+
+def _figures(steps: Metrics, names: Sequence[str]) -> dict[int, dict[str, float]]:
+    """The figures with these names that each step has."""
+    return {line["step"]: {name: line[name] for name in names if line.get(name) is not None} for line in steps}
 
 
 def _bars(steps: Metrics, key: str, order: Sequence[str] = ()) -> list[Series]:
