@@ -6,8 +6,10 @@ import random
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
-from groundwire.train.local.packing import pack, packed_logits, tree_mask
+from groundwire.train.local.packing import pack, packed_hidden, packed_logits, tree_mask
+from groundwire.train.policy import attention
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import new_policy
 from groundwire.train.pretrain.tokenizer import train_tokenizer
@@ -92,6 +94,24 @@ def test_attention_that_skips_blocks_has_the_same_logits(model, one_row):
         finally:
             model.set_attn_implementation(implementation)
     torch.testing.assert_close(skipped, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_under_autocast_attention_by_blocks_gets_one_dtype(model, monkeypatch):
+    kinds = set()
+
+    def recorded(*tensors, **options):
+        kinds.update(tensor.dtype for tensor in tensors)
+        return flex_attention(*tensors, **options)
+
+    implementation = model.config._attn_implementation
+    monkeypatch.setattr(attention, "flex_attention", recorded)
+    model.set_attn_implementation(TREE)
+    try:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            packed_hidden(model, pack(some_sequences(0), one_row=True))
+    finally:
+        model.set_attn_implementation(implementation)
+    assert kinds == {torch.bfloat16}  # the GPU's kernel multiplies tensors of one dtype
 
 
 def test_a_mask_of_another_length_is_refused():
