@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from groundwire.adapters.tracing import Triplet, trajectories
@@ -60,6 +62,22 @@ def test_last_and_discount_weight_the_calls() -> None:
         "discount": [0.25, 0.5, 1.0],
         "turns": [1.0, 1.0, 1.0],
     }
+
+
+def test_truncated_replies_are_trained_or_left_out_or_make_the_reward_0() -> None:
+    group = [(1.0, [_call(1), replace(_call(2), truncated=True)]), (0.0, [_call(3)]), (0.0, [_call(4)])]
+    trained, masked, zeroed = (assign_credit(group, truncated=mode)[0] for mode in ("train", "mask", "zero"))
+    assert [call.weight for call in trained] == [1.0, 1.0]
+    assert [call.weight for call in masked] == [1.0, 0.0]
+    assert [call.advantage for call in masked] == [call.advantage for call in trained] != [0.0, 0.0]
+    assert [(call.returns, call.advantage, call.weight) for call in zeroed] == [(0.0, 0.0, 1.0)] * 2
+
+
+@pytest.mark.parametrize("credit", ["last", "discount", "turns"])
+def test_every_mode_leaves_truncated_replies_out(credit: str) -> None:
+    group = [(1.0, [replace(_call(1), truncated=True), _call(2)]), (0.0, [_call(3)])]
+    weights = [call.weight for call in assign_credit(group, credit=credit, truncated="mask")[0]]
+    assert weights == [0.0, 1.0]
 
 
 def test_a_turns_return_is_its_reward_and_the_discounted_rest() -> None:

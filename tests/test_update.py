@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.local.errors import NonFiniteGradientError
-from groundwire.train.local.grpo import GRPO
+from groundwire.train.local.grpo import GRPO, ScoredRollout
 from groundwire.train.local.grpo_config import GRPOConfig
 from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
 from groundwire.train.local.trainer import LocalTrainer
@@ -33,6 +33,33 @@ def _updated(**settings: Any) -> tuple[torch.Tensor, dict[str, float]]:
     model = _policy()
     metrics = GRPO(model, GRPOConfig(minibatches=1, **settings)).update(_batch(model))
     return _weights(model), metrics
+
+
+def _prepared(**settings: Any) -> tuple[GRPO, LlamaForCausalLM, list[ScoredRollout]]:
+    """A trainer without a step done, its model, and a batch of which the model has moved away: ratios are not 1."""
+    model = _policy()
+    batch = _batch(model)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    reference = _policy() if settings.get("kl_coef") else None
+    return GRPO(model, GRPOConfig(minibatches=1, **settings), reference=reference), model, batch
+
+
+def _sequences(model: LlamaForCausalLM, batch: list[ScoredRollout]) -> list[tuple[torch.Tensor, ...]]:
+    """For each trajectory: log-probabilities and entropies by a plain pass, old log-probabilities, advantage."""
+    found = []
+    for group in ("0", "1", "2"):
+        rollouts = [rollout for rollout in batch if rollout.group == group]
+        rewards = torch.tensor([rollout.reward for rollout in rollouts])
+        for rollout, advantage in zip(rollouts, (rewards - rewards.mean()) / rewards.std(), strict=True):
+            for t in rollout.trajectories:
+                logits = model(torch.tensor([t.prompt_ids + t.response_ids])).logits[0, len(t.prompt_ids) - 1 : -1]
+                distribution = torch.distributions.Categorical(logits=logits)
+                new = distribution.log_prob(torch.tensor(t.response_ids))
+                found.append((new, distribution.entropy(), torch.tensor(t.logprobs), advantage))
+    return found
 
 
 def _items(count: int) -> list[Item]:
@@ -78,6 +105,17 @@ def test_several_such_updates_end_the_run_with_the_last_good_weights(
     assert run.checkpoints.last_step() == 5
     saved, _ = load_policy(run.checkpoints.paths()[-1])
     torch.testing.assert_close(_weights(saved), _weights(tiny_policy[0]))
+
+
+def test_the_reference_of_a_run_is_the_model_at_its_start(tiny_policy: Any, tmp_path: Path) -> None:
+    async def agent(choose: bandits.Choose) -> str:
+        return await choose("which?", "01")
+
+    settings = {"steps": 3, "group_size": 16, "kl_coef": 0.01, "warmup_steps": 0, "seed": 1, "learning_rate": 1e-3}
+    run = bandits.train(tmp_path, tiny_policy, agent, float, **settings)
+    first, *later = [line["kl_reference"] for line in run.metrics()[1:]]
+    # The figure is of the second of two minibatches, after one step.
+    assert 0 <= first < min(later)
 
 
 def test_a_row_has_at_most_the_given_tokens_unless_one_trajectory_has_more() -> None:
@@ -207,3 +245,109 @@ def test_an_update_without_memory_goes_on_with_smaller_passes(
     limit = 0
     with pytest.raises(torch.OutOfMemoryError):  # one trajectory is the smallest pass
         _updated(tokens_per_forward=200)
+
+
+def _ppo(new: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+    ratio = (new - old).exp()
+    losses = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.3))
+    return torch.minimum(losses, -3 * advantage) if advantage < 0 else losses
+
+
+@pytest.mark.parametrize("loss", ["token-mean", "sequence-mean", "dr-grpo", "gspo"])
+def test_the_loss_of_an_update_is_the_chosen_mean(loss: Any) -> None:
+    grpo, model, batch = _prepared(loss=loss, max_tokens=9, tokens_per_forward=40)
+    sequences = _sequences(model, batch)
+    tokens = [_ppo(new, old, advantage) for new, _, old, advantage in sequences]
+    ratios = [(new - old).mean().exp() for new, _, old, _ in sequences]
+    advantages = [advantage for *_, advantage in sequences]
+    expected = {
+        "token-mean": torch.cat(tokens).mean(),
+        "sequence-mean": torch.stack([each.mean() for each in tokens]).mean(),
+        "dr-grpo": torch.cat(tokens).sum() / (len(tokens) * 9),
+        "gspo": torch.stack(
+            [torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.3)) for a, ratio in zip(advantages, ratios, strict=True)]
+        ).mean(),
+    }
+    assert len({round(float(value.detach()), 6) for value in expected.values()}) == 4
+    expected[loss].backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    metrics = grpo.update(batch)
+    assert metrics["loss"] == pytest.approx(float(expected[loss].detach()), rel=1e-3, abs=1e-6)
+    assert metrics["grad_norm"] == pytest.approx(float(gradient.norm()), rel=1e-3)
+
+
+def test_the_kl_term_and_the_entropy_are_parts_of_the_loss() -> None:
+    def loss(**settings: float) -> float:
+        return _prepared(**settings)[0].update(_prepared()[2])["loss"]
+
+    _, model, batch = _prepared()
+    sequences = _sequences(model, batch)
+    before = torch.cat([old for _, _, old, _ in sequences])  # the reference is the policy that sampled
+    new, entropy = torch.cat([each[0] for each in sequences]), torch.cat([each[1] for each in sequences])
+    divergence = ((before - new).exp() - (before - new) - 1).mean().detach()
+    assert float(divergence) > 1e-3
+    assert loss(kl_coef=0.5) - loss() == pytest.approx(0.5 * float(divergence), rel=1e-3)
+    assert loss(entropy_coef=0.5) - loss() == pytest.approx(-0.5 * float(entropy.detach().mean()), rel=1e-3)
+
+
+def test_both_terms_train_groups_with_equal_rewards() -> None:
+    for settings, sign in (({"kl_coef": 1.0}, -1), ({"entropy_coef": 1.0}, 1)):
+        grpo, _, batch = _prepared(learning_rate=1e-3, warmup_steps=0, **settings)
+        equal = [replace(rollout, reward=1.0) for rollout in batch]
+        figure = "kl_reference" if sign < 0 else "entropy"
+        first, second = grpo.update(equal), grpo.update(equal)
+        assert first["groups_used"] == 0
+        assert sign * (second[figure] - first[figure]) > 0
+
+
+def test_without_a_reference_there_is_no_kl_term() -> None:
+    with pytest.raises(ValueError, match=r"kl_coef is 0\.5: give GRPO the reference"):
+        GRPO(_policy(), GRPOConfig(kl_coef=0.5))
+
+
+def test_advantages_that_are_not_scaled_give_a_smaller_gradient() -> None:
+    # Two rewards of 0 and two of 1 have the deviation 0.577.
+    scaled, plain = _updated()[1], _updated(scale_rewards=False)[1]
+    assert plain["grad_norm"] == pytest.approx(0.57735 * scaled["grad_norm"], rel=1e-3)
+
+
+def test_truncated_replies_do_not_count_as_tokens_if_they_are_masked() -> None:
+    model = _policy()
+    batch = [_truncated(rollout) if rollout.reward else rollout for rollout in _batch(model)]
+    rewarded = sum(len(t.response_ids) for rollout in batch for t in rollout.trajectories if rollout.reward)
+    total = sum(len(t.response_ids) for rollout in batch for t in rollout.trajectories)
+    modes: list[Any] = ["train", "mask", "zero"]
+    updates = {mode: GRPO(_policy(), GRPOConfig(minibatches=1, truncated=mode)).update(batch) for mode in modes}
+    assert updates["train"]["tokens_trained"] == total
+    assert updates["mask"]["tokens_trained"] == total - rewarded
+    assert updates["zero"]["groups_used"] == 0
+
+
+def _truncated(rollout: ScoredRollout) -> ScoredRollout:
+    return replace(
+        rollout,
+        trajectories=[
+            replace(t, triplets=tuple(replace(triplet, truncated=True) for triplet in t.triplets))
+            for t in rollout.trajectories
+        ],
+    )
+
+
+def test_weight_decay_shrinks_the_weights() -> None:
+    plain = _updated(learning_rate=1e-2, warmup_steps=0)[0]
+    decayed = _updated(learning_rate=1e-2, warmup_steps=0, weight_decay=0.5)[0]
+    start = _weights(_policy())
+    torch.testing.assert_close(decayed, plain - 1e-2 * 0.5 * start, atol=1e-6, rtol=0)
+
+
+def test_a_larger_gradient_is_scaled_down_to_the_limit() -> None:
+    grpo, model, batch = _prepared(max_grad_norm=1e-3)
+    assert grpo.update(batch)["grad_norm"] > 1e-3  # as it was before
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert float(norm) == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_steps_follow_the_schedule_of_the_learning_rate() -> None:
+    grpo, _, batch = _prepared(learning_rate=1.0, lr_schedule="linear", warmup_steps=2, total_steps=4)
+    grpo.optimizer.step = lambda: None  # such steps would destroy the model
+    assert [grpo.update(batch)["learning_rate"] for _ in range(4)] == pytest.approx([0.5, 1.0, 1.0, 0.5])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.resume import config_for_resume
 from groundwire.train.config.errors import ConfigError
@@ -22,6 +23,7 @@ from groundwire.train.config.verl_names import SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
 from groundwire.train.verl.agent_loop_manager import _run_config
+from groundwire.train.verl.checks import check
 from groundwire.train.verl.hydra_config import compose, flat_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
@@ -142,10 +144,108 @@ def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
 def test_verl_takes_the_advantages_that_the_rows_carry() -> None:
     for credit in ("broadcast", "last", "discount", "turns"):
         assert flat_config(_resolve(credit=credit))["algorithm.adv_estimator"] == "groundwire"
-    with pytest.raises(ConfigError, match=r"use_kl_in_reward cannot be set.*use_kl_loss=true"):
+    with pytest.raises(ConfigError, match=r"use_kl_in_reward cannot be set.*use kl_coef"):
         flat_config(_resolve("fast", "algorithm.use_kl_in_reward=true"))
-    with pytest.raises(ConfigError, match="cannot be changed"):
-        flat_config(_resolve("fast", "algorithm.adv_estimator=gae"))
+
+
+@pytest.mark.parametrize("name", ["grpo", "groundwire"])
+def test_the_projects_own_estimator_may_be_named(name: str) -> None:
+    assert flat_config(_resolve("fast", f"algorithm.adv_estimator={name}"))["algorithm.adv_estimator"] == "groundwire"
+
+
+def test_other_estimators_of_verl_are_passed_on_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    config = _resolve("fast", "algorithm.adv_estimator=rloo", "algorithm.use_kl_in_reward=true")
+    chosen = flat_config(config)
+    assert chosen["algorithm.adv_estimator"] == "rloo"
+    assert chosen["algorithm.use_kl_in_reward"] is True
+    with pytest.raises(ConfigError, match="0 training tasks"):
+        check(config, TaskData(train=[], validation=[], source=""))
+    warning = "warning: with algorithm.adv_estimator=rloo verl computes the advantages"
+    assert capsys.readouterr().err.startswith(warning)
+
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ({}, {f"{ACTOR}.loss_agg_mode": "token-mean", f"{ACTOR}.use_kl_loss": False}),
+        ({"loss": "sequence-mean"}, {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}),
+        (
+            {"loss": "dr-grpo", "max_tokens": 77, "scale_rewards": False},
+            {
+                f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+                f"{ACTOR}.loss_scale_factor": 77,
+                "algorithm.norm_adv_by_std_in_grpo": False,
+            },
+        ),
+        (
+            {"loss": "gspo"},
+            {f"{ACTOR}.policy_loss.loss_mode": "gspo", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+        ),
+        (
+            {"kl_coef": 0.01},
+            {
+                f"{ACTOR}.use_kl_loss": True,
+                f"{ACTOR}.kl_loss_coef": 0.01,
+                f"{ACTOR}.kl_loss_type": "low_var_kl",
+            },
+        ),
+        (
+            {"lr_schedule": "cosine", "warmup_steps": 9},
+            {f"{ACTOR}.optim.lr_scheduler_type": "cosine", f"{ACTOR}.optim.lr_warmup_steps": 9},
+        ),
+        (
+            {"entropy_coef": 0.1, "weight_decay": 0.2, "max_grad_norm": 0.3},
+            {
+                f"{ACTOR}.entropy_coeff": 0.1,
+                f"{ACTOR}.optim.weight_decay": 0.2,
+                f"{ACTOR}.optim.clip_grad": 0.3,
+            },
+        ),
+    ],
+    ids=lambda value: "-".join(value) or "default" if isinstance(value, dict) and "." not in "".join(value) else "",
+)
+def test_the_options_of_the_loss_are_verls_own(given: dict[str, object], keys: dict[str, object]) -> None:
+    chosen = flat_config(_resolve("fast", **given))
+    assert {key: chosen[key] for key in keys} == keys
+    assert set(keys) <= KEYS
+
+
+@pytest.mark.parametrize("preset", VERL_PRESETS)
+def test_a_preset_has_verls_own_warm_up_and_weight_decay(preset: str) -> None:
+    config = _resolve(preset)
+    assert (config.warmup_steps, config.weight_decay) == (0, 0.01)
+
+
+def test_importance_sampling_corrects_for_earlier_weights_in_the_asynchronous_modes() -> None:
+    key = "algorithm.rollout_correction.rollout_is"
+    assert key in KEYS
+    assert key not in flat_config(_resolve())
+    for mode in ("colocate_async", "separate_async"):
+        assert flat_config(_resolve("fast", f"trainer.v1.trainer_mode={mode}"))[key] == "token"
+        assert flat_config(_resolve("fast", f"trainer.v1.trainer_mode={mode}", f"{key}=null"))[key] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "argument", "message"),
+    [
+        (
+            {"loss": "gspo"},
+            f"{ACTOR}.loss_agg_mode=token-mean",
+            "token-mean: it is part of loss gspo, here seq-mean",
+        ),
+        ({"kl_coef": 0.1}, f"{ACTOR}.kl_loss_coef=0.2", "kl_loss_coef=0.2: it is part of kl_coef 0.1, here 0.1"),
+        ({"entropy_coef": 0.1}, f"{ACTOR}.entropy_coeff=0.2", "entropy_coeff=0.2 but entropy_coef is 0.1: they are"),
+        ({"lr_schedule": "linear"}, "data.shuffle=true", "lr_schedule is 'linear', which verl does not have"),
+        ({"tokens_per_forward": 9}, "data.shuffle=true", "use actor_rollout_ref.actor.ppo_max_token_len_per_gpu=..."),
+        ({"logits_per_chunk": 9}, "data.shuffle=true", "only the local trainer has; verl has no such setting"),
+    ],
+)
+def test_an_option_that_cannot_hold_is_refused(given: dict[str, object], argument: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        flat_config(_resolve("fast", argument, **given))
 
 
 @pytest.mark.parametrize("argument", ["steps", "=3", "+=3"])
@@ -195,7 +295,7 @@ def test_every_preset_works_with_an_external_store(preset: str) -> None:
         ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=abc", "is 'abc', less than one trajectory"),
         ("trainer.v1.separate_async.parameter_sync_step=0", "must be a whole number of at least 1"),
         ("actor_rollout_ref.rollout.multi_turn.format=xml", "tool calls are read as hermes"),
-        ("+algorithm.adv_estimator=gae", "cannot be changed"),
+        ("+trainer.use_v1=false", "cannot be changed"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_verl_starts(argument: str, message: str) -> None:

@@ -36,6 +36,8 @@ class Triplet:
     first_weights_version: int | None
     grammar: str = ""
     """What the response had to be (:attr:`LLMCall.grammar`): ``logprobs`` are those of its allowed tokens."""
+    truncated: bool = False
+    """Whether the limit of tokens ended the response (``finish_reason: length``)."""
 
 
 def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[LLMCall]:
@@ -75,6 +77,7 @@ def _triplet(call: LLMCall, reward: float | None) -> Triplet:
         weights_version=call.weights_version,
         first_weights_version=call.first_weights_version,
         grammar=call.grammar,
+        truncated=call.finish_reason == "length",
     )
 
 

@@ -18,6 +18,10 @@ Comparing rollouts is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1): a ro
 its group's mean than a rollout of one. Comparable calls read the same prompt ids (anchor states: Feng et al. 2025,
 "GiGPO", arXiv:2505.10978). A call that no other rollout of the group has made is compared with the calls of the same
 agent and ordinal, and if no other rollout has made such a call either, with all calls of the group.
+
+Calls whose reply was cut off at the limit of tokens are trained like others (``train``); or they have weight 0
+(``mask``, the overlong filtering of Yu et al. 2025, "DAPO", arXiv:2503.14476, section 3.4), and their rollout is
+compared all the same; or their rollout's reward is 0 (``zero``).
 """
 
 from __future__ import annotations
@@ -31,9 +35,10 @@ import numpy as np
 
 from groundwire.adapters.tracing import Trajectory, Triplet
 
-__all__ = ["CallCredit", "Credit", "assign_credit", "normalize", "token_credit"]
+__all__ = ["CallCredit", "Credit", "Truncated", "assign_credit", "normalize", "token_credit", "trained_reward"]
 
 Credit = Literal["broadcast", "last", "discount", "turns"]
+Truncated = Literal["train", "mask", "zero"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,14 @@ def assign_credit(
     credit: Credit = "broadcast",
     discount: float = 1.0,
     scale: bool = True,
+    truncated: Truncated = "train",
 ) -> list[list[CallCredit]]:
     """The credits of a group's rollouts, each given as its reward and its trained calls in order.
 
     A rollout without trained calls has no part in the comparison. If fewer than two are left, nothing can be compared,
     and every advantage is 0. Without ``scale`` they are not divided by the standard deviation.
     """
+    rollouts = [(trained_reward(reward, calls, truncated), calls) for reward, calls in rollouts]
     returns = [_returns(reward, calls, credit, discount) for reward, calls in rollouts]
     if credit == "turns":
         advantages = _call_advantages([calls for _, calls in rollouts], returns, scale)
@@ -67,9 +74,14 @@ def assign_credit(
         of_rollout = dict(zip(present, compared, strict=True))
         advantages = [[of_rollout[index]] * len(calls) if calls else [] for index, (_, calls) in enumerate(rollouts)]
     return [
-        [CallCredit(*each) for each in zip(*of_calls, _weights(calls, credit, discount), strict=True)]
+        [CallCredit(*each) for each in zip(*of_calls, _weights(calls, credit, discount, truncated), strict=True)]
         for (_, calls), *of_calls in zip(rollouts, returns, advantages, strict=True)
     ]
+
+
+def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated) -> float:
+    """The reward that a rollout with these trained calls is compared with."""
+    return 0.0 if truncated == "zero" and any(call.truncated for call in calls) else reward
 
 
 def normalize(returns: Sequence[float], *, scale: bool = True) -> list[float]:
@@ -122,11 +134,14 @@ def _returns(reward: float, calls: Sequence[Triplet], credit: Credit, discount: 
     return [rewards[step] for step in steps]
 
 
-def _weights(calls: Sequence[Triplet], credit: Credit, discount: float) -> list[float]:
-    last = len(calls) - 1
+def _weights(calls: Sequence[Triplet], credit: Credit, discount: float, truncated: Truncated) -> list[float]:
+    after = [len(calls) - 1 - place for place in range(len(calls))]
     if credit == "last":
-        return [float(place == last) for place in range(len(calls))]
-    return [discount ** (last - place) if credit == "discount" else 1.0 for place in range(len(calls))]
+        weights = [float(count == 0) for count in after]
+    else:
+        weights = [discount**count if credit == "discount" else 1.0 for count in after]
+    masked = truncated == "mask"
+    return [0.0 if masked and call.truncated else weight for call, weight in zip(calls, weights, strict=True)]
 
 
 def _call_advantages(

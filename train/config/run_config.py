@@ -29,10 +29,22 @@ TRACKERS: tuple[str, ...] = get_args(_Tracker)
 _agent = partial(setting, panel="Agent")
 _data = partial(setting, panel="Data, model and output")
 _training = partial(setting, panel="Training")
+_loss = partial(setting, panel="Loss and optimizer")
 _memory = partial(setting, panel="Memory of the local trainer")
 _validation = partial(setting, panel="Validation")
 _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
+
+
+_ONLY_LOCAL = {
+    "precision": "actor_rollout_ref.actor.fsdp_config.dtype",
+    "gradient_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "tokens_per_forward": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "branches_per_row": "",
+    "logits_per_chunk": "",
+    "max_batch": "actor_rollout_ref.rollout.max_num_seqs",
+}
+"""Settings of the local trainer alone, and verl's own settings for the same."""
 
 
 def _regular_expression(name: str, value: str | None) -> str | None:
@@ -135,10 +147,7 @@ class RunConfig(AgentSettings):
         False, "Sample tasks by their recent pass rate, most often those that pass half the time"
     )
     temperature: float = _training(1.0, "Sampling temperature in training", gt=0)
-    learning_rate: float = _training(2e-4, "Learning rate of the optimizer", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
-    clip_low: float = _training(0.2, "Lower clipping range of the probability ratio", ge=0)
-    clip_high: float = _training(0.3, "Upper clipping range of the probability ratio", ge=0)
     credit: Literal["broadcast", "last", "discount", "turns"] = _training(
         "broadcast",
         "Credit of calls: the rollout's reward for all (broadcast), for the last, less for earlier ones (discount); "
@@ -153,7 +162,27 @@ class RunConfig(AgentSettings):
     agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
         None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
     )
+    truncated: Literal["train", "mask", "zero"] = _training(
+        "train", "Replies that max_tokens cut off: train them, leave them out of the loss, or give the rollout reward 0"
+    )
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
+
+    loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] = _loss(
+        "token-mean",
+        "Clipped loss: mean over tokens or over sequences, Dr. GRPO's constant divisor, GSPO's ratio of sequences",
+    )
+    scale_rewards: bool = _loss(True, "Divide advantages by the standard deviation of the group (Dr. GRPO does not)")
+    clip_low: float = _loss(0.2, "Lower clipping range of the probability ratio", ge=0)
+    clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio", ge=0)
+    kl_coef: float = _loss(0.0, "Factor of the KL divergence to the model at the start, in the loss", ge=0)
+    entropy_coef: float = _loss(0.0, "Factor of the entropy that is subtracted from the loss", ge=0)
+    learning_rate: float = _loss(2e-4, "Learning rate of the optimizer", gt=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = _loss(
+        "constant", "Learning rate after the warm-up; linear (local trainer) and cosine fall to 0 at the last step"
+    )
+    warmup_steps: int = _loss(5, "Steps in which the learning rate rises to its value", ge=0)
+    weight_decay: float = _loss(0.0, "AdamW's weight decay", ge=0)
+    max_grad_norm: float = _loss(1.0, "Norm to which a larger gradient is scaled down", gt=0)
 
     precision: Literal["auto", "fp32", "bf16"] = _memory(
         "auto", "Matrix products of the update; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"
@@ -223,6 +252,12 @@ class RunConfig(AgentSettings):
                 f"runner_processes is {self.runner_processes}, but the store at {self.external_store_address} has "
                 "its own runners: start them with python -m train.runner"
             )
+        for name, key in () if local else _ONLY_LOCAL.items():
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ConfigError(
+                    f"{name} is {value!r}, which only the local trainer has; "
+                    + (f"use {key}=..., verl's own setting" if key else "verl has no such setting")
+                )
         return self
 
     def to_dict(self) -> dict[str, Any]:

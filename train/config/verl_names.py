@@ -8,7 +8,7 @@ from typing import Any
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
-__all__ = ["LOGGER", "MINIBATCH", "RUN_NAMES", "SHARED", "with_run_names"]
+__all__ = ["LOGGER", "MINIBATCH", "RUN_NAMES", "SHARED", "loss_keys", "with_run_names"]
 
 SHARED: dict[str, str] = {
     "model": "actor_rollout_ref.model.path",
@@ -24,6 +24,11 @@ SHARED: dict[str, str] = {
     "learning_rate": "actor_rollout_ref.actor.optim.lr",
     "clip_low": "actor_rollout_ref.actor.clip_ratio_low",
     "clip_high": "actor_rollout_ref.actor.clip_ratio_high",
+    "scale_rewards": "algorithm.norm_adv_by_std_in_grpo",
+    "entropy_coef": "actor_rollout_ref.actor.entropy_coeff",
+    "warmup_steps": "actor_rollout_ref.actor.optim.lr_warmup_steps",
+    "weight_decay": "actor_rollout_ref.actor.optim.weight_decay",
+    "max_grad_norm": "actor_rollout_ref.actor.optim.clip_grad",
     "checkpoint_every": "trainer.save_freq",
     "seed": "data.seed",
 }
@@ -32,6 +37,32 @@ SHARED: dict[str, str] = {
 RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
 MINIBATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def loss_keys(config: RunConfig) -> dict[str, tuple[Any, str]]:
+    """verl's keys for the settings of the loss that differ from their defaults: the value, and the setting's name.
+
+    Raises :class:`ConfigError` for a schedule that verl does not have.
+    """
+    keys: dict[str, tuple[Any, str]] = {}
+    if config.loss != "token-mean":
+        mode = "seq-mean-token-sum-norm" if config.loss == "dr-grpo" else "seq-mean-token-mean"
+        keys[f"{_ACTOR}.loss_agg_mode"] = (mode, "loss")
+    if config.loss == "dr-grpo":
+        keys[f"{_ACTOR}.loss_scale_factor"] = (config.max_tokens, "loss")
+    if config.loss == "gspo":
+        keys[f"{_ACTOR}.policy_loss.loss_mode"] = ("gspo", "loss")
+    if config.kl_coef:
+        values = {"use_kl_loss": True, "kl_loss_coef": config.kl_coef, "kl_loss_type": "low_var_kl"}
+        keys |= {f"{_ACTOR}.{name}": (value, "kl_coef") for name, value in values.items()}
+    if config.lr_schedule == "linear":
+        raise ConfigError("lr_schedule is 'linear', which verl does not have; use constant or cosine")
+    if config.lr_schedule == "cosine":
+        keys[f"{_ACTOR}.optim.lr_scheduler_type"] = ("cosine", "lr_schedule")
+    return keys
 
 
 def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,8 @@ _LARGE: dict[str, Any] = {
     "val_every": 32,
     "minibatches": 1,
     "learning_rate": 1e-6,
+    "warmup_steps": 0,
+    "weight_decay": 0.01,
 }
 """Settings for models of half a billion parameters and more."""
 
@@ -133,6 +135,8 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
         "n_runners": 256,
         "runner_processes": 8,
         "learning_rate": 5e-5,
+        "warmup_steps": 0,
+        "weight_decay": 0.01,
         "minibatches": 1,
         "steps": 40,
         "val_every": 10,

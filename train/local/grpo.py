@@ -162,6 +162,8 @@ class GRPO:
             [(rollout.reward, each) for rollout, each in zip(group, calls, strict=True)],
             credit=config.credit,
             discount=config.credit_discount,
+            scale=config.scale_rewards,
+            truncated=config.truncated,
         )
         by_call = {
             id(call): credit

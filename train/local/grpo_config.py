@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, fields
 
-from groundwire.train.algorithms.credit import Credit
+from groundwire.train.algorithms.credit import Credit, Truncated
 from groundwire.train.algorithms.losses import Loss, Schedule
 from groundwire.train.config.run_config import RunConfig
 
@@ -48,6 +48,10 @@ class GRPOConfig:
     """How a rollout's reward and its calls' rewards become the advantages of its calls."""
     credit_discount: float = 0.9
     """With ``discount`` the factor of a call's weight, with ``turns`` of its return, to the call before."""
+    scale_rewards: bool = True
+    """Whether advantages are divided by the standard deviation of the returns."""
+    truncated: Truncated = "train"
+    """What happens to replies that were cut off at the limit of tokens."""
     temperature: float = 1.0
     """The rollouts' sampling temperature, at which new log-probabilities are computed, too."""
     branches_per_row: int = 8

@@ -56,7 +56,13 @@ from groundwire.train.local.memory_plan import plan_memory
 from groundwire.train.local.task_schedule import max_groups, training_groups
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
-from groundwire.train.policy.model import count_parameters, fitting_length, load_initial_state, save_policy
+from groundwire.train.policy.model import (
+    count_parameters,
+    fitting_length,
+    load_initial_state,
+    load_start,
+    save_policy,
+)
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -102,6 +108,7 @@ class LocalTrainer:
             self.model,
             self._settings_for_memory(max_model_len),
             seed=config.seed,
+            reference=load_start(config) if config.kl_coef else None,
             constraints=Constraints(self.model, self.tokenizer),
         )
         if initial.state is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "fitting_length",
     "load_initial_state",
     "load_policy",
+    "load_start",
     "new_policy",
     "save_policy",
 ]
@@ -207,6 +208,12 @@ def load_initial_state(
         raise RunDamagedError(f"{unreadable[0][1]}, and there is no earlier checkpoint that can: start a new run")
     model, tokenizer = load_policy(find_model(config.model))
     return InitialState(model=model.to(config.device), tokenizer=tokenizer)
+
+
+def load_start(config: RunConfig) -> LlamaForCausalLM:
+    """The model that the run begins with, on ``config.device``."""
+    model, _ = load_policy(find_model(config.model))
+    return model.to(config.device)
 
 
 def _load_checkpoint(

@@ -77,7 +77,6 @@ class RolloutManager:
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),
             credit=self.config.credit if config.algorithm.adv_estimator == ESTIMATOR else None,
-            scale=bool(config.algorithm.norm_adv_by_std_in_grpo),
             curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 
 from groundwire.domains import TaskData
 from groundwire.tools.terminal import installed_version
@@ -11,7 +12,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.hub import check_hub
 from groundwire.train.policy.pretrained import is_hub_name
-from groundwire.train.verl.hydra_config import compose_for_run, count_devices, uses_npu
+from groundwire.train.verl.hydra_config import compose_for_run, count_devices, other_estimator, uses_npu
 
 __all__ = ["check", "peft_problem"]
 
@@ -19,7 +20,16 @@ _PEFT_LIMIT = (0, 21)
 
 
 def check(config: RunConfig, data: TaskData) -> None:
-    """Raise :class:`ConfigError` if this run cannot be trained on this machine. Nothing is written."""
+    """Raise :class:`ConfigError` if this run cannot be trained on this machine. Nothing is written.
+
+    Warns on stderr about settings without an effect.
+    """
+    if estimator := other_estimator(config):
+        print(
+            f"warning: with algorithm.adv_estimator={estimator} verl computes the advantages from the rewards of rows: "
+            "credit and credit_discount have no effect",
+            file=sys.stderr,
+        )
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
     composed = compose_for_run(config, data, "RUN_DIR")

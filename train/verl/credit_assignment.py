@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from groundwire.adapters.tracing import Trajectory, Triplet, calls_of_agents, trajectories, triplets
-from groundwire.train.algorithms.credit import CallCredit, Credit, assign_credit, token_credit
+from groundwire.train.algorithms.credit import (
+    CallCredit,
+    Credit,
+    Truncated,
+    assign_credit,
+    token_credit,
+    trained_reward,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +64,7 @@ def training_rows(
     credit: Credit | None = "broadcast",
     discount: float = 0.9,
     scale: bool = True,
+    truncated: Truncated = "train",
     agent_match: str | None = None,
 ) -> list[TrainingRow]:
     """The rows of the rollouts of a prompt, each given as its session, its result and its reward.
@@ -67,10 +75,12 @@ def training_rows(
     """
     calls = [triplets(calls_of_agents(result.calls, agent_match), reward) for _, result, reward in rollouts]
     trained = [[call for call in each if not call.grammar] for each in calls]
-    scored = [(reward, each) for (*_, reward), each in zip(rollouts, trained, strict=True)]
-    assigned = assign_credit(scored, credit=credit or "broadcast", discount=discount, scale=scale)
+    scored = [
+        (trained_reward(reward, each, truncated), each) for (*_, reward), each in zip(rollouts, trained, strict=True)
+    ]
+    assigned = assign_credit(scored, credit=credit or "broadcast", discount=discount, scale=scale, truncated=truncated)
     rows: list[TrainingRow] = []
-    for (session, result, reward), turns, free, credits in zip(rollouts, calls, trained, assigned, strict=True):
+    for (session, result, _), turns, (reward, free), credits in zip(rollouts, calls, scored, assigned, strict=True):
         by_call = {id(turn): CallCredit(reward, 0.0, 0.0) for turn in turns}
         by_call |= {id(turn): each for turn, each in zip(free, credits, strict=True)}
         parts = _trained_parts(turns, by_call)

@@ -22,7 +22,7 @@ from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_enviro
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import LOGGER, MINIBATCH, RUN_NAMES, SHARED
+from groundwire.train.config.verl_names import LOGGER, MINIBATCH, RUN_NAMES, SHARED, loss_keys
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained import local_folder
@@ -34,6 +34,7 @@ __all__ = [
     "compose_for_run",
     "count_devices",
     "flat_config",
+    "other_estimator",
     "uses_npu",
 ]
 
@@ -42,11 +43,11 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _FIXED = {
-    "algorithm.adv_estimator": "the rollouts depend on its value (see --credit)",
     "algorithm.filter_groups.enable": "sampling_budget replaces groups with equal rewards, in all of verl's modes",
     "trainer.use_v1": "the rollouts run in verl's V1 trainer",
 }
 """Settings of verl that cannot be changed, and why."""
+_ESTIMATOR = "algorithm.adv_estimator"
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
@@ -113,8 +114,10 @@ def flat_config(
         "trainer.n_gpus_per_node": n_gpus,
         _TOKENS: max(BASE[_TOKENS], config.max_model_len),
         **{key: value for key, (value, _) in _derived(config).items()},
-        "algorithm.adv_estimator": ESTIMATOR,
     }
+    if mode != "sync":
+        # Rollouts are sampled with earlier weights: truncated importance sampling (Yao et al. 2025) corrects for it.
+        flat["algorithm.rollout_correction.rollout_is"] = "token"
     if model is not None:
         flat[SHARED["model"]] = model
     if not uses_npu(config) and importlib.util.find_spec("flash_attn") is None:
@@ -122,6 +125,8 @@ def flat_config(
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
         flat |= _torch_attention(plain)
     flat |= overrides
+    if other_estimator(config) is None:
+        flat[_ESTIMATOR] = ESTIMATOR
     loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
     flat[LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
     if config.steps == 0:
@@ -151,6 +156,13 @@ def _is_old_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0)
 
 
+def other_estimator(config: RunConfig) -> str | None:
+    """The advantage estimator of verl's that the settings name instead of the project's GRPO; None without one."""
+    overrides = _verl_overrides(config)
+    name = overrides.get(f"+{_ESTIMATOR}", overrides.get(_ESTIMATOR))
+    return None if name in (None, "grpo", ESTIMATOR) else str(name)
+
+
 def uses_npu(config: RunConfig) -> bool:
     """Whether the run trains on Ascend NPUs."""
     overrides = _verl_overrides(config)
@@ -171,6 +183,7 @@ def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
             "max_turns, for the agent and verl",
         ),
         "data.max_prompt_length": (config.max_model_len - config.max_tokens, "max_model_len less max_tokens"),
+        **{key: (value, f"part of {name} {getattr(config, name)}") for key, (value, name) in loss_keys(config).items()},
     }
 
 
@@ -180,10 +193,10 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
             raise ConfigError(f"{key} cannot be changed: {_FIXED[key]}")
         if inner := next((name for name in (*RUN_NAMES, *_FIXED) if name.startswith(f"{key}.")), None):
             raise ConfigError(f"{key} is a whole section, with {inner} in it: give its settings one by one")
-    if overrides.get("algorithm.use_kl_in_reward"):
+    if overrides.get("algorithm.use_kl_in_reward") and other_estimator(config) is None:
         raise ConfigError(
             "algorithm.use_kl_in_reward cannot be set: advantages are computed from the rollouts' rewards, before verl "
-            "subtracts the KL term; use actor_rollout_ref.actor.use_kl_loss=true"
+            "subtracts the KL term; use kl_coef"
         )
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")

@@ -66,7 +66,7 @@ class RolloutService:
     """Runs the rollouts of prompts and puts their rows into ``queue``; :meth:`submit` returns at once.
 
     ``pad_id`` is the only token in the row of a validation rollout that sampled none but counts as wrong. Without
-    ``credit`` verl computes the advantages; ``scale`` divides them by the standard deviation.
+    ``credit`` verl computes the advantages.
     """
 
     def __init__(
@@ -78,13 +78,12 @@ class RolloutService:
         run: RunDir,
         pad_id: int,
         credit: Credit | None,
-        scale: bool = True,
         curriculum: Curriculum | None = None,
     ) -> None:
         self._curriculum = curriculum
         self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
         self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
-        self.runtime, self._credit, self._scale = runtime, credit, scale
+        self.runtime, self._credit = runtime, credit
         self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
@@ -188,6 +187,7 @@ class RolloutService:
             self._last_failure = _failure(last) or (
                 "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
                 + (f"; {_CONSTRAINED}" if any(call.grammar for call in last.calls) else "")
+                + ("; truncated replies are masked (--truncated mask)" if self._config.truncated == "mask" else "")
             )
         usable = len(used) >= (_MIN_REWARDS if training else 1)
         counts = Counter(groups_skipped=int(not usable), **({"dropped_unused": len(unused)} if unused else {}))
@@ -230,7 +230,8 @@ class RolloutService:
                 step=prompt.step,
                 credit=self._credit,
                 discount=config.credit_discount,
-                scale=self._scale,
+                scale=config.scale_rewards,
+                truncated=config.truncated,
                 agent_match=config.agent_match,
             )
         rows = training_rows(scored, uid=prompt.uid, step=prompt.step, credit=None)
