@@ -33,6 +33,7 @@ from groundwire.train.policy.model import new_policy  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Sampling  # noqa: E402
 
+SMALL = {"width": 32, "layers": 2, "heads": 2, "intermediate": 64}
 HELLO = [{"role": "user", "content": "the age of a singer"}]
 QUERY = {"type": "object", "properties": {"sql": {"type": "string", "maxLength": 12}}, "required": ["sql"]}
 QUERY["additionalProperties"] = False
@@ -82,10 +83,9 @@ def fast(tokenizer):
 
 @pytest.fixture(scope="module", params=["glue", "byte-level", "sentencepiece"])
 def policy(request, tiny_policy):
-    if request.param == "glue":
-        return tiny_policy
-    tokenizer = byte_level_tokenizer() if request.param == "byte-level" else sentencepiece_tokenizer()
-    return new_policy(tokenizer, context=512, seed=1), tokenizer
+    tokenizers = {"byte-level": byte_level_tokenizer, "sentencepiece": sentencepiece_tokenizer}
+    tokenizer = tiny_policy[1] if request.param == "glue" else tokenizers[request.param]()
+    return new_policy(tokenizer, **SMALL, context=512, seed=1), tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_of_a_merged_trajectory_only_the_constrained_calls_are_masked(engine, po
 
 def test_an_update_learns_within_the_grammar(tiny_policy):
     tokenizer = tiny_policy[1]
-    model = new_policy(tokenizer, context=512, seed=3)
+    model = new_policy(tokenizer, **SMALL, context=512, seed=3)
     grammar = calls_and_json({"enum": ["left", "right"]})
     engine, grpo = LocalEngine(model, tokenizer, max_model_len=100), GRPO(
         model, GRPOConfig(learning_rate=3e-3), constraints=Constraints(model, tokenizer)
