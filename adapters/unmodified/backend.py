@@ -77,7 +77,7 @@ def agent_backend(
     returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else getattr(agent, "name", None) or getattr(agent, "__name__", repr(agent))
-    found = load_object(agent, option="agent", is_candidate=_is_agent) if isinstance(agent, str) else agent
+    found = load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function)) if isinstance(agent, str) else agent
     if isinstance(found, Backend):
         return found
     set_environment()
@@ -176,11 +176,15 @@ def _framework(agent: Any) -> _Framework | None:
     return "function" if callable(agent) and not inspect.isclass(agent) else None
 
 
-def _is_agent(value: Any) -> bool:
+def _is_agent_object(value: Any) -> bool:
+    """Whether a value is surely an agent. LangChain's models, prompts and tools could be run, but are none."""
     if is_lit_agent(value):
         return value.__module__ != "agentlightning.litagent.litagent"
-    kind = _framework(value)
-    return kind is not None and (kind != "function" or _required_parameters(value) in (1, 2))
+    return _framework(value) == "openai-agents" or any(each.__name__ == "Pregel" for each in type(value).__mro__)
+
+
+def _is_agent_function(value: Any) -> bool:
+    return _framework(value) == "function" and _required_parameters(value) in (1, 2)
 
 
 def _required_parameters(function: Any) -> int:

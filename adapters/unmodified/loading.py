@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,11 @@ _ENVIRONMENT = {
 """Set before the agent is imported, and before an agent that is an object runs."""
 
 
-def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] = callable) -> Any:
+def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]] = (callable,)) -> Any:
     """The object that ``name`` means, the value of ``option``.
 
-    Raises ``ValueError``: if the module has no such name, the message lists its own that are candidates.
+    Raises ``ValueError``: if the module has no such name, the message lists its own of the first of ``kinds`` that it
+    has.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -39,12 +40,13 @@ def load_object(name: str, *, option: str, is_candidate: Callable[[Any], bool] =
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            others = [
-                each
+            own = {
+                each: value
                 for each, value in vars(module).items()
-                if each.isidentifier() and each[0] != "_" and is_candidate(value)
+                if each.isidentifier() and each[0] != "_"
                 if not inspect.isroutine(value) or value.__module__ == module.__name__
-            ]
+            }
+            others = next(filter(None, ([each for each in own if is_kind(own[each])] for is_kind in kinds)), [])
             raise ValueError(
                 f"{option} {name!r}: {place} has no {attribute!r}; it has {', '.join(others) or 'nothing that fits'}"
             )
