@@ -36,7 +36,7 @@ from groundwire.adapters.tracing import LLMCall, calls_from_spans, trajectories,
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
-from groundwire.adapters.unmodified.loading import load_object
+from groundwire.tools.loading import load_object
 from groundwire.tools.sql import QueryError, run_query
 
 __all__ = ["BackendConformance", "Recording", "load_backend", "play", "sampled_ids"]

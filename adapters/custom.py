@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from groundwire.adapters._openai_client import typed_failures
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
-from groundwire.adapters.unmodified.loading import load_object
 from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.loading import load_object
 
 __all__ = ["CustomBackend"]
 

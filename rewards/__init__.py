@@ -8,8 +8,15 @@ computed raises :class:`RewardError` and never becomes a number.
 from __future__ import annotations
 
 from groundwire.rewards._functions import reward_function
-from groundwire.rewards._registry import UnusableRewardError, check, get, names, notes
-from groundwire.rewards._types import METRIC, JudgeAbstainedError, Reward, RewardError, total
+from groundwire.rewards._registry import check, get, names, notes
+from groundwire.rewards._types import (
+    METRIC,
+    JudgeAbstainedError,
+    Reward,
+    RewardError,
+    UnusableRewardError,
+    total,
+)
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
 
 __all__ = [

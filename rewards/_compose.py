@@ -16,7 +16,10 @@ from groundwire.tools.types import AgentStep
 
 __all__ = ["combine", "parse"]
 
-_TERM = re.compile(r"\s*(?:(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*)?(?P<name>[^\W\d][\w.:-]*)\s*")
+_TERM = re.compile(
+    r"\s*(?:(?P<weight>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*\s*)?"
+    r"(?P<name>[^\W\d][\w.:/-]*|\.{0,2}/[\w.:/-]*)\s*"
+)
 
 
 def parse(text: str) -> list[tuple[float, str]]:

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-from groundwire.rewards._registry import UnusableRewardError
-from groundwire.rewards._types import Reward, RewardError
+from groundwire.rewards._types import Reward, RewardError, UnusableRewardError
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 

@@ -1,6 +1,7 @@
 """Rewards by name, or by a sum of names.
 
-A reward with a keyword parameter ``judge`` gets the run's judge settings.
+A name with a colon is a function of the user's, ``module:function`` or ``path/to/file.py:function``. A reward with a
+keyword parameter ``judge`` gets the run's judge settings.
 """
 
 from __future__ import annotations
@@ -10,24 +11,23 @@ import inspect
 from typing import Any
 
 from groundwire.rewards._compose import combine, parse
-from groundwire.rewards._types import Reward
+from groundwire.rewards._functions import reward_function
+from groundwire.rewards._types import Reward, UnusableRewardError
 from groundwire.rewards.judge.settings import JudgeSettings
-from groundwire.tools.plugins import Registry, UnknownNameError
+from groundwire.tools.loading import load_object
+from groundwire.tools.plugins import Registry
 
-__all__ = ["UnusableRewardError", "check", "get", "names", "notes"]
+__all__ = ["check", "get", "names", "notes"]
 
 _registry: Registry[Reward] = Registry("reward", hook="register_rewards", builtin="groundwire.rewards._builtin")
 names = _registry.names
 
 
-class UnusableRewardError(UnknownNameError):
-    """The reward of a name cannot be imported, or is not an async function of ``(task, answer, steps)``."""
-
-
 def check(name: str) -> None:
     """Raise :class:`groundwire.tools.plugins.UnknownNameError` unless ``name`` is a reward or a sum of rewards."""
     for _, term in _terms(name):
-        _registry.check(term)
+        if not _is_function(term):
+            _registry.check(term)
 
 
 def get(name: str, *, judge: JudgeSettings | None = None) -> Reward:
@@ -50,11 +50,19 @@ def _terms(name: str) -> list[tuple[float, str]]:
     return [(1.0, name)] if name in _registry.names() else parse(name)
 
 
+def _is_function(name: str) -> bool:
+    return ":" in name and name not in _registry.names()
+
+
 def _load(name: str) -> Reward:
     try:
-        reward = _registry.get(name)
+        reward = load_object(name, option="reward") if _is_function(name) else _registry.get(name)
     except (AttributeError, ImportError) as error:
         raise UnusableRewardError(f"reward {name!r} cannot be imported: {error}") from error
+    except ValueError as error:
+        raise UnusableRewardError(str(error)) from error
+    if _is_function(name) and not (inspect.isfunction(reward) and _takes_judge(reward)):
+        return reward_function(reward)
     if not any(map(inspect.iscoroutinefunction, (reward, getattr(reward, "__call__", None)))):  # noqa: B004
         raise UnusableRewardError(
             f"reward {name!r} is not an async function; write it as: async def reward(task, answer, steps)"

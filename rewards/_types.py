@@ -4,7 +4,7 @@ RewardError               the reward of one rollout could not be computed
 └── JudgeAbstainedError   because the judge gave no verdict
 UserError
 ├── UnknownNameError
-│   └── UnusableRewardError   (_registry) the reward's function cannot be imported or called
+│   └── UnusableRewardError   the reward's function cannot be imported or called
 └── JudgeSettingsError        (judge.settings) a setting of the judge is unknown or out of range
 """
 
@@ -14,9 +14,10 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
 
-__all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "total"]
+__all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "UnusableRewardError", "total"]
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
 """``async (task, answer, steps) -> float | components``. ``task`` is the row of the domain's data, gold included."""
@@ -38,6 +39,10 @@ class JudgeAbstainedError(RewardError):
     """
 
     kind = "judge_abstained"
+
+
+class UnusableRewardError(UnknownNameError):
+    """The reward of a name cannot be imported, or cannot be called with ``(task, answer, steps)``."""
 
 
 def total(value: float | Mapping[str, float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
         (" 2 * a + b ", [(2.0, "a"), (1.0, "b")]),
         ("1e-3*a+-.5*b_2", [(0.001, "a"), (-0.5, "b_2")]),
         ("3.*x-y.z", [(3.0, "x-y.z")]),
+        ("0.5*my_app.rewards:short+./a/b-c.py:f", [(0.5, "my_app.rewards:short"), (1.0, "./a/b-c.py:f")]),
     ],
 )
 def test_a_sum_is_parsed(text: str, terms: list[tuple[float, str]]) -> None:
@@ -154,6 +156,38 @@ def test_an_unusable_reward_is_a_one_line_error(value: Any, message: str, regist
     register("mine", value)
     with pytest.raises(UnusableRewardError, match=message):
         rewards.get("executes+mine")
+
+
+FUNCTIONS = """
+def short(task, answer):
+    return float(len(answer) < 5)
+
+async def counts(task, answer, steps):
+    return len(steps)
+
+async def asks(task, answer, steps, *, judge):
+    return float(judge.model == "m")
+
+limit = 5
+"""
+
+
+async def test_a_function_of_the_user_s_is_a_reward(tmp_path: Path) -> None:
+    file = tmp_path / "my_rewards.py"
+    file.write_text(FUNCTIONS)
+    reward = rewards.get(f"0.5*{file}:short+{file}:counts")
+    assert await reward({}, "1234", [RAN, RAN]) == {f"{file}:short": 0.5, f"{file}:counts": 2}
+    assert await rewards.get("my_rewards:asks", judge=JudgeSettings(model="m"))({}, "", []) == 1.0
+    assert rewards.notes("my_rewards:short") == []
+    for name, message in [
+        ("my_rewards:shrt", "reward 'my_rewards:shrt': my_rewards has no 'shrt'; it has short, counts, asks"),
+        ("my_rewards:limit", "reward '5' is no function; write it as: def reward"),
+        ("not_there.py:f", r"reward 'not_there\.py:f': there is no file not_there\.py"),
+        ("not_there:f", "reward 'not_there:f': there is no module 'not_there'"),
+        ("executes:", "reward is 'executes:'; write it as module:name"),
+    ]:
+        with pytest.raises(UnusableRewardError, match=message):
+            rewards.get(name)
 
 
 def test_the_total_is_the_sum_of_components_without_metrics() -> None:

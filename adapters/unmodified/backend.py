@@ -26,9 +26,10 @@ from groundwire.adapters._types import (
     ToolError,
 )
 from groundwire.adapters.unmodified.answers import judged_answer
+from groundwire.adapters.unmodified.environment import set_environment
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
-from groundwire.adapters.unmodified.loading import load_object, set_environment
 from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.loading import load_object
 from groundwire.tools.sql import DatabaseError
 
 if TYPE_CHECKING:
@@ -77,10 +78,14 @@ def agent_backend(
     returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
     name = agent if isinstance(agent, str) else getattr(agent, "name", None) or getattr(agent, "__name__", repr(agent))
-    found = load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function)) if isinstance(agent, str) else agent
+    set_environment()
+    found = (
+        load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
+        if isinstance(agent, str)
+        else agent
+    )
     if isinstance(found, Backend):
         return found
-    set_environment()
     options = {"agent_input": agent_input, "agent_output": agent_output, "train_model": train_model}
     given = [option for option, value in options.items() if value is not None]
     if is_lit_agent(found):

@@ -83,7 +83,9 @@ class AgentSettings(Settings):
     )
     domain: str = _agent("spider", "Domain of the tasks: spider, medical or a plugin's")
     reward: str | None = _agent(
-        None, "Name of the reward, or a sum such as 0.9*a+0.1*b. Without it, the domain's own reward"
+        None,
+        "Name of the reward, a function of yours (module:function), or a sum such as 0.9*a+0.1*b. Without it, the "
+        "domain's own reward",
     )
     judge: JudgeSettings = _agent(JudgeSettings, "Settings of the judge, for rewards that ask one", strict=False)
     max_turns: int = _agent(2, "Queries that the agent may write for one question: the first and its rewrites", ge=1)

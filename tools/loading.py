@@ -1,29 +1,16 @@
-"""Loads the agent that a user names: ``module:name``, or ``path/to/file.py:name``."""
+"""Loads an object that a user names: ``module:name``, or ``path/to/file.py:name``."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_object", "set_environment"]
-
-_ENVIRONMENT = {
-    # Clients refuse to be made without a key. The policy needs none.
-    "OPENAI_API_KEY": "none",
-    "ANTHROPIC_API_KEY": "none",
-    # LiteLLM would download its list of prices when it is imported, which blocks the event loop of all rollouts.
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    # The OpenAI Agents SDK would send a trace of every rollout to OpenAI, and CrewAI statistics to its makers.
-    "OPENAI_AGENTS_DISABLE_TRACING": "true",
-    "CREWAI_DISABLE_TELEMETRY": "true",
-}
-"""Set before the agent is imported, and before an agent that is an object runs."""
+__all__ = ["load_object"]
 
 
 def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]] = (callable,)) -> Any:
@@ -35,7 +22,6 @@ def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"{option} is {name!r}; write it as module:name or path/to/file.py:name")
-    set_environment()
     module = _import(name, place, option)
     found: Any = module
     for part in attribute.split("."):
@@ -52,12 +38,6 @@ def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]
             )
         found = getattr(found, part)
     return found
-
-
-def set_environment() -> None:
-    """Set the variables that agents need, unless the user has set them."""
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
 
 
 def _import(name: str, place: str, option: str) -> Any:
