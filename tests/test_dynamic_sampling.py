@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import openai
+import aiohttp
 import pytest
 from no_data import NoData
 
@@ -19,9 +19,10 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.task_schedule import training_groups
 from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.policy.model import save_policy
 
 TASKS = [{"id": f"t{number:02}", "question": f"Question {number}?"} for number in range(20)]
-SMALL = {"steps": 3, "tasks_per_step": 3, "group_size": 2, "max_tokens": 1, "val_tasks": 1, "val_every": 0}
+SMALL = {"steps": 3, "tasks_per_step": 3, "group_size": 2, "max_tokens": 1, "val_tasks": 1, "val_temperature": 1.0}
 
 
 class _OneCall:
@@ -30,14 +31,9 @@ class _OneCall:
     agents = ("solo",)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
-            messages: Any = [{"role": "user", "content": question.text}]
-            await client.chat.completions.create(
-                model=endpoint.model,
-                messages=messages,
-                extra_headers=endpoint.agent_headers("solo"),
-                **endpoint.sampling,
-            )
+        body = {"messages": [{"role": "user", "content": question.text}], **endpoint.sampling}
+        async with aiohttp.ClientSession(headers=endpoint.agent_headers("solo")) as session:
+            await (await session.post(f"{endpoint.base_url}/chat/completions", json=body)).read()
         return Answer(text=str(endpoint.sampling.get("seed", 0)))
 
 
@@ -57,6 +53,14 @@ class _StopAfter(ProgressCallback):
     def on_step_end(self, metrics: dict[str, Any]) -> None:
         if metrics["step"] == self.step:
             raise _Stop
+
+
+@pytest.fixture(scope="module")
+def model(tiny_policy: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a small model."""
+    folder = tmp_path_factory.mktemp("model")
+    save_policy(*tiny_policy, folder)
+    return str(folder)
 
 
 def _train(folder: Path, *, stop_after: int | None = None, **settings: Any) -> RunDir:
@@ -87,8 +91,8 @@ def _sampled(run: RunDir) -> list[list[tuple[str, float]]]:
     ]
 
 
-def test_groups_with_equal_rewards_are_replaced_within_the_budget(tmp_path: Path) -> None:
-    lines = _train(tmp_path, sampling_budget=6).metrics()[1:]
+def test_groups_with_equal_rewards_are_replaced_within_the_budget(tmp_path: Path, model: str) -> None:
+    lines = _train(tmp_path, model=model, sampling_budget=6).metrics()[1:]
     for line, sampled in zip(lines, _sampled(RunDir(tmp_path)), strict=True):
         sizes = Counter(task for task, _ in sampled)
         assert set(sizes.values()) == {2}  # complete groups, each of another task
@@ -100,14 +104,14 @@ def test_groups_with_equal_rewards_are_replaced_within_the_budget(tmp_path: Path
     assert lines[0]["groups_used"] == 3  # the first step has no share of earlier ones: not one group too many
 
 
-def test_the_budget_ends_a_step_without_enough_groups(tmp_path: Path) -> None:
-    lines = _train(tmp_path, sampling_budget=2, tasks_per_step=8, steps=1).metrics()
+def test_the_budget_ends_a_step_without_enough_groups(tmp_path: Path, model: str) -> None:
+    lines = _train(tmp_path, model=model, sampling_budget=2, tasks_per_step=8, steps=1).metrics()
     assert lines[1]["groups"] == 16
     assert 0 < lines[1]["groups_used"] < 8
 
 
-def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path) -> None:
-    settings = {"curriculum": True, "sampling_budget": 2}
+def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path, model: str) -> None:
+    settings: dict[str, Any] = {"model": model, "curriculum": True, "sampling_budget": 2}
     whole = _sampled(_train(tmp_path / "whole", **settings))
     with pytest.raises(_Stop):
         _train(tmp_path / "stopped", stop_after=2, **settings)

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-import openai
+import aiohttp
 import pytest
 from no_data import NoData
 
@@ -17,6 +17,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.policy.model import save_policy
 
 HEALTHY: dict[str, Any] = {
     "reward": 0.4,
@@ -151,23 +152,19 @@ class _OwnSampling:
     agents = ("solo",)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
-            reply = await client.chat.completions.create(
-                model=endpoint.model,
-                messages=[{"role": "user", "content": question.text}],
-                temperature=0.0,
-                max_tokens=3,
-                extra_headers=endpoint.agent_headers("solo"),
-            )
-        return Answer(text=reply.choices[0].message.content or "")
+        body = {"messages": [{"role": "user", "content": question.text}], "temperature": 0.0, "max_tokens": 3}
+        async with aiohttp.ClientSession(headers=endpoint.agent_headers("solo")) as session:
+            await (await session.post(f"{endpoint.base_url}/chat/completions", json=body)).read()
+        return Answer(text="an answer")
 
 
 async def _always(task: Any, answer: str, steps: Any) -> float:
     return 1.0
 
 
-def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(tmp_path: Path) -> None:
+def test_a_run_warns_of_an_agent_with_its_own_sampling_and_of_equal_groups(tmp_path: Path, tiny_policy: Any) -> None:
     notes: list[str] = []
+    save_policy(*tiny_policy, tmp_path / "start")
 
     class Notes(ProgressCallback):
         def on_note(self, text: str) -> None:
