@@ -40,7 +40,7 @@ def without_calls(*problems: str, **changes: Any) -> dict[str, Any]:
 
 
 def reason(row: dict[str, Any], *others: dict[str, Any], **options: Any) -> Reason:
-    return diagnose([row, *others], **options)[0]
+    return diagnose([row, *others], options)[0]
 
 
 def test_a_rollout_that_differs_from_its_group_is_trained_on() -> None:
@@ -63,12 +63,18 @@ def test_a_group_is_of_one_step_and_one_task() -> None:
     assert reason(rollout(0.0), rollout(0.0), rollout(1.0, step=2), rollout(1.0, group="h")).kind == "equal_rewards"
 
 
-def test_the_only_reward_of_a_group_gives_a_gradient_only_with_the_local_trainer_and_if_it_is_not_0() -> None:
-    alone = rollout(1.0)
+def test_the_only_reward_of_a_group_gives_no_gradient() -> None:
     failed = rollout(None, status="timeout", message="not finished")
-    assert reason(alone, failed, trainer="local").kind == "trained"
-    assert reason(alone, failed, trainer="verl").kind == "only_reward"
-    assert reason(rollout(0.0), failed, trainer="local").kind == "only_reward"
+    assert reason(rollout(1.0), failed).kind == "only_reward"
+    assert reason(rollout(1.0), without_calls(), trainer="verl").kind == "only_reward"
+
+
+def test_with_turns_the_returns_of_calls_are_compared() -> None:
+    emitted = rollout(0.0, call_rewards="[0.5, null, null]")
+    assert reason(emitted, rollout(0.0)).kind == "equal_rewards"
+    assert reason(emitted, rollout(0.0), credit="turns").kind == "trained"
+    ends = [rollout(reward, calls=REAL["calls"][:count]) for reward, count in ((0.0, 1), (0.0, 2), (1.0, 3))]
+    assert reason(*ends, credit="turns", credit_discount=1.0).kind == "trained"
 
 
 def test_no_call_at_the_proxy() -> None:
@@ -177,10 +183,22 @@ def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> 
     done = CliRunner().invoke(app, [path, "ro-abc"])
     assert done.stdout.startswith("ro-abc (step 1, task ")
     assert "all 2 rewards of its group were 0" in done.stdout
+    assert "call 3 (rewrite_query): return 0, advantage 0, weight 1\n" in done.stdout
     ambiguous, unknown = CliRunner().invoke(app, [path, "ro-a"]), CliRunner().invoke(app, [path, "xx"])
     assert (ambiguous.exit_code, unknown.exit_code) == (2, 2)
     assert "2 rollouts begin with 'ro-a'" in ambiguous.stderr
     assert "no rollout of this run is 'xx'" in unknown.stderr
+
+
+def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:
+    rows = [rollout(0.0, rollout_id="ro-1", call_rewards="[0.5, null, null]"), rollout(1.0, rollout_id="ro-2")]
+    path = _run(tmp_path, *rows, credit="turns", credit_discount=0.5, agent_match="write")
+    assert CliRunner().invoke(app, [path, "ro-1"]).stdout.splitlines()[1:3] == [
+        "call 1 (write_query): return 0.5, advantage 0, weight 1",
+        "call 2 (rewrite_query): return 0, advantage -0.707, weight 1",
+    ]
+    path = _run(tmp_path / "verl", *rows, trainer="verl", verl={"algorithm.adv_estimator": "rloo"})
+    assert "advantage" not in CliRunner().invoke(app, [path, "ro-1"]).stdout
 
 
 def test_why_of_a_run_without_rollouts(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_a_rollout_has_its_turns_its_reward_and_why(finished: RunDir) -> None:
     right = rollouts["ro-1-1"]
     assert [turn["agent"] for turn in right["turns"]] == [step["agent"] for step in json.loads(REAL["agent_steps"])]
     assert "mean of its group 0.5" in right["why"]
+    assert right["credit"][0].endswith(": return 1, advantage 0.707, weight 1")
     assert "late" in rollouts["ro-1-x"]["why"]
 
 

@@ -14,7 +14,8 @@ import typer
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.evaluation.diagnosis import KINDS, Reason, diagnose
+from groundwire.train.evaluation.credits import credit_lines, row_credits
+from groundwire.train.evaluation.diagnosis import KINDS, diagnose
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 
@@ -28,6 +29,7 @@ _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
     *("calls", "untrainable"),
 )
+_OPTIONAL = ("call_rewards",)
 
 
 @app.command()
@@ -45,7 +47,7 @@ def main(
     with exit_on_user_error():
         run = RunDir.open(run_dir)
         damaged: list[str] = []
-        batches = run.rollout_batches(_COLUMNS, damaged, _COLUMNS)
+        batches = run.rollout_batches((*_COLUMNS, *_OPTIONAL), damaged, _COLUMNS)
         config, decoder = run.config(), token_decoder(run)
         with spinner("reading the run"):
             if rollout_id is None:
@@ -67,7 +69,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
     training = later_prompts = 0
     for rows in batches:
         training += sum(row["mode"] == "train" for row in rows)
-        for row, reason in zip(rows, _reasons(rows, config), strict=True):
+        for row, reason in zip(rows, diagnose(rows, config), strict=True):
             kinds[reason.kind] += 1
             if row["status"] != "succeeded":
                 failures[f"{row['status']} ({'left out' if row['reward'] is None else 'scored 0'})"] += 1
@@ -99,24 +101,24 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
 def _explain(
     batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], decoder: TokenDecoder
 ) -> Iterator[str]:
-    """The reason of one rollout, then its prefix mismatches."""
-    found: list[tuple[Row, str]] = []
+    """The reason of one rollout, the credit of its calls, then its prefix mismatches."""
+    found: list[tuple[Row, str, list[str]]] = []
     for rows in batches:
         matches = [index for index, row in enumerate(rows) if row["rollout_id"].startswith(rollout_id)]
-        reasons = _reasons(rows, config) if matches else []
-        found += [(rows[index], reasons[index].text) for index in matches]
+        if matches:
+            reasons, credits = diagnose(rows, config), row_credits(rows, config)
+            for index in matches:
+                lines = list(credit_lines(rows[index], credits[index], config))
+                found.append((rows[index], reasons[index].text, lines))
     found = [each for each in found if each[0]["rollout_id"] == rollout_id] or found
     if len(found) != 1:
         problem = f"{len(found)} rollouts begin with" if found else "no rollout of this run is"
         raise CommandError(f"{problem} {rollout_id!r}; report.html and rollouts.parquet have the ids")
-    [(row, text)] = found
+    [(row, text, lines)] = found
     yield f"{row['rollout_id']} (step {row['step']}, task {row['task_id']}): {text}"
+    yield from lines
     for mismatch in find_mismatches(row["calls"] or (), decoder):
         yield mismatch.explanation(str(config.get("backend")), decoder)
-
-
-def _reasons(rows: Sequence[Row], config: Mapping[str, Any]) -> list[Reason]:
-    return diagnose(rows, agent_match=config.get("agent_match"), trainer=str(config.get("trainer", "local")))
 
 
 def _counts(counts: Counter[str], total: int, names: Mapping[str, str], examples: Mapping[str, str]) -> Iterator[str]:

@@ -136,11 +136,13 @@ class _Rollout(BaseModel):
     answer: str | None = ""
     agent_steps: Json[list[_AgentStep]] = []
     calls: list[_Call] | None = []
+    call_rewards: Json[list[Number | None]] | None = []
     untrainable: Json[list[_UntrainableCall]] | None = []
     turn_scores: Json[list[Number]] | None = []
 
 
-ROLLOUT_COLUMNS = tuple(name for name in _Rollout.model_fields if name not in ("untrainable", "turn_scores"))
+_OPTIONAL = ("call_rewards", "untrainable", "turn_scores")
+ROLLOUT_COLUMNS = tuple(name for name in _Rollout.model_fields if name not in _OPTIONAL)
 """The columns of every file of rollouts."""
 
 _METRICS_LINE, _ROLLOUTS = TypeAdapter(_MetricsLine), TypeAdapter(list[_Rollout])

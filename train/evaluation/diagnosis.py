@@ -12,8 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from groundwire.train.algorithms.credit import CallCredit
+from groundwire.train.evaluation.credits import group_key, row_credits, trained_calls
 from groundwire.train.evaluation.metrics import is_judged
 
 __all__ = [
@@ -22,7 +25,6 @@ __all__ = [
     "agent_notes",
     "all_failed",
     "diagnose",
-    "group_key",
     "is_transient",
     "nothing_judged",
     "nothing_to_train",
@@ -67,6 +69,7 @@ _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
 _MAX_MESSAGE = 300  # characters of a failure's message in an error
 
+_ROUNDING = 1e-6  # of advantages
 _NO_IDS = "the server sent no token ids"
 # The messages of groundwire's server, of vLLM (two), and of OpenAI.
 _TOO_LONG = (
@@ -84,21 +87,27 @@ class Reason:
     text: str
 
 
-def diagnose(rows: Sequence[Row], *, agent_match: str | None = None, trainer: str = "local") -> list[Reason]:
-    """The reason of each row. ``rows`` are whole steps, since each rollout is compared with its group.
-
-    ``trainer`` decides about a group with a single reward: verl drops it, the local trainer compares it with 0.
+def diagnose(rows: Sequence[Row], settings: Mapping[str, Any] = MappingProxyType({})) -> list[Reason]:
+    """The reason of each row. ``rows`` are whole steps, since each rollout is compared with its group; ``settings`` are
+    the run's.
     """
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
+    groups: dict[tuple[Any, ...], _Group] = {}
+    credits = row_credits(rows, settings)
+    for row, of_row in zip(rows, credits, strict=True):
         if row["reward"] is not None:
-            groups.setdefault(group_key(row), []).append(row["reward"])
-    return [_reason(row, groups.get(group_key(row), []), agent_match, trainer) for row in rows]
+            group = groups.setdefault(group_key(row), _Group([], []))
+            group.rewards.append(row["reward"])
+            group.credits.append(of_row)
+    match = settings.get("agent_match")
+    pairs = zip(rows, credits, strict=True)
+    return [_reason(row, of_row, groups.get(group_key(row), _Group([], [])), match) for row, of_row in pairs]
 
 
-def group_key(row: Row) -> tuple[Any, ...]:
-    """The key of the rollout's group."""
-    return row["step"], row["mode"], row["temperature"], row["group"]
+class _Group(NamedTuple):
+    """The rollouts of a group that have a reward."""
+
+    rewards: list[float]
+    credits: list[list[CallCredit]]
 
 
 def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
@@ -176,19 +185,19 @@ def is_transient(rows: Sequence[Row]) -> bool:
     return any(map(is_judged, rows)) and len(ways) > 1
 
 
-def _reason(row: Row, group: Sequence[float], agent_match: str | None, trainer: str) -> Reason:
+def _reason(row: Row, credits: Sequence[CallCredit], group: _Group, agent_match: str | None) -> Reason:
     failure = _failure(row)
     if row["mode"] == "val":
         validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
         return failure or _no_triplets(row, None) or validated
     if failure is not None and row["reward"] is not None:
-        reason = _reason({**row, "status": "succeeded"}, group, agent_match, trainer)
+        reason = _reason({**row, "status": "succeeded"}, credits, group, agent_match)
         return Reason(reason.kind, f"{failure.text}; {reason.text}")
     return (
         failure
         or _no_triplets(row, agent_match)
-        or _no_gradient(row["reward"], group, trainer)
-        or Reason("trained", _trained_text(row, group, agent_match))
+        or _no_gradient(row["reward"], credits, group)
+        or Reason("trained", _trained_text(row, group.rewards, agent_match))
     )
 
 
@@ -222,7 +231,7 @@ def _too_long_text(message: str) -> str:
 
 
 def _no_triplets(row: Row, agent_match: str | None) -> Reason | None:
-    if _trained_calls(row, agent_match):
+    if trained_calls(row, agent_match):
         return None
     if row["calls"]:
         names = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
@@ -249,18 +258,27 @@ def _no_trainable_call(problems: Sequence[str]) -> Reason:
     return Reason("bad_calls", f"none of its {len(problems)} call(s) can be trained on; the last: {problems[-1]}")
 
 
-def _no_gradient(reward: float, group: Sequence[float], trainer: str) -> Reason | None:
-    if len(group) == 1 and (trainer == "verl" or reward == 0.0):
+def _no_gradient(reward: float, credits: Sequence[CallCredit], group: _Group) -> Reason | None:
+    compared = [each for each in group.credits if each]
+    if len(compared) < 2:
         return Reason("only_reward", "no other rollout of its group has a reward to compare it with")
-    if len(group) > 1 and min(group) == max(group):
-        return Reason("equal_rewards", f"all {len(group)} rewards of its group were {reward:g}")
-    if len(group) > 1 and math.isclose(reward, sum(group) / len(group), abs_tol=1e-9):
-        return Reason("mean_reward", f"its reward {reward:g} is its group's mean")
+    if not any(map(_has_gradient, compared)):
+        equal = min(group.rewards) == max(group.rewards)
+        rewards = f"all {len(group.rewards)} rewards of its group were {reward:g}"
+        return Reason("equal_rewards", rewards if equal else "the returns of comparable calls of its group were equal")
+    if not _has_gradient(credits):
+        at_mean = math.isclose(reward, sum(group.rewards) / len(group.rewards), abs_tol=1e-9)
+        rewards = f"its reward {reward:g} is its group's mean"
+        return Reason("mean_reward", rewards if at_mean else "the return of each call is the mean of comparable calls")
     return None
 
 
+def _has_gradient(credits: Sequence[CallCredit]) -> bool:
+    return any(abs(credit.weight * credit.advantage) > _ROUNDING for credit in credits)
+
+
 def _trained_text(row: Row, group: Sequence[float], agent_match: str | None) -> str:
-    calls = _trained_calls(row, agent_match)
+    calls = trained_calls(row, agent_match)
     tokens = sum(len(call["response_ids"]) for call in calls)
     other_calls = len(row["calls"]) - len(calls)
     others = f", {other_calls} of other agents left out" if other_calls else ""
@@ -269,10 +287,6 @@ def _trained_text(row: Row, group: Sequence[float], agent_match: str | None) -> 
         f"trained on {tokens} tokens of {len(calls)} call(s){others}: reward {row['reward']:g}, mean of its group "
         f"{mean:.3g}"
     )
-
-
-def _trained_calls(row: Row, agent_match: str | None) -> list[Mapping[str, Any]]:
-    return [call for call in row["calls"] or () if re.search(agent_match or "", call["agent"] or "")]
 
 
 def _untrainable_reasons(row: Row) -> list[str]:

@@ -42,9 +42,8 @@ def build(run: RunDir, *, live: str = "") -> Report:
     damaged ``config.json`` or ``metrics.jsonl``.
     """
     config, metrics = run.config(), run.metrics()
-    agent_match = config.get("agent_match")
-    notes = read_notes(run, agent_match=agent_match, trainer=str(config.get("trainer", "local")))
-    data = rollout_data(run, choose(notes.rollouts), token_decoder(run), agent_match=agent_match)
+    notes = read_notes(run, config)
+    data = rollout_data(run, choose(notes.rollouts), token_decoder(run), agent_match=config.get("agent_match"))
     drawn = charts(metrics, notes.lengths, notes.reward_components)
     environment = Environment(
         loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, undefined=StrictUndefined

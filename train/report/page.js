@@ -126,6 +126,7 @@ function card(data, rollout, title) {
   if (parts.length > 1) parts.forEach(([name, value]) => head.append(make("span", "badge", name + " " + round(value))));
   box.append(head);
   if (rollout.why) box.append(make("p", "why", rollout.why));
+  rollout.credit.forEach((line) => box.append(make("p", "soft", line)));
   rollout.turns.forEach((step) => box.append(turn(step)));
   if (!rollout.turns.length) box.append(make("pre", "", rollout.answer || rollout.message || "no answer"));
   box.append(lazy("tokens and loss mask", () => tokens(data, rollout)));

@@ -16,6 +16,7 @@ from typing import Any
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
+from groundwire.train.evaluation.credits import credit_lines, row_credits
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
 
@@ -50,16 +51,17 @@ class RunNotes:
     unreadable: list[str] = field(default_factory=list)
 
 
-def read_notes(run: RunDir, *, agent_match: str | None, trainer: str) -> RunNotes:
-    """Read the whole run once."""
+def read_notes(run: RunDir, settings: Mapping[str, Any]) -> RunNotes:
+    """Read the whole run with these ``settings`` once."""
     notes = RunNotes()
     columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
     for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable, ROLLOUT_COLUMNS)):
-        reasons = diagnose(batch, agent_match=agent_match, trainer=trainer)
-        for index, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
+        reasons, credits = diagnose(batch, settings), row_credits(batch, settings)
+        for index, (row, reason, of_row) in enumerate(zip(batch, reasons, credits, strict=True)):
             notes.reasons[reason.kind] += 1
             note = {name: row[name] for name in columns}
-            notes.rollouts.append(note | {"batch": batch_index, "index": index, "why": reason.text})
+            note |= {"why": reason.text, "credit": list(credit_lines(row, of_row, settings))}
+            notes.rollouts.append(note | {"batch": batch_index, "index": index})
         if training := [row for row in batch if row["mode"] == "train"]:
             step = int(training[0]["step"])
             lengths = [
@@ -97,7 +99,7 @@ def rollout_data(
             row = batch[index]
             tasks.setdefault(row["task_id"], _task(json.loads(row["task"])))
             tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, agent_match)]
-            rollouts.append(_rollout(row, note["why"]) | {"tokens": tokens})
+            rollouts.append(_rollout(row, note["why"]) | {"credit": note["credit"], "tokens": tokens})
     return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
 
