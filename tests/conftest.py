@@ -27,10 +27,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The user's token: a new one, for the tests and the programs that they start.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp())
 # Each HTTP client reads the certificates of all authorities, for 20 ms. No test has a server with TLS: one will do.
-if "SSL_CERT_FILE" not in os.environ:
-    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
-    os.environ["SSL_CERT_FILE"] = os.path.join(tempfile.mkdtemp(), "ca.pem")
-    Path(os.environ["SSL_CERT_FILE"]).write_text(first + end)
+_CERTIFICATE, _END, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+os.environ["SSL_CERT_FILE"] = os.path.join(tempfile.mkdtemp(), "ca.pem")
+Path(os.environ["SSL_CERT_FILE"]).write_text(_CERTIFICATE + _END)
 # Tests send Ctrl-C to what they start; a shell that starts pytest in the background has it ignored by all of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

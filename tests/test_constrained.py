@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -302,7 +303,8 @@ def test_a_server_that_does_not_report_its_constraint_makes_the_call_untrainable
 
 @pytest.fixture(scope="module")
 def tiny_engine(tiny_policy):
-    engine = LocalEngine(*tiny_policy, max_model_len=400)
+    tokenizer = tiny_policy[1]
+    engine = LocalEngine(new_policy(tokenizer, **SMALL, context=512, seed=1), tokenizer, max_model_len=400)
     yield engine
     engine.close()
 
@@ -321,7 +323,8 @@ async def client(server):
 
 async def ask(client, **request):
     request = {"model": "policy", "messages": HELLO, "max_tokens": 200, **request}
-    return [(await client.chat.completions.create(**request, seed=seed)).choices[0] for seed in range(6)]
+    replies = await asyncio.gather(*(client.chat.completions.create(**request, seed=seed) for seed in range(6)))
+    return [reply.choices[0] for reply in replies]
 
 
 async def test_a_json_schema_is_obeyed(client):
