@@ -226,7 +226,7 @@ class LocalTrainer:
         wanted = config.tasks_per_step
         first = groups_to_start(self.run.metrics(), wanted=wanted, most=max_groups(self.data.train, config))
         self.callback.on_phase_start(f"step {step}", first * config.group_size)
-        sampling = self.runtime.submit(
+        return self.runtime.call(
             lambda collector: sample_groups(
                 collector,
                 groups,
@@ -236,7 +236,6 @@ class LocalTrainer:
                 on_end=self.callback.on_rollout_end,
             )
         )
-        return self.runtime.wait(sampling)
 
     def _collect(self, name: str, requests: list[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
         self.callback.on_phase_start(name, len(requests))

@@ -126,7 +126,14 @@ class RolloutRuntime:
 
         Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
         """
-        return self._loop.call(self._collector.run(requests, deadline_s=deadline_s, on_end=on_end))
+        return self.call(lambda collector: collector.run(requests, deadline_s=deadline_s, on_end=on_end))
+
+    def call(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
+        """Do ``work`` on the loop of the rollouts and return its result. An interrupt of the caller cancels it.
+
+        Raises as :meth:`run` does.
+        """
+        return self._loop.call(work(self._collector))
 
     def submit(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` returns its result."""

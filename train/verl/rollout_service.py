@@ -202,7 +202,7 @@ class RolloutService:
                 counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
         with self._lock:
             self._counts[partition].update(counts)
-        if training and self._curriculum is not None:
+        if training and scored and self._curriculum is not None:
             self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
         finished = usable and not replaced
         if finished:
