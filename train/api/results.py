@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.trained_model import trained_model
 from groundwire.train.evaluation.metrics import compare, compute_accuracy, format_accuracy
-from groundwire.train.evaluation.run_reader import first_and_last
+from groundwire.train.evaluation.run_reader import final_rows, first_and_last, summarize_change
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Accuracy", "EvaluationResult", "TrainingResult", "training_result"]
+__all__ = ["Accuracy", "Change", "EvaluationResult", "TrainingResult", "training_result"]
 
 _JSON_COLUMNS = ("task", "reward_components", "agent_steps", "call_rewards", "untrainable", "turn_scores")
 
@@ -37,6 +37,25 @@ class Accuracy:
 
     def __str__(self) -> str:
         return f"{format_accuracy(self.value)} [{self.ci95[0]:.3f}, {self.ci95[1]:.3f}] of {self.n}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean difference of ``n`` questions that two validations judged, with its 95 % interval."""
+
+    value: float
+    ci95: tuple[float, float]
+    n: int
+
+    @classmethod
+    def of(cls, change: dict[str, Any]) -> Change:
+        """The change in the summary of a run."""
+        low, high = change["difference_ci95"]
+        return cls(change["difference"], (low, high), change["paired_questions"])
+
+    def __str__(self) -> str:
+        low, high = (100 * bound for bound in self.ci95)
+        return f"{100 * self.value:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +87,8 @@ class TrainingResult(_Result):
     """The folder of the trained model, in Hugging Face's format; None if the run wrote none."""
     before: Accuracy | None
     after: Accuracy
+    change: Change | None = None
+    """``after`` against ``before``, question by question; None if the run has only one full validation."""
 
     def compare(self) -> dict[str, Any]:
         """After against before, question by question: ``difference``, ``difference_ci95``, ``p`` of McNemar's test, ….
@@ -77,7 +98,8 @@ class TrainingResult(_Result):
         return compare(*first_and_last(RunDir(self.run_dir)))
 
     def __str__(self) -> str:
-        return f"{self.before} before, {self.after} after training; {self.checkpoint or self.run_dir}"
+        change = f" ({self.change})" if self.change else ""
+        return f"{self.before} before, {self.after} after training{change}; {self.checkpoint or self.run_dir}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +110,13 @@ class EvaluationResult(_Result):
     figures: dict[str, Any] = field(repr=False)
     """All metrics, as in ``evaluation.json``: by the domain's columns, by turn, tokens per call, failures by type."""
 
+    def compare(self, other: EvaluationResult) -> dict[str, Any]:
+        """``other`` against this evaluation, as :meth:`TrainingResult.compare`.
+
+        Raises ``ValueError`` if they share no question.
+        """
+        return compare(*(final_rows(RunDir(each.run_dir)) for each in (self, other)))
+
     def __str__(self) -> str:
         return f"{self.accuracy}; {self.run_dir}"
 
@@ -95,7 +124,9 @@ class EvaluationResult(_Result):
 def training_result(run: RunDir) -> TrainingResult:
     """The result of a run that has ended."""
     before, after = first_and_last(run)
-    checkpoint = None
+    change, checkpoint = None, None
+    with suppress(ValueError):  # one validation, or no question that both judged
+        change = Change.of(summarize_change(before, after))
     with suppress(RunDirError):
         found = trained_model(run.path)
         checkpoint = found[0] if found else None
@@ -104,4 +135,5 @@ def training_result(run: RunDir) -> TrainingResult:
         checkpoint=checkpoint,
         before=Accuracy.of(compute_accuracy(before)) if before else None,
         after=Accuracy.of(compute_accuracy(after)),
+        change=change,
     )

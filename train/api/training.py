@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from groundwire import domains
 from groundwire.tools.errors import CommandError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
-from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.prepare import Job, Objects, check_store_settings, default_trainer, prepare
 from groundwire.train.cli.resume import (
@@ -155,6 +156,7 @@ def _train_verl(job: Job, run: RunDir, shown: Console) -> dict[str, Any]:
 
 def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
     """Write the summary, the curve and all rollouts of a run that ended in any way; returns the summary."""
+    from groundwire.train.evaluation.run_reader import paired_changes
     from groundwire.train.report.plots import draw_curve
 
     if job.config.trainer == "verl":
@@ -165,6 +167,9 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
         return {}
     note = STARTER_NOTES[domains.answer_form(job.domain)] if job.config.model == "starter" else ""
     summary = summarize(run, job.config, job.data.source, note=note)
+    with suppress(RunDirError):  # a validation cannot be read: the means in the metrics remain
+        for name, change in paired_changes(run).items():
+            summary[name] |= change if "after" in summary[name] else {}
     run.write_json("summary.json", summary)
     with spinner("writing rollouts.parquet and the curve"):
         damaged = run.merge_rollouts()

@@ -83,7 +83,7 @@ def show_summary(
         if "after" not in result:
             continue
         before, after = result["before"], result["after"]
-        gain = "" if None in (before, after) else f" ([bold]{100 * (after - before):+.1f} points[/bold])"
+        gain = "" if None in (before, after) else f" ({_change(result)})"
         console.print(f"[bold]{way}[/bold]: {_before_after(before, after, gain)} on {result['n']} validation questions")
         for column, labels in breakdowns.items():
             after_parts = result.get(f"after_by_{column}", {})
@@ -96,6 +96,14 @@ def show_summary(
     )
     if "note" in summary:
         console.print(f"[dim]{summary['note']}[/dim]")
+
+
+def _change(result: Mapping[str, Any]) -> str:
+    """The difference in points; paired by question, with its interval, if the summary has that."""
+    if "difference" not in result:
+        return f"[bold]{100 * (result['after'] - result['before']):+.1f} points[/bold]"
+    low, high = result["difference_ci95"]
+    return f"[bold]{100 * result['difference']:+.1f} points[/bold] \\[{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _before_after(before: float | None, after: float | None, gain: str = "") -> str:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from groundwire.domains import Breakdowns
-from groundwire.train.evaluation.statistics import bootstrap, confidence_interval, mcnemar
+from groundwire.rewards.rescore import RIGHT
+from groundwire.train.evaluation.statistics import confidence_interval, mcnemar, paired_interval, pass_at_k
 
 __all__ = [
     "compare",
@@ -92,17 +93,16 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
             f"they share no question: the first judged {len(scores[0])}, the second {len(scores[1])}, and no id is in "
             "both"
         )
-    means = {task: tuple(_mean(each[task]) for each in scores) for task in shared}
+    means = {task: (_mean(scores[0][task]), _mean(scores[1][task])) for task in shared}
     won = [task for task, (a, b) in means.items() if b > a]
     lost = [task for task, (a, b) in means.items() if b < a]
-    interval = bootstrap([[(1 + b - a) / 2] for a, b in means.values()])
     return {
         "questions": len(shared),
         "only_first": len(scores[0]) - len(shared),
         "only_second": len(scores[1]) - len(shared),
         "accuracy": [_mean([pair[run] for pair in means.values()]) for run in (0, 1)],
         "difference": round(_mean([b - a for a, b in means.values()]), 4),
-        "difference_ci95": [round(2 * value - 1, 4) for value in interval],
+        "difference_ci95": paired_interval(list(means.values())),
         "won": won,
         "lost": lost,
         "p": mcnemar(len(won), len(lost)),
@@ -121,8 +121,9 @@ def _mean_score(judged: Sequence[Row]) -> dict[str, Any]:
     return {"accuracy": accuracy, "ci95": confidence_interval(scores), "n": len(values)}
 
 
-def _sample_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """For questions with several samples: the share whose samples differ, and the mean of each question's best one.
+def _sample_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """For questions with several samples: the share whose samples differ, the mean of each question's best one, and
+    pass@k for k of 1, 2, 4, … and the most samples, where a sample is right above a score of 0.5.
 
     GRPO learns only from differences between the rollouts of a question.
     """
@@ -132,7 +133,15 @@ def _sample_metrics(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {
         "mixed_groups": round(_mean([len(set(each)) > 1 for each in several]), 4),
         "best_of_n": round(_mean([max(each) for each in several]), 4),
+        "pass_at_k": _pass_at_k(several),
     }
+
+
+def _pass_at_k(scores: Sequence[Sequence[float]]) -> dict[str, float]:
+    right = [[score > RIGHT for score in each] for each in scores]
+    most = max(map(len, right))
+    found = {k: pass_at_k(right, k) for k in (*(2**n for n in range(most.bit_length()) if 2**n < most), most)}
+    return {str(k): round(value, 4) for k, value in found.items() if value is not None}
 
 
 def _accuracy_by_turn(rows: Sequence[Row]) -> list[float]:

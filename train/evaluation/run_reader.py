@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from groundwire.tools.errors import UserError
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.metrics import compute_metrics
+from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.validation import validation_name
 
-__all__ = ["final_rows", "first_and_last", "read_pass_rates", "table_entry"]
+__all__ = ["final_rows", "first_and_last", "paired_changes", "read_pass_rates", "summarize_change", "table_entry"]
 
 Rows = list[dict[str, Any]]
+_PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward")
 
 
 def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
@@ -72,30 +75,53 @@ def _model_name(model: str) -> str:
 
 def first_and_last(run: RunDir) -> tuple[Rows, Rows]:
     """The first validation, empty if it is the only one, and the last with as many rollouts."""
-    validations = list(_validations(run))
-    lowest = min(temperature for _, temperature, _ in validations)
-    by_step: dict[int, Rows] = {}
-    for step, temperature, rows in validations:
-        if temperature == lowest:
-            by_step.setdefault(step, []).extend(rows)
+    by_temperature = _validations(run)
+    return _ends(by_temperature[min(by_temperature)])
+
+
+def paired_changes(run: RunDir) -> dict[str, dict[str, Any]]:
+    """The last full validation against the first, question by question, by their name in metrics and summaries.
+
+    Only what both judged is compared (:func:`groundwire.train.evaluation.metrics.compare`). Empty without two of them.
+    Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    """
+    changes = {}
+    for temperature, by_step in _validations(run, _PAIRED).items():
+        before, after = _ends(by_step)
+        with suppress(ValueError):  # they share no question
+            changes[validation_name(temperature)] = summarize_change(before, after)
+    return changes
+
+
+def summarize_change(before: Rows, after: Rows) -> dict[str, Any]:
+    """The part of a comparison that a summary has. Raises ``ValueError`` if they share no question."""
+    compared = compare(before, after)
+    return {
+        "difference": compared["difference"],
+        "difference_ci95": compared["difference_ci95"],
+        "paired_questions": compared["questions"],
+    }
+
+
+def _ends(by_step: Mapping[int, Rows]) -> tuple[Rows, Rows]:
     first = min(by_step)
     last = max(step for step, rows in by_step.items() if len(rows) >= len(by_step[first]))
     return ([] if last == first else by_step[first]), by_step[last]
 
 
-def _validations(run: RunDir) -> Iterator[tuple[int, float, Rows]]:
-    """Step, temperature and rows of each part of a validation.
+def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[float, dict[int, Rows]]:
+    """The rows of each validation, by temperature and step.
 
     Raises :class:`groundwire.train.artifacts.run_dir.RunDirError` if there is none, or if a file cannot be read: the
     metrics of the other questions would not be comparable.
     """
     unreadable: list[str] = []
-    found = False
-    for batch in run.rollout_batches(None, unreadable, ROLLOUT_COLUMNS):
+    found: dict[float, dict[int, Rows]] = defaultdict(lambda: defaultdict(list))
+    for batch in run.rollout_batches(columns, unreadable, columns or ROLLOUT_COLUMNS):
         if rows := [row for row in batch if row["mode"] == "val"]:
-            found = True
-            yield rows[0]["step"], rows[0]["temperature"], rows
+            found[rows[0]["temperature"]][rows[0]["step"]] += rows
     if missing := [message for message in unreadable if "-train.parquet" not in message]:
         raise RunDamagedError(f"{run.path} cannot be evaluated: {missing[0]}")
     if not found:
         raise RunDirError(f"{run.path} has no validation yet")
+    return found

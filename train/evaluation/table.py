@@ -50,6 +50,8 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
             f"samples: unequal rewards on {metrics['mixed_groups']:.3f} of the questions (GRPO learns from these), "
             f"mean of each question's best {metrics['best_of_n']:.3f}"
         )
+        passed = ", ".join(f"pass@{k} {value:.3f}" for k, value in metrics["pass_at_k"].items())
+        lines.append(f"{passed} (the probability that one of k samples is right, unbiased)")
     for column, labels in (breakdowns or {}).items():
         for value, part in metrics.get(f"by_{column}", {}).items():
             lines.append(f"{labels.get(value, value)}: {_with_interval(part)} of {part['n']}")
