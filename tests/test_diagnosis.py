@@ -73,6 +73,9 @@ def test_with_turns_the_returns_of_calls_are_compared() -> None:
     emitted = rollout(0.0, call_rewards="[0.5, null, null]")
     assert reason(emitted, rollout(0.0)).kind == "equal_rewards"
     assert reason(emitted, rollout(0.0), credit="turns").kind == "trained"
+    assert reason(rollout(1.0), rollout(0.0), truncated="zero").kind == "trained"
+    cut = [{**call, "finish_reason": "length"} for call in REAL["calls"]]
+    assert reason(rollout(1.0, calls=cut), rollout(0.0), truncated="zero").kind == "equal_rewards"
     ends = [rollout(reward, calls=REAL["calls"][:count]) for reward, count in ((0.0, 1), (0.0, 2), (1.0, 3))]
     assert reason(*ends, credit="turns", credit_discount=1.0).kind == "trained"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,23 @@ def test_a_batch_with_equal_rewards_does_not_change_the_model() -> None:
     rollouts = [ScoredRollout(group="a", reward=1.0, trajectories=[_trajectory([1, 2], [3], [-0.5])]) for _ in range(4)]
     assert GRPO(model, GRPOConfig()).update(rollouts)["groups_used"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_group_has_a_gradient_if_credit_differs() -> None:
+    def group(*rewards: float, emitted: float | None = None) -> list[ScoredRollout]:
+        first = _trajectory([1, 2], [3], [-0.5])
+        triplet = replace(first.triplets[0], call_reward=emitted)
+        trajectories = [replace(first, triplets=(triplet,)), *[_trajectory([1, 2], [3], [-0.5]) for _ in rewards[1:]]]
+        return [
+            ScoredRollout(group="a", reward=reward, trajectories=[trajectory])
+            for reward, trajectory in zip(rewards, trajectories, strict=True)
+        ]
+
+    broadcast, turns = (GRPO(_policy(), GRPOConfig(credit=credit)) for credit in ("broadcast", "turns"))
+    assert broadcast.has_gradient(group(1.0, 0.0))
+    assert not broadcast.has_gradient(group(1.0))
+    assert not broadcast.has_gradient(group(0.0, 0.0, emitted=0.5))
+    assert turns.has_gradient(group(0.0, 0.0, emitted=0.5))
 
 
 def test_a_saved_state_continues_exactly(tmp_path: Path) -> None:

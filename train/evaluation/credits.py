@@ -44,6 +44,7 @@ def row_credits(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[list[C
             credit="broadcast" if _verl_estimator(settings) else settings.get("credit") or "broadcast",
             discount=settings.get("credit_discount", 1.0),
             scale=settings.get("scale_rewards", True),
+            truncated=settings.get("truncated") or "train",
         )
         for index, each in zip(indices, assigned, strict=True):
             credits[index] = each
@@ -83,6 +84,7 @@ def _triplets(row: Row, agent_match: str | None) -> list[Triplet]:
             choice=None,
             weights_version=None,
             first_weights_version=None,
+            truncated=call["finish_reason"] == "length",
         )
         for number, call in enumerate(trained_calls(row, agent_match))
     ]

@@ -11,15 +11,10 @@ from typing import Any
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 
-__all__ = ["differ", "groups_to_start", "sample_groups"]
+__all__ = ["groups_to_start", "sample_groups"]
 
 _RECENT_STEPS = 5
 """Steps whose share of groups with different rewards is expected of the next step."""
-
-
-def differ(results: Iterable[RolloutResult]) -> bool:
-    """Whether the rollouts have at least two different rewards."""
-    return len({result.reward for result in results if result.reward is not None}) > 1
 
 
 def groups_to_start(metrics: Sequence[Mapping[str, Any]], *, wanted: int, most: int) -> int:
@@ -37,10 +32,13 @@ async def sample_groups(
     *,
     first: int,
     wanted: int,
+    teaches: Callable[[Sequence[RolloutResult]], bool],
     deadline_s: float,
     on_end: Callable[[], None] = lambda: None,
 ) -> list[RolloutResult]:
-    """Run groups until ``wanted`` of them have different rewards, or no group is left; returns all their rollouts.
+    """Run groups until ``wanted`` of them have a gradient, or no group is left; returns all their rollouts.
+
+    ``teaches`` tells whether the results of a group have one: with most settings, if their rewards differ.
 
     The first ``first`` groups start at once. A further one starts as soon as the running groups cannot be enough. So
     which groups run depends on the rewards alone, not on the order in which rollouts end. After ``deadline_s`` seconds
@@ -50,10 +48,10 @@ async def sample_groups(
     waiting = iter(groups)
     started: list[asyncio.Task[list[RolloutResult]]] = []
     running: set[asyncio.Task[list[RolloutResult]]] = set()
-    differing = 0
+    teaching = 0
     try:
         while True:
-            while len(started) < first or differing + len(running) < wanted:
+            while len(started) < first or teaching + len(running) < wanted:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0 or (group := next(waiting, None)) is None:
                     break
@@ -62,7 +60,7 @@ async def sample_groups(
             if not running:
                 return [result for task in started for result in task.result()]
             ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            differing += sum(differ(task.result()) for task in ended)
+            teaching += sum(teaches(task.result()) for task in ended)
     finally:
         for task in running:
             task.cancel()

@@ -143,6 +143,10 @@ class GRPO:
         metrics["learning_rate"] = rate
         return metrics
 
+    def has_gradient(self, group: Sequence[ScoredRollout]) -> bool:
+        """Whether a group of rollouts has an advantage other than 0."""
+        return any(any(item.advantages) for item in self._items(group))
+
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
         return {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}

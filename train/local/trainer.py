@@ -232,6 +232,7 @@ class LocalTrainer:
                 groups,
                 first=first,
                 wanted=wanted,
+                teaches=lambda results: self.grpo.has_gradient(self._scored(results)),
                 deadline_s=config.step_deadline_s,
                 on_end=self.callback.on_rollout_end,
             )
@@ -243,24 +244,15 @@ class LocalTrainer:
 
     def _update(self, step: int, results: Sequence[RolloutResult], generated: int) -> dict[str, Any]:
         """Train on the step's rollouts; returns the step's metrics without its validation."""
-        match = self.config.agent_match
-        scored = [(result, result.reward) for result in results if result.reward is not None]
+        scored = self._scored(results)
         with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
-            rollouts = [
-                ScoredRollout(
-                    group=result.request.group,
-                    reward=reward,
-                    trajectories=trajectories(triplets(calls_of_agents(result.calls, match), reward)),
-                )
-                for result, reward in scored
-            ]
-            metrics = self.grpo.update(rollouts)
+            metrics = self.grpo.update(scored)
             self.engine.update_weights(step)
         components = _means([result.reward_components for result in results if result.succeeded])
         line: dict[str, Any] = {
             "step": step,
-            "reward": round(sum(reward for _, reward in scored) / len(scored), 4) if scored else None,
+            "reward": round(sum(each.reward for each in scored) / len(scored), 4) if scored else None,
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
             "failures": dict(Counter(result.status for result in results if not result.succeeded)),
@@ -274,6 +266,19 @@ class LocalTrainer:
         line["tokens_per_s"] = round(generated / max(1e-9, sum(seconds.values())), 1)
         line["seconds"] = {phase: round(value, 4) for phase, value in seconds.items()}
         return line
+
+    def _scored(self, results: Sequence[RolloutResult]) -> list[ScoredRollout]:
+        """The results with a reward, and the trajectories of their trained calls."""
+        match = self.config.agent_match
+        return [
+            ScoredRollout(
+                group=result.request.group,
+                reward=result.reward,
+                trajectories=trajectories(triplets(calls_of_agents(result.calls, match), result.reward)),
+            )
+            for result in results
+            if result.reward is not None
+        ]
 
     def _validate(self, step: int) -> dict[str, Any]:
         """The validations that are due at ``step``, by their names in the metrics."""
