@@ -110,6 +110,12 @@ def test_the_budget_ends_a_step_without_enough_groups(tmp_path: Path, model: str
     assert 0 < lines[1]["groups_used"] < 8
 
 
+def test_a_group_whose_replies_are_all_masked_teaches_nothing_either(tmp_path: Path, model: str) -> None:
+    # Each reply is cut after its only token, so no group has a gradient, whatever its rewards.
+    line = _train(tmp_path, model=model, sampling_budget=2, steps=1, truncated="mask").metrics()[1]
+    assert (line["groups"], line["groups_used"]) == (6, 0)
+
+
 def test_a_resumed_run_samples_the_same_rollouts(tmp_path: Path, model: str) -> None:
     settings: dict[str, Any] = {"model": model, "curriculum": True, "sampling_budget": 2}
     whole = _sampled(_train(tmp_path / "whole", **settings))

@@ -164,7 +164,7 @@ def _replies_truncated(lines: Sequence[Line]) -> str:
         return ""
     return (
         f"{fmean(shares):.0%} of the replies in the last {_STEPS} steps ended at max_tokens, before the policy ended "
-        "them: raise max_tokens, or let the agent ask for shorter replies"
+        "them: raise max_tokens, let the agent ask for shorter replies, or leave them out of the loss (truncated=mask)"
     )
 
 

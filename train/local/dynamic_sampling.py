@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, Yu et al. 2025): groups with equal rewards teach nothing, so other tasks replace them."""
+"""Dynamic sampling (DAPO, Yu et al. 2025): groups without a gradient teach nothing, so other tasks replace them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 __all__ = ["groups_to_start", "sample_groups"]
 
 _RECENT_STEPS = 5
-"""Steps whose share of groups with different rewards is expected of the next step."""
+"""Steps whose share of groups with a gradient is expected of the next step."""
 
 
 def groups_to_start(metrics: Sequence[Mapping[str, Any]], *, wanted: int, most: int) -> int:
