@@ -185,6 +185,31 @@ def test_with_turns_a_row_has_the_advantage_of_each_of_its_calls() -> None:
     assert [row_fields(row, "spider")["rm_scores"].sum().item() for row in rows] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("credit", ["turns", "broadcast"])
+def test_a_bandit_learns_a_reward_in_the_middle_from_the_rows(credit: Any) -> None:
+    """Digit 1 of call 1 earns 0.5 at once, digit 1 of call 2 the rollout's reward. The policy is a table of logits."""
+    chance, logits = np.random.default_rng(0), torch.zeros(2, 2, requires_grad=True)
+    for _ in range(20):
+        chosen = [chance.random(2) < logits.softmax(-1)[:, 1].tolist() for _ in range(32)]
+        group = [
+            (
+                session,
+                _outcome([replace(_call(1, [1], [int(a)]), reward=0.5 * a), _call(2, [2], [int(b)])]),
+                float(b),
+            )
+            for session, (a, b) in enumerate(chosen)
+        ]
+        rows = training_rows(group, uid="u", step=1, credit=credit, discount=1.0)
+        logprobs = torch.stack([logits.log_softmax(-1)[row.prompt_ids[0] - 1, row.response_ids[0]] for row in rows])
+        loss = -(_advantages(rows)[:, 0] * logprobs).mean()
+        (gradient,) = torch.autograd.grad(loss, logits)
+        logits.data -= gradient
+    first, second = logits.softmax(-1)[:, 1].tolist()
+    assert second > 0.9
+    assert (first > 0.8) == (credit == "turns")
+    assert credit == "turns" or first < 0.65
+
+
 def test_without_credit_the_uid_is_the_prompts() -> None:
     group = [(0, _outcome(GROWING), 1.0), (1, _outcome(APART), 0.0)]
     assert {carrying_uid(row) for row in training_rows(group, uid="u", step=4, credit=None)} == {"u"}
