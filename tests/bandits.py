@@ -14,11 +14,12 @@ from groundwire.adapters import Answer, EndpointError
 from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation import evaluator
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.policy.model import save_policy
 
-__all__ = ["Choose", "probability", "rollouts", "train"]
+__all__ = ["Choose", "evaluate", "probability", "rollouts", "train"]
 
 Choose = Callable[[str, str], Awaitable[str]]
 """Sends a prompt with the digits to choose from, ``("who?", "01")``; returns the policy's digit."""
@@ -53,7 +54,26 @@ def train(
     **settings: Any,
 ) -> RunDir:
     """Train ``tiny_policy`` behind ``agent`` on one task; ``reward`` is that of its answer. Returns the run."""
+    config, parts = _parts(folder, tiny_policy, agent, reward, settings)
+    LocalTrainer(config, **parts).train()
+    return parts["run"]
 
+
+def evaluate(
+    folder: Path,
+    tiny_policy: Any,
+    agent: Callable[[Choose], Awaitable[str]],
+    reward: Callable[[str], float] = lambda answer: 0.0,
+    *,
+    samples: int = 1,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Evaluate ``tiny_policy`` behind ``agent`` on equal tasks. Returns the metrics."""
+    config, parts = _parts(folder, tiny_policy, agent, reward, settings)
+    return evaluator.evaluate(config, samples=samples, **parts)
+
+
+def _parts(folder: Path, tiny_policy: Any, agent: Any, reward: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
     async def score(task: Any, answer: str, steps: Any) -> float:
         return reward(answer)
 
@@ -63,17 +83,14 @@ def train(
     given: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 32, "val_tasks": 1, "val_every": 0}
     given |= {"learning_rate": 3e-4, "checkpoint_every": 1000, "max_model_len": 512, **settings}
     tasks = [{"id": str(number), "question": "which digit?"} for number in range(given["val_tasks"])]
-    domain: Any = SimpleNamespace(name="bandit", default_reward="", form="prose", database=lambda _: "")
-    LocalTrainer(
-        resolve("fast", model=str(model), **given),
-        data=TaskData(train=tasks[:1], validation=tasks, source="a bandit"),
-        domain=domain,
-        run=run,
-        callback=ProgressCallback(),
-        backend=_Backend(agent),
-        reward=score,
-    ).train()
-    return run
+    return resolve("fast", model=str(model), **given), {
+        "data": TaskData(train=tasks[:1], validation=tasks, source="a bandit"),
+        "domain": SimpleNamespace(name="bandit", default_reward="", form="prose", database=lambda _: ""),
+        "run": run,
+        "callback": ProgressCallback(),
+        "backend": _Backend(agent),
+        "reward": score,
+    }
 
 
 def rollouts(run: RunDir) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bandits import Choose, rollouts, train
+from bandits import Choose, evaluate, rollouts, train
 
 from groundwire.adapters import AgentError, EndpointError
 from groundwire.adapters._failures import agent_failure
@@ -98,6 +98,25 @@ def test_a_run_whose_rollouts_all_fail_in_the_same_way_ends_with_the_reason(
         train(tmp_path, tiny_policy, broken, val_tasks=2, val_temperature=1.0)
     assert caught.value.exit_code == 1
     assert [line["step"] for line in RunDir(tmp_path / "run").metrics()] == ([] if validation else [0])
+
+
+def test_an_evaluation_counts_what_the_policy_caused_as_wrong_unless_it_is_dropped(
+    tmp_path: Path, tiny_policy: Any
+) -> None:
+    for failures in ("", "agent=drop"):
+        settings = {"val_tasks": 16, "val_temperature": 1.0, "retries": 0, "failures": failures}
+        metrics = evaluate(tmp_path / failures, tiny_policy, _parser, lambda answer: 1.0, **settings)
+        failed = metrics["failures"]["agent"]
+        assert 0 < failed < 16
+        assert (metrics["accuracy"], metrics["n"]) == ((1.0, 16 - failed) if failures else (1 - failed / 16, 16))
+
+
+def test_an_evaluation_in_which_all_fail_in_the_same_way_ends_with_the_reason(tmp_path: Path, tiny_policy: Any) -> None:
+    async def broken(choose: Choose) -> str:
+        raise KeyError(await choose("select a name", "0"))
+
+    with pytest.raises(RolloutsFailedError, match="all 3 validation rollouts failed; the first failed of agent"):
+        evaluate(tmp_path, tiny_policy, broken, val_tasks=3)
 
 
 def test_an_exception_of_an_agent_has_a_type_by_its_name_and_its_causes() -> None:

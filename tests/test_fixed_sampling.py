@@ -75,13 +75,16 @@ async def test_the_other_apis_too(ask: Any, api: str, limit: str) -> None:
     assert sent == {"temperature": 1.0, "top_p": 1.0, "seed": sent["seed"], name: 64}
 
 
-async def test_each_call_of_an_attempt_has_its_own_seed_and_another_rollout_the_same_ones(ask: Any) -> None:
+@pytest.mark.parametrize("api", ["chat/completions", "responses", "messages", "completions"])
+async def test_each_call_of_an_attempt_has_its_own_seed_and_another_rollout_the_same_ones(ask: Any, api: str) -> None:
+    base: Any = {"completions": {"prompt": "hello"}, "messages": {"max_tokens": 9}}.get(api, {})
     other = {"messages": [{"role": "user", "content": "other"}], "input": "other"}
-    requests = [{}, {}, other, {"seed": 3}, {"seed": 7}]
-    seeds = [sent["seed"] for sent in await ask(TRAINERS, *requests)]
+    other = {**base, **({"prompt": "other"} if api == "completions" else other)}
+    requests = [base, base, other, {**base, "seed": 3}, {**base, "stream": True}]
+    seeds = [sent["seed"] for sent in await ask(TRAINERS, *requests, api=api)]
     assert len({*seeds, 7}) == 6
-    assert seeds == [sent["seed"] for sent in await ask(TRAINERS, *requests)]
-    assert not {*seeds} & {sent["seed"] for sent in await ask({**TRAINERS, "seed": 8}, *requests)}
+    assert seeds == [sent["seed"] for sent in await ask(TRAINERS, *requests, api=api)]
+    assert not {*seeds} & {sent["seed"] for sent in await ask({**TRAINERS, "seed": 8}, *requests, api=api)}
 
 
 async def test_the_random_ids_of_tool_calls_do_not_change_a_seed(ask: Any) -> None:

@@ -93,6 +93,10 @@ def test_an_agent_of_a_script_is_trained_while_an_event_loop_runs(fitted: Path) 
     assert (result.before.n, result.after.n) == (3, 3)
     assert result.checkpoint == result.run_dir / "checkpoints" / "step-00001"
     assert str(result) == next(iter((fitted / "printed.txt").read_text().splitlines()))
+    summary = json.loads((result.run_dir / "summary.json").read_text())
+    assert result.change is not None
+    assert summary["validation"]["difference_ci95"] == list(result.change.ci95)
+    assert summary["validation_sampled"]["paired_questions"] == 3
     low, high = result.after.ci95
     assert low <= (result.after.value or 0.0) <= high
     assert {path.name for path in result.run_dir.iterdir()} >= {"summary.json", "curve.png", "rollouts.parquet"}

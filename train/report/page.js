@@ -34,7 +34,7 @@ function views(data) {
   if (won.length) made.push({ key: "won", name: "… better than before", items: won });
   if (lost.length) made.push({ key: "lost", name: "… worse than before", items: lost });
   if (wrong.length) made.push({ key: "wrong", name: two ? "… below 1 after" : "… below 1", items: wrong });
-  const failed = data.rollouts.filter((r) => r.reward === null);
+  const failed = data.rollouts.filter((r) => r.status !== "succeeded");
   if (failed.length) made.push({ key: "failed", name: "Failed", items: failed.map((r) => ({ task: r.task, rollouts: [r] })) });
   const training = data.rollouts.filter((r) => r.mode === "train" && r.reward !== null);
   for (const step of [...new Set(training.map((r) => r.step))]) {
@@ -48,7 +48,9 @@ function views(data) {
 
 function badge(rollout, prefix) {
   if (!rollout) return make("span", "badge", prefix + "not run");
-  if (rollout.reward === null) return make("span", "badge bad", prefix + rollout.status);
+  if (rollout.status !== "succeeded") {
+    return make("span", "badge bad", rollout.status + (rollout.reward === null ? "" : ", reward " + round(rollout.reward)));
+  }
   const kind = rollout.reward >= 1 ? "badge good" : "badge";
   return make("span", kind, prefix + round(rollout.reward));
 }
@@ -121,7 +123,7 @@ function turn(step) {
 function card(data, rollout, title) {
   const box = make("article", "card");
   const head = make("header");
-  head.append(make("h4", "", title), badge(rollout, rollout.reward === null ? "" : "reward "));
+  head.append(make("h4", "", title), badge(rollout, "reward "));
   const parts = Object.entries(rollout.reward_components);
   if (parts.length > 1) parts.forEach(([name, value]) => head.append(make("span", "badge", name + " " + round(value))));
   box.append(head);

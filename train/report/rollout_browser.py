@@ -110,7 +110,7 @@ def _training(notes: Sequence[Note]) -> Iterator[Note]:
         if note["mode"] != "train":
             continue
         by_step[note["step"]][note["group"]].append(note)
-        if note["reward"] is None:
+        if note["status"] != "succeeded":
             failures[note["status"]] += 1
             if failures[note["status"]] <= MAX_FAILURES:
                 yield note
@@ -165,7 +165,7 @@ def _rollout(row: Mapping[str, Any], why: str) -> dict[str, Any]:
         **{name: row[name] for name in ("step", "mode", "temperature", "status", "reward")},
         "message": _shorten(row["message"] or ""),
         "reward_components": json.loads(row["reward_components"]),
-        "why": "" if row["mode"] == "val" and row["reward"] is not None else why,
+        "why": "" if row["mode"] == "val" and row["status"] == "succeeded" else why,
         "seconds": round(row["seconds"], 2),
         "answer": _shorten(row["answer"] or ""),
         "turns": [
