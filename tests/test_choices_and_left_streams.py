@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -74,6 +75,24 @@ async def test_the_engine_stops_when_the_agent_leaves_the_stream(policy: Any) ->
     assert len(call.response_ids) == len(call.logprobs)
     while policy.engine._batch.requests:  # noqa: ASYNC110 (the engine is another thread)
         await asyncio.sleep(0.01)
+
+
+async def test_a_constrained_stream_that_the_agent_leaves_is_trained_with_its_constraint(policy: Any) -> None:
+    schema = {"type": "array", "items": {"enum": ["left", "right"]}, "minItems": 60}
+    format_: Any = {"type": "json_schema", "json_schema": {"name": "turns", "schema": schema}}
+    async with openai.AsyncOpenAI(base_url=policy.url, api_key="none") as client:
+        stream = await client.chat.completions.create(model="m", messages=HELLO, stream=True, response_format=format_)
+        read = 0
+        async for _ in stream:
+            if (read := read + 1) == 4:
+                break
+        await stream.close()
+    while not (calls := await policy.calls()):  # noqa: ASYNC110 (the proxy notices it)
+        await asyncio.sleep(0.01)
+    [call] = calls
+    assert (call.finish_reason, call.untrainable_reason) == ("cancelled", "")
+    assert json.loads(call.grammar) == {"schema": schema}
+    assert policy.tokenizer.decode(call.response_ids).startswith('["')
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -464,6 +464,17 @@ def test_the_docs_list_the_fields():
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 
+def test_strict_tools_are_named_in_one_warning_unless_their_calls_are_constrained(warned):
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    for body in ({"tool_choice": "required"}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}):
+        parse_request({"messages": HELLO, "tools": strict, **body}, served="policy")
+    assert warned() == []
+    for _ in range(2):
+        parse_request({"messages": HELLO, "tools": strict}, served="policy")
+    (message,) = warned()
+    assert "strict = true" in message
+
+
 def test_a_keyword_that_a_schema_cannot_enforce_is_named_in_one_warning(warned):
     schema = {"schema": {"type": "array", "uniqueItems": True}}
     for _ in range(2):

@@ -214,14 +214,13 @@ class ScriptedPolicyServer(HttpServer):
         prompt_ids, token_ids = _prompt_ids(body, reply), _token_ids(reply)
         first = {"prompt_token_ids": prompt_ids} if ids else {}
         choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        yield {**head, "choices": [choice], **first}, False
+        yield {**head, "choices": [{**choice, **_grammar(reply)}], **first}, False
         deltas = _deltas(reply, len(token_ids))
         for index, (token, delta) in enumerate(zip(token_ids, deltas, strict=True)):
             last = index == len(token_ids) - 1
             if last:
                 await asyncio.sleep(reply.delay_s)
             choice = {"index": 0, "delta": delta, "finish_reason": _finish_reason(reply) if last else None}
-            choice |= _grammar(reply) if last else {}
             if body.get("logprobs"):
                 choice["logprobs"] = _logprobs(reply, index, index + 1)
             if ids:

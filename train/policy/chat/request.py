@@ -289,6 +289,12 @@ def parse_request(body: Any, *, served: str, session: str = "", tool_format: str
         warn_once("top_logprobs", "requests have top_logprobs, which stays empty: only sampled tokens have logprobs")
     if request.grammar or request.tool_choice.forced:
         _check_constraint(request)
+    elif any(tool["function"].get("strict") for tool in request.offered_tools):
+        warn_once(
+            "strict",
+            "requests have tools with strict = true, which the policy server does not apply unless tool_choice requires a "
+            "call: the policy learns to write valid arguments",
+        )
     return request
 
 
