@@ -114,7 +114,8 @@ async def test_the_same_reply_and_the_same_call(agents: list[_Agent], stream: bo
         [sampling] = agent.engine.samplings
         assert (sampling.temperature, sampling.session) == (0.5, agent.rollout_id)
     local, served = calls
-    assert local == served
+    assert local.reply_id.startswith("chatcmpl-")
+    assert local == replace(served, reply_id=local.reply_id)
     assert agents[0].engine.detokenize(local.response_ids) == "select age"
     assert (set(local.logprobs), local.finish_reason, local.untrainable_reason) == ({-0.5}, "stop", "")
     assert (local.weights_version, local.first_weights_version) == (3, 2)

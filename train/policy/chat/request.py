@@ -292,8 +292,8 @@ def parse_request(body: Any, *, served: str, session: str = "", tool_format: str
     elif any(tool["function"].get("strict") for tool in request.offered_tools):
         warn_once(
             "strict",
-            "requests have tools with strict = true, which the policy server does not apply unless tool_choice requires a "
-            "call: the policy learns to write valid arguments",
+            "requests have tools with strict = true, which the policy server does not apply unless tool_choice "
+            "requires a call: the policy learns to write valid arguments",
         )
     return request
 
