@@ -18,7 +18,9 @@ SMOLLM2 = LlamaConfig(
 
 
 def plan(available_gb: float = 80, **given: Any) -> MemoryPlan:
-    settings = GRPOConfig(bf16=True, gradient_checkpointing=given.pop("checkpointing", True))
+    settings = GRPOConfig(
+        bf16=True, gradient_checkpointing=given.pop("checkpointing", True), kl_coef=given.pop("kl_coef", 0.0)
+    )
     shape = {"max_batch": 128, "max_model_len": 3072, "parameters": 134_515_008, **given}
     return plan_memory(SMOLLM2, settings, available=int(available_gb * 1e9), **shape)
 
@@ -29,6 +31,12 @@ def test_static_memory_follows_from_the_number_of_parameters() -> None:
         assert getattr(large, part) == 2 * getattr(small, part)
     assert small.optimizer == 8 * 134_515_008
     assert small.cache == 2 * 4 * 30 * 128 * 3 * 3072 * 64  # keys and values, float32
+
+
+def test_adapters_have_gradients_and_moments_and_need_no_copy_as_reference() -> None:
+    whole, adapters = plan(kl_coef=0.1), plan(kl_coef=0.1, trained=1_000_000)
+    assert (adapters.gradients, adapters.optimizer) == (4_000_000, 8_000_000)
+    assert whole.weights == 2 * adapters.weights == 2 * plan().weights
 
 
 def test_a_pass_has_as_many_tokens_as_fit() -> None:

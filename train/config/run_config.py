@@ -185,6 +185,8 @@ class RunConfig(AgentSettings):
     warmup_steps: int = _loss(5, "Steps in which the learning rate rises to its value", ge=0)
     weight_decay: float = _loss(0.0, "AdamW's weight decay", ge=0)
     max_grad_norm: float = _loss(1.0, "Norm to which a larger gradient is scaled down", gt=0)
+    lora_rank: int = _loss(0, "Train LoRA adapters of this rank and freeze the weights; 0 trains the weights", ge=0)
+    lora_alpha: int = _loss(16, "Adapters are scaled by lora_alpha / lora_rank", ge=1)
 
     precision: Literal["auto", "fp32", "bf16"] = _memory(
         "auto", "Matrix products of the update; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"

@@ -29,6 +29,8 @@ SHARED: dict[str, str] = {
     "warmup_steps": "actor_rollout_ref.actor.optim.lr_warmup_steps",
     "weight_decay": "actor_rollout_ref.actor.optim.weight_decay",
     "max_grad_norm": "actor_rollout_ref.actor.optim.clip_grad",
+    "lora_rank": "actor_rollout_ref.model.lora_rank",
+    "lora_alpha": "actor_rollout_ref.model.lora_alpha",
     "checkpoint_every": "trainer.save_freq",
     "seed": "data.seed",
 }

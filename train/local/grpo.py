@@ -26,6 +26,7 @@ from groundwire.train.algorithms.losses import (
     token_weights,
 )
 from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.local.lora import adapters, load_adapters, without_adapters
 from groundwire.train.local.packing import Packed, pack, packed_hidden, to_device
 from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
 from groundwire.train.local.token_logprobs import token_logprobs
@@ -70,8 +71,8 @@ class _Tokens(NamedTuple):
 class GRPO:
     """Updates a model with AdamW; :meth:`update` is one training step.
 
-    ``reference`` is the frozen policy of the KL term. ``constraints`` compute which tokens a constrained reply could
-    have. Only such replies need them.
+    ``reference`` is the frozen policy of the KL term: another model, or ``model`` itself if it has adapters.
+    ``constraints`` compute which tokens a constrained reply could have. Only such replies need them.
     """
 
     def __init__(
@@ -149,10 +150,12 @@ class GRPO:
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
-        return {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
+        state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
+        return state | ({"adapters": trained} if (trained := adapters(self.model)) else {})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a :meth:`state`, which :func:`check_state` has checked."""
+        load_adapters(self.model, state.get("adapters", {}))
         groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         self.updates = state["updates"]
@@ -278,7 +281,7 @@ class GRPO:
         logprobs, entropy = self._logprobs(self.model, packed, forbidden)
         reference = None
         if self.config.kl_coef:
-            with torch.no_grad():
+            with torch.no_grad(), without_adapters(self._reference):
                 reference, _ = self._logprobs(self._reference, packed, forbidden)
         sampled = [
             (old, advantage, item.weight)
@@ -329,7 +332,7 @@ def check_state(model: torch.nn.Module, state: Any) -> None:
         random.Random().setstate(_random_state(state))
         if not isinstance(updates, int) or updates < 0:
             raise ValueError(f"updates is {shorten_repr(updates)}, no count")
-        parameters = dict(enumerate(model.parameters()))
+        parameters = dict(enumerate(state["adapters"].values() if "adapters" in state else model.parameters()))
         if not moments.keys() <= parameters.keys():
             raise ValueError(f"it has the moments of {len(moments)} parameters, and the model has {len(parameters)}")
         for index, moment in moments.items():

@@ -8,7 +8,8 @@ predictions with measurements.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import sys
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.local.lora import adapters
 from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained import find_model
 
-__all__ = ["MemoryPlan", "plan_memory", "plan_run"]
+__all__ = ["MemoryPlan", "plan_memory", "plan_run", "settings_for_model"]
 
 _KEPT = (40, 8)
 """Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
@@ -39,7 +41,7 @@ class MemoryPlan:
     """Bytes by purpose, and the tokens of a pass that they are for."""
 
     weights: int
-    """With the copies in bfloat16 that a pass makes."""
+    """With the copies in bfloat16 that a pass makes; also those of the reference policy."""
     gradients: int
     optimizer: int
     sampler: int
@@ -69,6 +71,7 @@ def plan_memory(
     settings: GRPOConfig,
     *,
     parameters: int,
+    trained: int | None = None,
     available: int,
     max_batch: int,
     max_model_len: int,
@@ -76,8 +79,10 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan of a run on a GPU with ``available`` bytes.
 
-    ``model`` is a Hugging Face config, ``parameters`` the number of its parameters. Without ``tokens_per_forward`` the
-    largest power of two that fits is taken; a pass has at least one trajectory of ``max_model_len`` tokens.
+    ``model`` is a Hugging Face config, ``parameters`` the number of its parameters; ``trained`` of them have gradients,
+    by default all. If only some do, or without a KL term, there is no copy of the model as reference. Without
+    ``tokens_per_forward`` the largest power of two that fits is taken; a pass has at least one trajectory of
+    ``max_model_len`` tokens.
 
     Raises:
         ConfigError: not even the smallest pass fits.
@@ -86,6 +91,8 @@ def plan_memory(
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = getattr(model, "head_dim", None) or hidden // model.num_attention_heads
     least = max(_TOKENS[0], max_model_len)
+    references = int(settings.kl_coef > 0 and trained is None)
+    trained = parameters if trained is None else trained
 
     def plan(tokens: int) -> MemoryPlan:
         layer = tokens * (_KEPT[0] * hidden + _KEPT[1] * feed_forward)
@@ -93,9 +100,9 @@ def plan_memory(
         kept = layers * inputs + _WORKING * layer if settings.gradient_checkpointing else (layers + _WORKING) * layer
         logits = min(settings.logits_per_chunk, tokens * model.vocab_size)
         return MemoryPlan(
-            weights=parameters * (6 if settings.bf16 else 4),
-            gradients=parameters * 4,
-            optimizer=parameters * 8,
+            weights=parameters * (6 if settings.bf16 else 4) * (1 + references),
+            gradients=trained * 4,
+            optimizer=trained * 8,
             sampler=parameters * 4,
             cache=2 * 4 * layers * max_batch * heads * max_model_len * head,
             activations=int(kept),
@@ -117,15 +124,38 @@ def plan_memory(
     return made
 
 
+def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRPOConfig:
+    """The settings of the update of a loaded model; on a GPU with as many tokens a pass as its memory allows."""
+    settings = GRPOConfig.from_settings(config)
+    if not config.device.startswith("cuda"):
+        return settings
+    plan = plan_memory(
+        model.config,
+        settings,
+        parameters=count_parameters(model),
+        trained=sum(each.numel() for each in adapters(model).values()) or None,
+        available=torch.cuda.get_device_properties(config.device).total_memory,
+        max_batch=config.max_batch,
+        max_model_len=max_model_len,
+        tokens_per_forward=config.tokens_per_forward,
+    )
+    print(f"memory: {plan} predicted", file=sys.stderr)
+    return replace(settings, tokens_per_forward=plan.tokens_per_forward)
+
+
 def plan_run(config: RunConfig, available: int) -> MemoryPlan:
     """:func:`plan_memory` for a run with these settings on a GPU; the model's weights are not loaded."""
     shape = AutoConfig.from_pretrained(find_model(config.model))
     with torch.device("meta"):
-        parameters = count_parameters(AutoModelForCausalLM.from_config(shape))
+        model = AutoModelForCausalLM.from_config(shape)
+    parameters = count_parameters(model)
+    linear = (each for each in model.model.modules() if isinstance(each, torch.nn.Linear))
+    adapted = sum(config.lora_rank * (each.in_features + each.out_features) for each in linear)
     return plan_memory(
         shape,
         GRPOConfig.from_settings(config),
         parameters=parameters,
+        trained=adapted or None,
         available=available,
         max_batch=config.max_batch,
         max_model_len=min(config.max_model_len, shape.max_position_embeddings),

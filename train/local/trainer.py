@@ -15,7 +15,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,13 +50,12 @@ from groundwire.train.local.dynamic_sampling import groups_to_start, sample_grou
 from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.grpo import GRPO, ScoredRollout, check_state
-from groundwire.train.local.grpo_config import GRPOConfig
-from groundwire.train.local.memory_plan import plan_memory
+from groundwire.train.local.lora import add_adapters, check_rank, merged_weights
+from groundwire.train.local.memory_plan import settings_for_model
 from groundwire.train.local.task_schedule import max_groups, training_groups
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import (
-    count_parameters,
     fitting_length,
     load_initial_state,
     load_start,
@@ -103,12 +101,17 @@ class LocalTrainer:
         if initial.note:
             print(f"note: {initial.note}", file=sys.stderr)
         self.model, self.tokenizer = initial.model, initial.tokenizer
+        if initial.state is not None:
+            check_rank(initial.state, config.lora_rank)
+        if config.lora_rank:
+            self.model = load_start(config)  # a checkpoint's weights are merged with its adapters
+            add_adapters(self.model, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
         max_model_len = fitting_length(self.model, config.max_model_len)
         self.grpo = GRPO(
             self.model,
-            self._settings_for_memory(max_model_len),
+            settings_for_model(config, self.model, max_model_len),
             seed=config.seed,
-            reference=load_start(config) if config.kl_coef else None,
+            reference=(self.model if config.lora_rank else load_start(config)) if config.kl_coef else None,
             constraints=Constraints(self.model, self.tokenizer),
         )
         if initial.state is not None:
@@ -129,7 +132,7 @@ class LocalTrainer:
             max_batch=config.max_batch,
             timer=self.timer,
         )
-        self.engine.update_weights(self.first_step)
+        self._update_engine(self.first_step)
         self.runtime = RolloutRuntime(
             engine=self.engine,
             backend=backend,
@@ -139,23 +142,6 @@ class LocalTrainer:
             run=run,
             config=config,
         )
-
-    def _settings_for_memory(self, max_model_len: int) -> GRPOConfig:
-        """The update's settings; on a GPU with as many tokens a pass as its memory allows."""
-        config, settings = self.config, GRPOConfig.from_settings(self.config)
-        if not config.device.startswith("cuda"):
-            return settings
-        plan = plan_memory(
-            self.model.config,
-            settings,
-            parameters=count_parameters(self.model),
-            available=torch.cuda.get_device_properties(config.device).total_memory,
-            max_batch=config.max_batch,
-            max_model_len=max_model_len,
-            tokens_per_forward=config.tokens_per_forward,
-        )
-        print(f"memory: {plan} predicted", file=sys.stderr)
-        return replace(settings, tokens_per_forward=plan.tokens_per_forward)
 
     def train(self) -> None:
         """Run the remaining steps. :func:`groundwire.train.artifacts.summary.summarize` reads their result."""
@@ -248,7 +234,7 @@ class LocalTrainer:
         with self.timer.busy("update"):
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
             metrics = self.grpo.update(scored)
-            self.engine.update_weights(step)
+            self._update_engine(step)
         components = _means([result.reward_components for result in results if result.succeeded])
         line: dict[str, Any] = {
             "step": step,
@@ -279,6 +265,10 @@ class LocalTrainer:
             for result in results
             if result.reward is not None
         ]
+
+    def _update_engine(self, step: int) -> None:
+        with merged_weights(self.model):
+            self.engine.update_weights(step)
 
     def _validate(self, step: int) -> dict[str, Any]:
         """The validations that are due at ``step``, by their names in the metrics."""
@@ -359,7 +349,8 @@ class LocalTrainer:
     def _write_checkpoint(self, step: int) -> None:
         with self.run.checkpoints.write(step) as folder:
             try:
-                save_policy(self.model, self.tokenizer, folder)
+                with merged_weights(self.model) as weights:
+                    save_policy(self.model, self.tokenizer, folder, weights)
                 torch.save(self.grpo.state(), folder / "trainer.pt")
             except Exception as error:  # torch and safetensors have their own errors for a full disk
                 if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:

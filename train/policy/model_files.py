@@ -53,9 +53,12 @@ def check_model_files(folder: Path) -> None:
         raise ValueError(f"config.json describes a model of {numbers:,} numbers, and its weights are {sum(stored):,}")
 
 
-def save_policy(model: Any, tokenizer: Any, path: str | Path) -> None:
-    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, which is created if needed."""
-    model.save_pretrained(path)
+def save_policy(model: Any, tokenizer: Any, path: str | Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write ``model`` (safetensors) and ``tokenizer`` into the folder ``path``, which is created if needed.
+
+    ``weights``, by their names in the model, are written in place of the model's own.
+    """
+    model.save_pretrained(path, state_dict=weights)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(path)
     # transformers 5 would write a class that transformers 4 cannot load; both know this one.
