@@ -245,14 +245,15 @@ def test_answers_that_are_all_empty_or_all_equal_are_a_warning() -> None:
     def rows(*answers: str) -> list[dict[str, Any]]:
         return [{"task_id": str(i), "answer": answer, "reward": 0.0} for i, answer in enumerate(answers)]
 
-    def warning(*answers: str, reward: float | None = 0.0) -> str:
-        return "".join(agent_notes([{**row, "reward": reward} for row in rows(*answers)], [], "policy"))
+    def warning(*answers: str, status: str = "succeeded") -> str:
+        return "".join(agent_notes([{**row, "status": status} for row in rows(*answers)], [], "policy"))
 
     assert "the answers to all 6 tasks are empty" in warning(*[" "] * 6)
     assert "the answers to all 5 tasks are the same: 'DONE'" in warning(*["DONE"] * 5)
     assert not warning(*["DONE"] * 4)
     assert not warning(*["DONE"] * 9, "SELECT 1")
-    assert not warning(*[""] * 9, reward=None)
+    assert not warning(*[""] * 9, status="timeout")
+    assert not warning(*[""] * 9, status="agent")
 
 
 def test_the_models_of_the_agents_are_named() -> None:

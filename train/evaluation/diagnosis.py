@@ -157,7 +157,7 @@ def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list
 
 def _answer_warning(rows: Sequence[Row]) -> str:
     """A warning if all answers to different tasks are empty or equal; empty if not."""
-    answers = {row["task_id"]: row["answer"].strip() for row in rows if row["reward"] is not None}
+    answers = {row["task_id"]: row["answer"].strip() for row in rows if row["status"] == "succeeded"}
     if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
         return ""
     [answer] = set(answers.values())
