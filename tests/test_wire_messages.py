@@ -189,11 +189,22 @@ async def test_a_policys_refusal_reaches_the_agent_in_anthropics_format(bench: A
     assert (call.status, call.error) == (429, "too busy")
 
 
-async def test_the_tokens_of_a_message_are_not_counted(bench: Any) -> None:
-    b = await bench()
-    async with client(b) as asking:
-        with pytest.raises(anthropic.NotFoundError, match="count_tokens is not traced"):
+async def test_the_tokens_of_a_message_are_counted_as_the_policy_will_see_them(policy: Any) -> None:
+    request: Any = {"model": "any", "system": "Be brief", "messages": [QUESTION]}
+    async with client(policy) as asking, client(policy, url=policy.url) as with_v1:
+        counts = [(await each.messages.count_tokens(**request)).input_tokens for each in (asking, with_v1)]
+        reply = await asking.messages.create(max_tokens=2, **request)
+        with pytest.raises(anthropic.BadRequestError, match="messages must be a list"):
+            await asking.messages.count_tokens(model="any", messages="q")  # type: ignore[arg-type]
+    [call] = await policy.calls()
+    assert counts == [reply.usage.input_tokens] * 2 == [len(call.prompt_ids)] * 2
+
+
+async def test_the_tokens_of_an_ended_rollout_are_not_counted(policy: Any) -> None:
+    async with client(policy, url=policy.root.replace("/attempt/", "/attempt/other")) as asking:
+        with pytest.raises(anthropic.APIStatusError, match="is unknown or has ended") as caught:
             await asking.messages.count_tokens(model="any", messages=[QUESTION])
+    assert caught.value.status_code == 410
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -38,7 +38,7 @@ from groundwire.adapters.tracing.sampling import SamplingRule
 from groundwire.adapters.tracing.span_writer import PendingSpan, SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanRecord, SpanSink
 from groundwire.adapters.tracing.upstreams import Upstreams
-from groundwire.adapters.tracing.wire.apis import APIS, PATHS
+from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
@@ -51,6 +51,7 @@ from groundwire.adapters.tracing.wire.exchange import (
     read_request,
 )
 from groundwire.adapters.tracing.wire.local import LocalPolicy, answer
+from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.guard import Guard
 from groundwire.tools.http.server import HttpServer
@@ -66,7 +67,6 @@ _NOT_SERVED = {
     "/embeddings": "the policy only writes text; ask an embedding model of your own",
     "/audio/": "the policy only writes text; ask an audio model of your own",
     "/images/": "the policy only writes text; ask an image model of your own",
-    "/count_tokens": "tokens are not counted before a call; each reply has their numbers in its usage",
     "enerateContent": "Google's API is not served; use a client of OpenAI's or Anthropic's, or LiteLLM",
     "/responses/": "a response is not stored for retrieval; its previous_response_id works within the rollout",
 }
@@ -165,6 +165,8 @@ class LLMProxy(HttpServer):
             app.router.add_post(f"{_ROLLOUT}/v1/{path}", partial(self._call, api))
         for api in APIS:  # Agent Lightning's own resources leave out the /v1
             app.router.add_post(f"{_ROLLOUT}/{api.api}", partial(self._call, api))
+        for path in COUNT_PATHS:
+            app.router.add_post(f"{_ROLLOUT}/v1/{path}", self._count_tokens)
         for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):
             app.router.add_get(f"{prefix}/models", self._models)
         app.router.add_get("/v1/models", self._models)
@@ -282,11 +284,24 @@ class LLMProxy(HttpServer):
         call.chat = {**call.chat, "model": self._policy.model_name}
         return await answer(request, call, self._policy, session=session, on_sampled=on_sampled)
 
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        rollout_id = request.match_info["rollout_id"]
+        try:
+            await self._open_attempts.check(rollout_id, request.match_info["attempt_id"])
+            body = read_request(await _read_body(request))
+            if self._policy is None:
+                return await self._upstreams.forward(request, COUNT_PATHS[0], body)
+            chat = MessagesCall(body, self._conversations.of(rollout_id)).chat
+            count = await self._policy.count_tokens({**chat, "model": self._policy.model_name})
+            return web.json_response({"input_tokens": count})
+        except RefusedError as refused:
+            return _refusal(refused, MessagesCall)
+
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._policy is not None:
             return web.json_response(self._policy.models())
         try:
-            return await self._upstreams.models(request)
+            return await self._upstreams.forward(request, "models")
         except RefusedError as refused:
             return _refusal(refused)
 

@@ -139,6 +139,10 @@ class ScriptedPolicyServer(HttpServer):
                 on_sampled(0, {**sampled, **cut, "finish_reason": CANCELLED})
             raise
 
+    async def count_tokens(self, body: Any) -> int:
+        """The length of the prompt."""
+        return len(render(body["messages"]))
+
     def models(self) -> dict[str, Any]:
         """The list of models."""
         return {"object": "list", "data": [{"id": self.model_name, "object": "model"}]}

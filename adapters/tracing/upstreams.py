@@ -99,11 +99,19 @@ class Upstreams:
                 502, f"the policy server at {url} did not answer: {error or type(error).__name__}"
             ) from error
 
-    async def models(self, request: web.Request) -> web.Response:
-        """The list of models of a server. Raises :class:`RefusedError` if there is no answer."""
-        url = self._url(request.match_info.get("rollout_id", ""))
+    async def forward(
+        self, request: web.Request, path: str, body: Mapping[str, Any] | None = None
+    ) -> web.StreamResponse:
+        """A server's response for ``path``, to a GET request or to a POST request of ``body``, as it is.
+
+        Raises :class:`RefusedError` if there is no answer.
+        """
+        url, data = self._url(request.match_info.get("rollout_id", "")), None
+        if body is not None:
+            data = pydantic_core.to_json({**body, "model": self.model or body.get("model")})
+        method, headers = "GET" if data is None else "POST", self._headers(request)
         try:
-            async with self._session.get(f"{url}/models", headers=self._headers(request)) as reply:
+            async with self._session.request(method, f"{url}/{path}", data=data, headers=headers) as reply:
                 return web.Response(
                     status=reply.status, body=self._without_key(await reply.read()), headers=_returned_headers(reply)
                 )

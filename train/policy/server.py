@@ -21,12 +21,13 @@ from typing import Any
 
 from aiohttp import web
 
-from groundwire.adapters.tracing.wire.apis import PATHS
+from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS
 from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
 from groundwire.adapters.tracing.wire.errors import RefusedError
 from groundwire.adapters.tracing.wire.exchange import CANCELLED, SESSION_HEADER, OnSampled
 from groundwire.adapters.tracing.wire.local import answer
+from groundwire.adapters.tracing.wire.messages import MessagesCall
 from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.tools.http.access_token import access_token
 from groundwire.tools.http.guard import Guard
@@ -110,7 +111,14 @@ class PolicyServer(HttpServer):
         app.router.add_get("/v1/models", self._models)
         for path, api in PATHS.items():
             app.router.add_post(f"/v1/{path}", functools.partial(self._call, api))
+        for path in COUNT_PATHS:
+            app.router.add_post(f"/v1/{path}", self._count_tokens)
         return app
+
+    async def count_tokens(self, body: Any) -> int:
+        """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
+        with _refusals():
+            return len((await self._prepare(body, "")).prompt_ids)
 
     def models(self) -> dict[str, Any]:
         """OpenAI's list of models, with the served one."""
@@ -204,13 +212,22 @@ class PolicyServer(HttpServer):
     async def _call(self, api: type[WireCall], request: web.Request) -> web.StreamResponse:
         session = request.headers.get(SESSION_HEADER, "")
         try:
-            body = await _read_object(request)
-            if self._any_model:
-                body["model"] = self.model_name
+            body = await self._read_body(request)
             call = api(body, self._conversations.of(session, len(await request.read())))
             return await answer(request, call, self, session=session, on_sampled=_ignore)
         except RefusedError as refused:
             return web.json_response(api.error(refused), status=refused.status)
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        try:
+            call = MessagesCall(await self._read_body(request), self._conversations.of(""))
+            return web.json_response({"input_tokens": await self.count_tokens(call.chat)})
+        except RefusedError as refused:
+            return web.json_response(MessagesCall.error(refused), status=refused.status)
+
+    async def _read_body(self, request: web.Request) -> dict[str, Any]:
+        body = await _read_object(request)
+        return {**body, "model": self.model_name} if self._any_model else body
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response(self.models())

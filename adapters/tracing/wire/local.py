@@ -32,6 +32,10 @@ class LocalPolicy(Protocol):
         """The chunks of a chat completion. Raises :class:`RefusedError`; closing it ends the sampling."""
         ...
 
+    async def count_tokens(self, body: Any) -> int:
+        """The length of the prompt of a chat request. Raises :class:`RefusedError`."""
+        ...
+
     def models(self) -> dict[str, Any]:
         """OpenAI's list of models."""
         ...
