@@ -15,7 +15,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.base import get_active_tracer
 from no_data import NoData
 
-from groundwire.adapters import Answer, Endpoint, Question
+from groundwire.adapters import Answer, Endpoint, Question, agent_backend
 from groundwire.adapters._openai_client import Clients
 from groundwire.adapters.tracing import triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
@@ -77,7 +77,7 @@ async def _one(task: Any, answer: str, steps: Any) -> float:
 
 
 @asynccontextmanager
-async def _collector(agent: _Agent, reward: Any, *, store: Any) -> AsyncIterator[RolloutCollector]:
+async def _collector(agent: Any, reward: Any, *, store: Any) -> AsyncIterator[RolloutCollector]:
     rollouts = RolloutAgent(backend=agent, domain=NoData(), reward=reward, timeout_s=10)
     async with (
         ScriptedPolicyServer(replies=lambda _: "x") as server,
@@ -91,14 +91,16 @@ async def _collector(agent: _Agent, reward: Any, *, store: Any) -> AsyncIterator
             )
         finally:
             await runners.stop()
-            await agent.stop()
+            if isinstance(agent, _Agent):
+                await agent.stop()
 
 
 async def _outcomes(
-    work: Work, *, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
+    work: Work | Any, *, ours: bool = True, reward: Any = _one, n: int = 1, store: Any = None
 ) -> list[RolloutResult]:
-    store = store or InMemoryLightningStore()
-    async with _collector(_Agent(work, ours=ours), reward, store=store) as collector:
+    """The results of ``n`` rollouts of an agent, or of one that does ``work``."""
+    store, agent = store or InMemoryLightningStore(), _Agent(work, ours=ours) if callable(work) else work
+    async with _collector(agent, reward, store=store) as collector:
         task = {"id": "t", "question": "?"}
         jobs = [RolloutRequest(task=task, group="t", mode="train") for _ in range(n)]
         return await collector.run(jobs, deadline_s=30)
@@ -167,6 +169,12 @@ async def test_parallel_tasks_reward_their_own_calls() -> None:
     [outcome] = await _outcomes(work)
     rewards = {call.messages[0]["content"]: call.reward for call in outcome.calls}
     assert rewards == {"before": None} | {f"of branch {number}": number / 8 for number in range(4)}
+
+
+async def test_an_unmodified_agent_rewards_its_own_calls_too() -> None:
+    [outcome] = await _outcomes(agent_backend("unmodified_agents:graded"))
+    rewards = {call.messages[0]["content"]: call.reward for call in outcome.calls}
+    assert rewards == {f"branch {number}": number / 4 for number in range(3)}
 
 
 async def test_a_call_in_a_task_of_its_own_belongs_to_the_task_that_waited_for_it() -> None:
@@ -242,5 +250,5 @@ async def test_a_span_that_a_store_would_refuse_is_an_error_of_the_agent(attribu
         tracer.create_span("annotation", attributes)
 
     [outcome] = await _outcomes(work, store=MemoryStore())
-    assert (outcome.status, outcome.reward) == ("agent", None)
+    assert (outcome.status, outcome.reward) == ("agent", 0.0)
     assert re.search(message, outcome.message)

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import aiohttp
 import openai
 import requests
+from agentlightning.emitter import emit_reward
 from agents import Agent, RunContextWrapper, function_tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
@@ -71,6 +72,20 @@ async def many_clients(task: dict[str, Any]) -> str:
     async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as reply:
         reply.raise_for_status()
     return answers[0]
+
+
+async def graded(task: dict[str, Any]) -> str:
+    """Scores the calls of parallel branches after all have their replies."""
+    replied = [asyncio.Event() for _ in range(3)]
+
+    async def branch(number: int) -> str:
+        answer = await _ask(helper, f"branch {number}")
+        replied[number].set()
+        await asyncio.gather(*(each.wait() for each in replied))
+        emit_reward(number / 4)
+        return answer
+
+    return (await asyncio.gather(*map(branch, range(3))))[0]
 
 
 def blocking(task: Any) -> str:
