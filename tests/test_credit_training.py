@@ -9,6 +9,8 @@ import pytest
 from agentlightning.emitter import emit_reward
 from bandits import Choose, probability, train
 
+FAST: dict[str, Any] = {"steps": 2, "warmup_steps": 1, "learning_rate": 5e-4, "group_size": 24}
+
 
 async def _rewarded_in_the_middle(choose: Choose) -> str:
     first = await choose("select name", "01")
@@ -21,7 +23,7 @@ def test_a_reward_of_the_first_call_is_learnt_with_turns(tmp_path: Path, tiny_po
     def last_digit(answer: str) -> float:
         return float(answer[1] == "3")
 
-    run = train(tmp_path, tiny_policy, _rewarded_in_the_middle, last_digit, steps=3, credit=credit)
+    run = train(tmp_path, tiny_policy, _rewarded_in_the_middle, last_digit, **FAST, credit=credit)
     assert probability(run, 1, "3") > 0.7
     assert (probability(run, 0, "1") > 0.8) == (credit == "turns")
 
@@ -36,7 +38,7 @@ def test_with_turns_luck_in_a_call_after_the_decision_has_no_effect(tmp_path: Pa
     runs = [
         train(
             tmp_path / str(seed), tiny_policy, _second_does_not_matter, lambda answer: float(answer[0] == "1"),
-            steps=3, credit="turns", seed=seed,
+            **FAST, credit="turns", seed=seed,
         )
         for seed in (0, 1)
     ]  # fmt: skip
