@@ -1,20 +1,24 @@
-"""The checkpoints of a run: ``step-00012/`` and so on, each written completely before it gets its name."""
+"""The checkpoints of a run, each written completely before it gets its name: ``step-00012/`` and so on, ``best/``."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from groundwire.tools.files import read_bytes
+from groundwire.tools.files import read_bytes, read_json
 from groundwire.train.artifacts.atomic import sync
 
 __all__ = ["Checkpoints", "step_number"]
 
 
 _KEPT = 2
+_VALIDATION = "validation.json"
+_FIGURES = {"step": int, "accuracy": float, "n": int, "total": int}
 
 
 class Checkpoints:
@@ -26,23 +30,43 @@ class Checkpoints:
     @contextmanager
     def write(self, step: int) -> Iterator[Path]:
         """A temporary folder to fill; renamed at the end. All but the newest two checkpoints are then deleted."""
+        with self._write_folder(f"step-{step:05d}") as part:
+            yield part
+        for old in self.paths()[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    @contextmanager
+    def write_best(self, step: int, validation: Mapping[str, Any]) -> Iterator[Path]:
+        """Likewise for the model with the best validation so far, which replaces the earlier one."""
+        with self._write_folder("best") as part:
+            yield part
+            figures = {**validation, "step": step}
+            (part / _VALIDATION).write_text(json.dumps({name: figures[name] for name in _FIGURES}) + "\n")
+
+    def best(self) -> dict[str, Any] | None:
+        """The ``step`` of the best model, and its validation's ``accuracy``, ``n`` and ``total``; None without one."""
+        with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged file counts as none
+            figures = read_json(self.folder / "best" / _VALIDATION)
+            return {name: kind(figures[name]) for name, kind in _FIGURES.items()}
+        return None
+
+    @contextmanager
+    def _write_folder(self, name: str) -> Iterator[Path]:
         self.folder.mkdir(exist_ok=True)
-        part = self.folder / f".step-{step:05d}.part"
+        part = self.folder / f".{name}.part"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         try:
             yield part
             for file in (*part.rglob("*"), part):
                 sync(file)
-            final = self.folder / f"step-{step:05d}"
+            final = self.folder / name
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
             sync(self.folder)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        for old in self.paths()[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
 
     def paths(self) -> list[Path]:
         """Complete checkpoints of the local trainer, oldest first."""

@@ -5,6 +5,7 @@
         metrics.jsonl                   one line per step; line 0 is the validation before training
         rollouts/step-00012-train.parquet   the rollouts of a step; merged into rollouts.parquet at the end
         checkpoints/step-00012/         a transformers model and the optimizer's state
+        checkpoints/best/               the model with the best validation
         curve.png, summary.json
         .lock                           locked by the process that writes to the folder
 

@@ -40,6 +40,8 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},
         "idle_fraction": round(seconds["waiting"] / total_s, 4) if total_s else 0.0,
     }
+    if best := run.checkpoints.best():
+        summary["best_checkpoint"] = {name: best[name] for name in ("step", "accuracy", "n")}
     if note:
         summary["note"] = note
     return summary

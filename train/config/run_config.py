@@ -41,6 +41,7 @@ _ONLY_LOCAL = {
     "gradient_checkpointing": "actor_rollout_ref.model.enable_gradient_checkpointing",
     "tokens_per_forward": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "branches_per_row": "",
+    "keep_best": "",
     "logits_per_chunk": "",
     "max_batch": "actor_rollout_ref.rollout.max_num_seqs",
 }
@@ -167,6 +168,7 @@ class RunConfig(AgentSettings):
     truncated: Literal["train", "mask", "zero"] = _training(
         "train", "Replies that max_tokens cut off: train them, leave them out of the loss, or give the rollout reward 0"
     )
+    keep_best: bool = _training(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
 
     loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] = _loss(

@@ -6,10 +6,7 @@ that is interrupted or fails writes a checkpoint of its last complete step first
 
 from __future__ import annotations
 
-import errno
 import math
-import os
-import shutil
 import sys
 import time
 from collections import Counter, defaultdict
@@ -46,6 +43,7 @@ from groundwire.train.evaluation.validation import (
     validation_requests,
     validation_temperatures,
 )
+from groundwire.train.local.checkpoint_writer import CheckpointWriter
 from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
 from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
@@ -59,7 +57,6 @@ from groundwire.train.policy.model import (
     fitting_length,
     load_initial_state,
     load_start,
-    save_policy,
 )
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
@@ -68,8 +65,6 @@ from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 
 __all__ = ["LocalTrainer"]
 
-_DISK_FULL_BYTES = 8 << 20
-"""A failed write with less free space than this is reported as a full disk."""
 _MAX_EMPTY_STEPS = 3
 """Consecutive steps without training data that end a run."""
 _MAX_SKIPPED_UPDATES = 5
@@ -116,6 +111,7 @@ class LocalTrainer:
         )
         if initial.state is not None:
             self.grpo.load_state(initial.state)
+        self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
         self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
         self._health = HealthRules(run.metrics())
@@ -194,7 +190,8 @@ class LocalTrainer:
             self._write_metrics(line)
             self._model_step, self._unwritten_line = step, None
             if step == config.steps or step % config.checkpoint_every == 0:
-                self._write_checkpoint(step)
+                self.checkpoints.write(step)
+            self._keep_best(line)
         if self.grpo.skipped_in_a_row >= _MAX_SKIPPED_UPDATES:
             raise NonFiniteGradientError(
                 f"the gradients of {self.grpo.skipped_in_a_row} updates in a row are not finite, and none was applied: "
@@ -303,6 +300,7 @@ class LocalTrainer:
         complete = {**line, **self._validate(line["step"]), "wall_time_s": self._wall_time_s()}
         self.run.replace_last_metrics(complete)
         self._show_metrics(complete)
+        self._keep_best(complete)
 
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
@@ -343,19 +341,14 @@ class LocalTrainer:
                 with suppress(OSError), self.shutdown.critical_section("writing a checkpoint"):
                     if line is not None:
                         self._write_metrics(line)
-                    self._write_checkpoint(step)
+                    self.checkpoints.write(step)
             raise
 
-    def _write_checkpoint(self, step: int) -> None:
-        with self.run.checkpoints.write(step) as folder:
-            try:
-                with merged_weights(self.model) as weights:
-                    save_policy(self.model, self.tokenizer, folder, weights)
-                torch.save(self.grpo.state(), folder / "trainer.pt")
-            except Exception as error:  # torch and safetensors have their own errors for a full disk
-                if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.run.path)) from error
-                raise
+    def _keep_best(self, line: Mapping[str, Any]) -> None:
+        """Keep the policy if it has the best validation. That of the model at the start does not count."""
+        validation = line.get(validation_name(self.config.val_temperature))
+        if self.config.keep_best and line["step"] and validation:
+            self.checkpoints.keep_best(line["step"], validation)
 
 
 def _means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
