@@ -249,6 +249,9 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
     first, second = json.loads(tabled.stdout)
     assert first["before"] is None
     assert (second["before"]["accuracy"], second["after"]["accuracy"]) == (0.0, 1.0)
+    assert second["change"] == {"difference": 1.0, "difference_ci95": [0.3855, 1.0], "paired_questions": 5}
+    text = CliRunner().invoke(app, [str(folder), str(trained.path)]).stdout
+    assert f"{trained.path.name}: +100.0 points [+38.6, +100.0] on 5 questions, after - before (95 %)" in text
     compared = CliRunner().invoke(app, ["--compare", str(folder), str(trained.path)])
     assert "McNemar's exact test" in compared.stdout
 

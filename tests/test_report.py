@@ -124,6 +124,7 @@ def test_a_page_has_the_charts_and_the_rollouts_before_and_after_training(finish
         ("t0", 0, 0.0), ("t0", 2, 1.0), ("t1", 0, 0.0), ("t1", 2, 1.0),
     }  # fmt: skip
     assert "0.000 → 1.000" in report.html
+    assert re.search(r"accuracy, of \d+ \[.*\]; \+100\.0 points \[", report.html)
     assert "not finished in time" in report.html
 
 

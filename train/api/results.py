@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.trained_model import trained_model
-from groundwire.train.evaluation.metrics import compare, compute_accuracy, format_accuracy
+from groundwire.train.evaluation.metrics import compare, compute_accuracy, format_accuracy, format_change
 from groundwire.train.evaluation.run_reader import final_rows, first_and_last, summarize_change
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class Change:
         return cls(change["difference"], (low, high), change["paired_questions"])
 
     def __str__(self) -> str:
-        low, high = (100 * bound for bound in self.ci95)
-        return f"{100 * self.value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+        return format_change({"difference": self.value, "difference_ci95": self.ci95})
 
 
 @dataclass(frozen=True, kw_only=True)

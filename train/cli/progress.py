@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from groundwire import domains
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.evaluation.metrics import format_accuracy, format_change
 from groundwire.train.evaluation.validation import VALIDATIONS
 
 __all__ = ["ProgressDisplay", "show_summary"]
@@ -102,8 +103,7 @@ def _change(result: Mapping[str, Any]) -> str:
     """The difference in points; paired by question, with its interval, if the summary has that."""
     if "difference" not in result:
         return f"[bold]{100 * (result['after'] - result['before']):+.1f} points[/bold]"
-    low, high = result["difference_ci95"]
-    return f"[bold]{100 * result['difference']:+.1f} points[/bold] \\[{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"[bold]{escape(format_change(result))}[/bold]"
 
 
 def _before_after(before: float | None, after: float | None, gain: str = "") -> str:

@@ -101,9 +101,9 @@ class AgentSettings(Settings):
     rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take", gt=0)
     failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
         "",
-        "Which failed rollouts score 0 (zero), and which are left out (drop), where it is not the default: "
-        "agent=drop,timeout=zero",
-        metavar="TYPE=zero|drop,...",
+        "Which failed rollouts score 0 (zero) or are left out (drop), where it is not the default, e.g. agent=drop; "
+        "several with commas",
+        metavar="TYPE=drop",
     )
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ __all__ = [
     "compute_accuracy",
     "compute_metrics",
     "format_accuracy",
+    "format_change",
     "is_judged",
     "scores_by_question",
 ]
@@ -112,6 +113,12 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
 def format_accuracy(value: float | None) -> str:
     """Three decimals; ``-`` if no rollout was judged."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def format_change(change: Mapping[str, Any]) -> str:
+    """The ``difference`` of a comparison in points, with its interval."""
+    low, high = change["difference_ci95"]
+    return f"{100 * change['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _mean_score(judged: Sequence[Row]) -> dict[str, Any]:

@@ -27,14 +27,17 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     """A run as a row of :func:`groundwire.train.evaluation.table.table`.
 
     ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
-    temperature that it validated at; ``before`` is None for an evaluation. Without ``domain`` it is the one that the
-    run names. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Without ``domain``
+    it is the one that the run names. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
     """
     config = run.config()
     breakdowns: Breakdowns = {}
     with suppress(UserError):  # the domain may be a plugin that is not installed here
         breakdowns = domains.breakdowns_of(domain or domains.get(str(config.get("domain"))))
     before, after = first_and_last(run)
+    change = None
+    with suppress(ValueError):  # one validation, or no question that both judged
+        change = summarize_change(before, after)
     agents = sorted({call["agent"] for row in [*before, *after] for call in row["calls"] or () if call["agent"]})
     return {
         "run": run.path.name,
@@ -45,6 +48,7 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
         "agents": config.get("agent_match") or ", ".join(agents) or "-",
         "before": compute_metrics(before, breakdowns) if before else None,
         "after": compute_metrics(after, breakdowns),
+        "change": change,
     }
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.domains import Breakdowns
-from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.evaluation.metrics import format_accuracy, format_change
 
-__all__ = ["comparison", "details", "table"]
+__all__ = ["changes", "comparison", "details", "table"]
 
 _COLUMNS = (
     *("Model", "Context", "Max turns", "Agents", "Accuracy first", "Accuracy last"),
@@ -69,17 +69,26 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
     return _join(lines, form)
 
 
+def changes(entries: Sequence[Mapping[str, Any]], form: str) -> str:
+    """A line for each training run among the ``entries`` of a table: after against before, question by question."""
+    lines = [
+        f"{entry['run']}: {format_change(change)} on {change['paired_questions']} questions, after - before (95 %)"
+        for entry in entries
+        if (change := entry["change"])
+    ]
+    return _join(lines, form)
+
+
 def comparison(result: Mapping[str, Any], names: Sequence[str], form: str) -> str:
     """The result of :func:`groundwire.train.evaluation.metrics.compare` for two runs with these ``names``."""
     if form == "json":
         return json.dumps({"runs": list(names), **result}, indent=2, ensure_ascii=False)
-    (a, b), (low, high) = result["accuracy"], result["difference_ci95"]
+    a, b = result["accuracy"]
     won, lost = len(result["won"]), len(result["lost"])
     lines = [
         f"A: {names[0]}: {a:.3f}",
         f"B: {names[1]}: {b:.3f}",
-        f"B - A: {100 * result['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on "
-        f"{result['questions']} questions that both judged",
+        f"B - A: {format_change(result)} on {result['questions']} questions that both judged",
         f"B won {won} and lost {lost}, equal on {result['questions'] - won - lost}; McNemar's exact test: "
         f"p = {result['p']:.3g}",
     ]

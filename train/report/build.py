@@ -13,9 +13,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from groundwire.train.algorithms.health import HealthRules
-from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS
-from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.evaluation.metrics import format_accuracy, format_change
+from groundwire.train.evaluation.run_reader import paired_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts
 from groundwire.train.report.plots import css_class, svg
@@ -52,7 +53,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
         warnings=[*notes.unreadable, *_health_warnings(metrics)],
-        tiles=list(_tiles(metrics, len(notes.rollouts))),
+        tiles=list(_tiles(metrics, len(notes.rollouts), _changes(run))),
         charts=[(chart, svg(chart)) for chart in drawn],
         css_class=css_class,
         reasons=[(KINDS[kind], count) for kind, count in notes.reasons.most_common()],
@@ -88,7 +89,16 @@ def _state(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> s
     return f"model {config.get('model', '?')} · seed {config.get('seed', 0)} · {progress}"
 
 
-def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[str, str]]:
+def _changes(run: RunDir) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        return paired_changes(run)
+    except RunDirError:  # there is no validation yet, or the page's warnings name the file
+        return {}
+
+
+def _tiles(
+    metrics: Sequence[Mapping[str, Any]], total: int, changes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
     """The values at the top of the page, with their labels."""
     for key, way in VALIDATIONS.items():
         if results := [line[key] for line in metrics if key in line]:
@@ -96,7 +106,8 @@ def _tiles(metrics: Sequence[Mapping[str, Any]], total: int) -> Iterator[tuple[s
             low, high = last["ci95"]
             values = [format_accuracy(result["accuracy"]) for result in ([first, last] if len(results) > 1 else [last])]
             name = last.get("metric_name", "accuracy")
-            yield " → ".join(values), f"{way} {name}, of {last['n']} [{low:.2f}, {high:.2f}]"
+            change = f"; {format_change(changes[key])}" if key in changes else ""
+            yield " → ".join(values), f"{way} {name}, of {last['n']} [{low:.2f}, {high:.2f}]{change}"
     yield f"{total:,}", "rollouts, with validation"
     yield f"{sum(sum(line.get('failures', {}).values()) for line in metrics):,}", "failed in training"
     if metrics and "wall_time_s" in metrics[-1]:
