@@ -27,6 +27,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The user's token: a new one, for the tests and the programs that they start.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp())
 # Each HTTP client reads the certificates of all authorities, for 20 ms. No test has a server with TLS: one will do.
+_USERS_CERTIFICATES = "GROUNDWIRE_TEST_CERTIFICATES"
+os.environ.setdefault(_USERS_CERTIFICATES, os.environ.get("SSL_CERT_FILE", ""))
 _CERTIFICATE, _END, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
 os.environ["SSL_CERT_FILE"] = os.path.join(tempfile.mkdtemp(), "ca.pem")
 Path(os.environ["SSL_CERT_FILE"]).write_text(_CERTIFICATE + _END)
@@ -68,6 +70,20 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Ca
         return path
 
     return folder
+
+
+@pytest.fixture
+def network() -> dict[str, str]:
+    """The environment of programs that download something."""
+    environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+    certificates = environment[_USERS_CERTIFICATES]
+    return {**environment, "SSL_CERT_FILE": certificates} if certificates else environment
+
+
+@pytest.fixture
+def forked_python(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The Python programs that the code under test starts are forked, too: they start in a tenth of a second."""
+    monkeypatch.setattr(sys, "executable", fork_server.forked_python(tmp_path_factory.mktemp("bin")))
 
 
 @pytest.fixture(scope="session")

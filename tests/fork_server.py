@@ -4,8 +4,8 @@ To import torch, transformers and the agent frameworks takes ten seconds of CPU.
 workers of pytest-xdist and all programs of the tests. The processes are real: they have their own memory, and are
 killed and interrupted as any other. What a process without the server imports, tests/test_packaging.py checks.
 
-``python fork_server.py`` is the server; it listens at its standard input. ``python fork_server.py ADDRESS -u -c CODE``
-runs CODE in a process of the server at ADDRESS: pytest-xdist starts its workers so (see conftest.py).
+``python fork_server.py`` is the server; it listens at its standard input. ``python fork_server.py ADDRESS COMMAND`` is
+``python COMMAND`` in a process of the server at ADDRESS. pytest-xdist starts its workers so (see conftest.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
@@ -116,6 +117,11 @@ class Forked:
         if self._status is None:
             select.select([self._connection], [], [], timeout)
 
+    def wait(self, timeout: float) -> int | None:
+        """The exit status, None after ``timeout`` seconds."""
+        self.join(timeout)
+        return self.exitcode
+
     def kill(self) -> None:
         if self.exitcode is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -189,6 +195,14 @@ def _report_ended(clients: dict[int, socket.socket], events: select.poll) -> Non
         with contextlib.suppress(BrokenPipeError), clients.pop(child) as client:
             events.unregister(client)
             client.sendall(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+
+
+def forked_python(folder: Path) -> str:
+    """A program that does what ``python`` does, in a process of the server."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {__file__} {ensure_running()} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
 
 
 def start_server_of_workers(tests: Sequence[str]) -> tuple[Forked, str]:
@@ -266,11 +280,19 @@ def main() -> None:
         _prepare(_import_modules)
         _serve()
         return
-    process = Forked(sys.modules["fork_server"].run_code, sys.argv[-1], server=sys.argv[1])
+    from programs import run_command
+
+    server, *command = sys.argv[1:]
+    process = Forked(run_command, [word for word in command if word != "-u"], server=server)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os.kill(process.pid, number))
     for file in (0, 1, 2):
         os.close(file)
     process.join()
-    os._exit(process.exitcode or 0)
+    status = process.exitcode or 0
+    if status < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(status)
 
 
 if __name__ == "__main__":

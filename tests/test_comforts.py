@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import ROOT, run
+from fork_server import Forked
+from programs import ROOT, run, run_command
 
 from groundwire.tools.terminal import version
 from groundwire.train.cli.app import COMMANDS
@@ -29,11 +30,15 @@ def _run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 
 def _on_a_terminal(*command: str, **more: str) -> str:
-    """All that a command writes to its terminal. typer looks for colours while it is imported: nothing is forked."""
+    """All that a command writes to its terminal."""
     terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, *command], cwd=ROOT, env=_environment(**more), stdin=end, stdout=end, stderr=end
-    )
+    environment = _environment(**more)
+    if "--help" in command:  # typer looks for colours while it is imported: nothing is forked
+        program = [sys.executable, *command]
+        ended = subprocess.Popen(program, cwd=ROOT, env=environment, stdin=end, stdout=end, stderr=end).wait
+    else:
+        process = Forked(run_command, command, folder=str(ROOT), environment=environment, files=(end, end, end))
+        ended = process.wait
     os.close(end)
     written = b""
     try:
@@ -42,7 +47,7 @@ def _on_a_terminal(*command: str, **more: str) -> str:
     except OSError:  # how Linux says that the other end was closed
         pass
     os.close(terminal)
-    assert process.wait(60) == 0, written
+    assert ended(60) == 0, written
     return written.decode()
 
 

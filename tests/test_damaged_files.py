@@ -35,6 +35,7 @@ from groundwire.train.doctor import examine
 from groundwire.train.local.grpo import GRPO, check_state
 from groundwire.train.local.grpo_config import GRPOConfig
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.chat import template as chat_template
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy
@@ -311,13 +312,18 @@ def test_the_doctor_names_a_damaged_template(model: Path) -> None:
         "{{ 'x' * 10 ** 7 }}",
     ],
 )
-def test_a_template_that_loops_or_grows_is_ended(tiny_policy: Any, template: str) -> None:
+def test_a_template_that_loops_or_grows_is_ended(
+    tiny_policy: Any, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if template == file_damage.TEMPLATES[0]:  # it uses all of its time
+        monkeypatch.setattr(chat_template, "_MAX_CPU_S", 0.5)
     tokenizer = _with_template(tiny_policy, template)
     with within(100), pytest.raises(TemplateLimitError, match=r"runs for too long|too much memory|characters"):
         render(tokenizer, [{"role": "user", "content": "hello"}])
 
 
-def test_a_model_with_a_template_that_loops_is_refused(model: Path) -> None:
+def test_a_model_with_a_template_that_loops_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "_MAX_CPU_S", 0.5)
     (model / "chat_template.jinja").write_text(file_damage.TEMPLATES[0])
     with within(100), pytest.raises(ModelUnreadableError, match=r"the chat template in .* it runs for too long"):
         load_policy(model)

@@ -70,6 +70,7 @@ QUERIES = [
 ]
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_the_model_reads_the_same_as_with_the_tool_in_process(databases: list[str]) -> None:
     options: dict[str, Any] = {"max_turns": len(QUERIES), "execution_truncate": 72}
     seen = []
@@ -84,6 +85,7 @@ async def test_the_model_reads_the_same_as_with_the_tool_in_process(databases: l
     assert seen[0] == seen[1]
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
     databases: list[str],
 ) -> None:
@@ -102,6 +104,7 @@ async def test_a_folder_of_databases_has_one_server_which_ends_with_the_backend(
     assert None not in [process.poll() for process in processes]
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_a_slow_query_delays_no_other_rollout(databases: list[str]) -> None:
     slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     async with _stopped(McpSQLBackend(query_timeout_s=1.5)) as backend:
@@ -125,6 +128,7 @@ async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another
     assert requests[1]["messages"][-1]["content"] == "[(1,)]"
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_a_broken_database_is_a_tool_error_and_the_server_continues(databases: list[str]) -> None:
     async with _stopped(McpSQLBackend()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])

@@ -78,13 +78,13 @@ async def test_an_openai_agent_uses_the_server_over_http(database):
 
 
 @pytest.fixture
-def adapters_of_langchain(request):
+def adapters_of_langchain(request, network):
     """A folder with langchain-mcp-adapters and the mcp 1.x that it needs, to be put before the installed packages."""
     target = Path(request.config.cache.mkdir("langchain-mcp-adapters"))
     if not (target / "langchain_mcp_adapters").exists():
         packages = ["langchain-mcp-adapters==0.3.2", "mcp>=1.24,<2", "httpx-sse"]
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), *packages]
-        installed = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        installed = subprocess.run(command, env=network, check=False, capture_output=True, text=True, timeout=120)
         if installed.returncode:
             pytest.skip(f"langchain-mcp-adapters cannot be installed here: {installed.stderr.strip()[-200:]}")
     return target
@@ -102,7 +102,8 @@ async def test_a_langgraph_agent_uses_the_server(database, adapters_of_langchain
     _assert_an_agent_repaired_its_query(answer, messages)
 
 
-def test_the_mcp_inspector_calls_a_tool(database):
+@pytest.mark.usefixtures("forked_python")
+def test_the_mcp_inspector_calls_a_tool(database, network):
     if shutil.which("npx") is None:
         pytest.skip("npx is not installed")
     call = [
@@ -113,9 +114,9 @@ def test_the_mcp_inspector_calls_a_tool(database):
         "--tool-arg",
         "sql=SELECT max(age) FROM singer",
     ]
-    command = ["npx", "--yes", INSPECTOR, "--cli", *COMMAND, "--database", str(database), *call]
+    command = ["npx", "--yes", INSPECTOR, "--cli", sys.executable, *COMMAND[1:], "--database", str(database), *call]
     try:
-        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=180)
+        ended = subprocess.run(command, env=network, check=False, capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:
         pytest.skip(f"{INSPECTOR} took too long to install")
     if "npm error" in ended.stderr:
@@ -123,6 +124,7 @@ def test_the_mcp_inspector_calls_a_tool(database):
     assert json.loads(ended.stdout)["structuredContent"] == {"columns": ["max(age)"], "rows": [[319]]}, ended.stderr
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_the_desktop_configuration_starts_the_server(database):
     from mcp import Client, StdioServerParameters
 

@@ -322,9 +322,10 @@ def test_a_link_that_leads_out_of_the_folder_is_no_database(tmp_path):
 # Clients
 
 
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_the_python_sdk_is_served_over_stdio(database, mode):
-    command = StdioServerParameters(command=COMMAND[0], args=[*COMMAND[1:], "--database", str(database)])
+    command = StdioServerParameters(command=sys.executable, args=[*COMMAND[1:], "--database", str(database)])
     async with Client(command, mode=mode) as client:
         result = await client.call_tool("query_database_by_sql", {"sql": "SELECT count(*) FROM singer"})
     assert result.structured_content["rows"] == [[300]]

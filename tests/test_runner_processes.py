@@ -16,6 +16,7 @@ from groundwire.train.local.trainer import LocalTrainer
 from groundwire.train.rollouts.runners import RunnerProcesses
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_runner_processes_run_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise NotImplementedError  # as with uvloop's policy

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -31,6 +30,7 @@ from agentlightning.types import (
     TraceStatus,
 )
 from aiohttp import web
+from programs import Program
 
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import access_token
@@ -42,8 +42,6 @@ from groundwire.train.store.client import StoreClient
 from groundwire.train.store.errors import MongoStoreError, StoreFileError, StoreGoneError
 from groundwire.train.store.health import check_store
 from groundwire.train.store.server import application
-
-ROOT = Path(__file__).parent.parent
 
 
 def _span(attempted: AttemptedRollout, sequence: int, name: str = "call", **attributes: Any) -> Span:
@@ -404,9 +402,8 @@ async def test_a_client_waits_for_its_store_and_then_gives_up() -> None:
     await client.stop()
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "train.store", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _start(*arguments: str) -> Program:
+    return Program("-m", "train.store", *arguments)
 
 
 async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: Path) -> None:
@@ -440,7 +437,7 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
             await asyncio.sleep(0.005)
             assert time.monotonic() < stop_at
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        assert process.wait(30).returncode == -signal.SIGKILL
         process = _start(*arguments)
     await asyncio.gather(*workers)
     for rollout_id, numbers in acknowledged.items():
@@ -449,18 +446,18 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
         assert rollout.status == "succeeded"
         assert [span.sequence_id for span in await client.query_spans(rollout_id)] == numbers
     await client.stop()
-    taken = _start(*arguments)
-    assert taken.communicate(timeout=30)[1] == (
+    taken = _start(*arguments).wait(30)
+    assert taken.stderr == (
         f"error: port {port} on 127.0.0.1 is in use: stop the server there, or give another --port\n"
     )
     assert taken.returncode == 2
-    process.terminate()
-    assert process.wait(timeout=30) == 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30).returncode == 0
 
 
 def test_exactly_one_kind_of_store_must_be_chosen() -> None:
-    _, printed = (process := _start()).communicate(timeout=30)
-    assert (process.returncode, printed) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
+    done = _start().wait(30)
+    assert (done.returncode, done.stderr) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
 
 
 def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,6 @@ from groundwire.tools.worker_process import answer_requests, time_limit
 
 __all__ = ["serve"]
 
-_CPU_S = 2.0
 _MEMORY_BYTES = 512 << 20
 
 
@@ -26,7 +25,7 @@ def serve(descriptor: int, parent: int) -> None:
 
 def _answer(request: bytes) -> bytes:
     asked = json.loads(request)
-    with time_limit(signal.ITIMER_PROF, _CPU_S):
+    with time_limit(signal.ITIMER_PROF, asked["cpu_s"]):
         return json.dumps(_render(asked)).encode()
 
 
@@ -37,7 +36,7 @@ def _render(asked: Any) -> dict[str, str]:
         return {"limit": f"it needs too much memory ({type(error).__name__})"}
     except Exception as error:  # a template may raise anything
         return {"error": (str(error).splitlines() or [type(error).__name__])[0][:300]}
-    if len(text) > asked["limit"]:
+    if len(text) > asked["characters"]:
         return {"limit": f"it writes {len(text):,} characters"}
     return {"text": text}
 

@@ -18,6 +18,7 @@ from groundwire.train.policy import STARTER
 __all__ = ["TemplateLimitError", "TemplateRefusedError", "has_tools", "is_trusted", "render", "smollm2_template"]
 
 _MAX_CHARACTERS = 8_000_000
+_MAX_CPU_S = 2.0
 _workers = WorkerPool("groundwire.train.policy.chat._template_worker")
 
 
@@ -51,7 +52,7 @@ def render(
     variables = {name: _text(value) for name, value in tokenizer.special_tokens_map.items()}
     request = {"chat_template": template, "conversations": [list(messages)], **variables, **options}
     request["add_generation_prompt"] = add_generation_prompt
-    message = json.dumps({"limit": _MAX_CHARACTERS, "request": request}).encode()
+    message = json.dumps({"characters": _MAX_CHARACTERS, "cpu_s": _MAX_CPU_S, "request": request}).encode()
     try:
         answer = json.loads(_workers.ask(lambda: message) or b"")
     except WorkerEndedError as error:
