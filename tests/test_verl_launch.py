@@ -75,9 +75,17 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     assert "sampler_kl" not in line  # verl had no number
     assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)
     assert line["same_prompt"] == {"pairs": 28.0, "equal": 3.0, "expected": 3.5}
-    assert {*line} - {"verl"} >= FIGURES.keys() - {"sampler_kl", "initial_ratio_error"}
+    assert {*line} - {"verl"} >= FIGURES.keys() - {"sampler_kl", "initial_ratio_error", "updates_skipped"}
     [note] = notes
     assert "token probabilities differ by 0.06" in note
+
+
+def test_a_gradient_norm_that_is_not_finite_is_a_skipped_update(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+    steps = [{"step": step, "data": {"actor/grad_norm": norm}} for step, norm in ((1, 0.5), (2, None))]
+    (run.path / "verl.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))  # verl logs NaN as null
+    collect(run)
+    assert [(line.get("grad_norm"), line.get("updates_skipped")) for line in run.metrics()] == [(0.5, None), (None, 1)]
 
 
 def test_repeated_steps_replace_those_of_the_interrupted_run(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ FIGURES = {
     "kl": "mean of old minus new log-probabilities at the last update of the step",
     "clip_fraction": "share of trained tokens whose ratio was clipped at the last update",
     "grad_norm": "norm of the last gradient before it is clipped",
+    "updates_skipped": "updates that were not applied, because their gradient was not finite; with verl at least one",
     "tokens_trained": "trained tokens of the step; tokens_generated are those that were sampled for it",
     "rollouts_trained": "rollouts of groups with a gradient; rollouts are those that were sampled",
 }
@@ -196,6 +197,15 @@ def _validation_fell(lines: Sequence[Line], name: str) -> str:
     )
 
 
+def _updates_skipped(lines: Sequence[Line]) -> str:
+    if not _last(lines, "updates_skipped"):
+        return ""
+    return (
+        f"each of the last {_STEPS} steps had an update whose gradient is not finite, which is skipped: lower "
+        "learning_rate, or train in float32"
+    )
+
+
 def _sampling_ignored(lines: Sequence[Line]) -> str:
     counts: Counter[str] = Counter()
     for line in lines[-_STEPS:]:
@@ -210,4 +220,12 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
     )
 
 
-_RULES = (_sampler_disagrees, _entropy_collapsed, _groups_equal, _replies_truncated, _over_optimised, _sampling_ignored)
+_RULES = (
+    _sampler_disagrees,
+    _entropy_collapsed,
+    _groups_equal,
+    _replies_truncated,
+    _over_optimised,
+    _updates_skipped,
+    _sampling_ignored,
+)

@@ -119,7 +119,8 @@ def _metrics_line(
             "dropped": trained.get("dropped", 0),
             "groups_skipped": trained.get("groups_skipped", 0),
             **{name: trained[name] for name in _COUNTS if name in trained},
-            **{name: logged[key] for name, key in _FIGURES.items() if math.isfinite(logged.get(key, math.nan))},
+            **{name: logged[key] for name, key in _FIGURES.items() if _is_finite(logged.get(key))},
+            **({"updates_skipped": 1} if not _is_finite(logged.get(_FIGURES["grad_norm"], 0.0)) else {}),
             **step_figures(trained, trained),
             "retried": trained.get("retried", 0),
             "calls": trained.get("calls", 0),
@@ -129,6 +130,11 @@ def _metrics_line(
         }
     line |= {name: validated[name] for name in ("validation", "validation_sampled") if name in validated}
     return {**line, "wall_time_s": round(wall_time_s, 2), "verl": dict(logged)}
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number; verl logs null for one that is not finite, the mean of a step with a skipped update."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _read_lines(path: Path, key: str) -> list[dict[str, Any]]:
