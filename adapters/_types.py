@@ -5,7 +5,7 @@ A :class:`Question` has no field for the gold answer, so no agent can see it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
@@ -85,6 +85,8 @@ class BackendError(Exception):
     """
 
     kind = "backend"
+    steps: Sequence[AgentStep] = ()
+    """The agent's steps before the failure, as far as they are known."""
 
 
 class AgentError(BackendError):

@@ -34,6 +34,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.rewards import JudgeAbstainedError, RewardError
+from groundwire.tools.types import AgentStep
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -183,6 +184,13 @@ async def test_what_the_policy_caused_scores_0_and_other_failures_are_retried_an
         assert (outcome.status, outcome.reward, outcome.attempts) == (status, expected, attempts)
         assert str(error) in outcome.message
         assert not outcome.succeeded
+
+
+async def test_the_steps_before_a_failure_are_kept(task: Task) -> None:
+    error = TurnLimitError("10 turns")
+    error.steps = [AgentStep(agent="solo", kind="llm", input="?", output="SELECT 1", ok=True)]
+    outcome = await _outcome(_Backend(_raise(error)), task)
+    assert (outcome.status, outcome.answer, outcome.steps) == ("turn_limit", "", error.steps)
 
 
 class _FailsAfterItsCall(_Backend):

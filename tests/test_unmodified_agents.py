@@ -168,8 +168,9 @@ async def test_a_reply_that_the_agent_cannot_use_is_a_failure_that_the_policy_ca
             await policy.run(backend_of("parses_typed"))
     looping = _tool_call("run_query", {"query": "SELECT 1"})
     async with traced(lambda _: looping) as policy:
-        with pytest.raises(TurnLimitError, match=r"Max turns .10. exceeded"):
+        with pytest.raises(TurnLimitError, match=r"Max turns .10. exceeded") as caught:
             await policy.run(backend_of("sql_agent"))
+    assert {step["input"] for step in caught.value.steps} == {"SELECT 1"}
 
 
 async def test_input_and_output_can_be_set() -> None:

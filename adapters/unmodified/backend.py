@@ -156,7 +156,9 @@ class UnmodifiedAgent:
             except BackendError:
                 raise
             except Exception as error:
-                raise _typed(error, calls) from error
+                failure = _typed(error, calls)
+                failure.steps = calls.conversation.steps()
+                raise failure from error
         if not calls.traced:
             raise AgentError(_no_call(self._name, calls))
         return Answer(text=text, steps=calls.conversation.steps())

@@ -72,8 +72,7 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
                 own = self._own_reward(self.backend, task, resources, rollout)
                 return [await asyncio.wait_for(own, self.timeout_s)]
             answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
-            steps = json.dumps(answer.steps, ensure_ascii=False)
-            spans.append(_span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started))
+            spans.append(_answer_span(answer, started))
             spans.append(await self._score(task, answer))
             return spans
         except (asyncio.TimeoutError, RequestRefusedError, adapters.BackendError, rewards.RewardError) as error:
@@ -83,6 +82,8 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
                 kind, message = error.kind, str(error)
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
+            if isinstance(error, adapters.BackendError) and error.steps:
+                spans.append(_answer_span(adapters.Answer(text="", steps=list(error.steps)), started))
             if kind in self._final:
                 return [*spans, _failure(kind, message, started)]
             await store_failure(self.get_runner().get_store(), rollout, kind, message, started)
@@ -162,6 +163,11 @@ async def store_failure(
     await store.add_span(
         Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id)
     )
+
+
+def _answer_span(answer: adapters.Answer, started: float) -> SpanCoreFields:
+    steps = json.dumps(answer.steps, ensure_ascii=False)
+    return _span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started)
 
 
 def _failure(kind: str, message: str, started: float) -> SpanCoreFields:
