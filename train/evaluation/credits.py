@@ -14,8 +14,6 @@ __all__ = ["credit_lines", "group_key", "row_credits", "trained_calls"]
 
 Row = Mapping[str, Any]
 
-_ESTIMATOR = "algorithm.adv_estimator"
-
 
 def group_key(row: Row) -> tuple[Any, ...]:
     """The key of the rollout's group."""
@@ -65,7 +63,9 @@ def credit_lines(row: Row, credits: Sequence[CallCredit], settings: Mapping[str,
 
 
 def _verl_estimator(settings: Mapping[str, Any]) -> bool:
-    return any(key.lstrip("+") == _ESTIMATOR for key in settings.get("verl") or ())
+    """Whether verl computed the advantages with another estimator."""
+    given = {key.lstrip("+"): value for key, value in (settings.get("verl") or {}).items()}
+    return given.get("algorithm.adv_estimator", "grpo") not in ("grpo", "groundwire")
 
 
 def _triplets(row: Row, agent_match: str | None) -> list[Triplet]:
