@@ -1,13 +1,18 @@
-"""The terms of the loss equal reference computations that are written out token by token."""
+"""The terms of the loss equal verl's, and reference computations that are written out token by token."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from groundwire.train.algorithms.losses import clipped_policy_loss, kl_to_reference, learning_rate, token_weights
+
+VERL = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_losses.json").read_text())
+NAMES = {"token-mean": "token-mean", "seq-mean-token-mean": "sequence-mean", "seq-mean-token-sum-norm": "dr-grpo"}
 
 LENGTHS = [3, 1, 0, 4]
 """Trained tokens of four sequences."""
@@ -47,6 +52,26 @@ def test_the_tokens_losses_are_aggregated_as_the_setting_says(loss, expected) ->
     ratios = (new - old).exp().tolist()
     losses = [_token_loss(*pair) for pair in zip(ratios, advantages.tolist(), strict=True)]
     assert float(value.detach()) == pytest.approx(expected(_by_sequence(losses)), abs=1e-6)
+
+
+@pytest.mark.parametrize("case", VERL, ids=lambda case: f"{case['loss_mode']}-{case['loss_agg_mode']}")
+def test_losses_gradients_and_kl_terms_equal_verls(case: dict) -> None:
+    new = torch.tensor(case["new"], requires_grad=True)
+    old, mask = torch.tensor(case["old"]), torch.tensor(case["mask"])
+    sequences = torch.arange(len(mask))[:, None].expand(mask.shape)
+    loss = "gspo" if case["loss_mode"] == "gspo" else NAMES[case["loss_agg_mode"]]
+    value, _ = clipped_policy_loss(
+        new,
+        old,
+        torch.tensor(case["advantages"]),
+        mask,
+        weights=torch.tensor(token_weights(mask.sum(1).tolist(), loss, max_tokens=16))[sequences],
+        sequences=sequences if loss == "gspo" else None,
+    )
+    value.backward()
+    assert float(value.detach()) == pytest.approx(case["loss"], abs=1e-6)
+    torch.testing.assert_close(new.grad, torch.tensor(case["grad"]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(kl_to_reference(new.detach(), old), torch.tensor(case["kl"]), atol=1e-6, rtol=0)
 
 
 def test_without_weights_the_loss_is_the_mean_over_tokens() -> None:

@@ -90,6 +90,7 @@ def test_several_such_updates_end_the_run_with_the_last_good_weights(
     class Overflowing(LocalTrainer):
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
+            assert self.engine.max_batch == 3
             next(self.model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
 
     async def agent(choose: bandits.Choose) -> str:
@@ -99,7 +100,9 @@ def test_several_such_updates_end_the_run_with_the_last_good_weights(
     with pytest.raises(
         NonFiniteGradientError, match=r"5 updates in a row are not finite.*lower learning_rate \(0.0003\)"
     ):
-        bandits.train(tmp_path, tiny_policy, agent, float, steps=9, group_size=8, minibatches=1, val_temperature=1.0)
+        bandits.train(
+            tmp_path, tiny_policy, agent, float, steps=9, group_size=8, minibatches=1, val_temperature=1.0, max_batch=3
+        )
     run = RunDir(tmp_path / "run")
     assert [line.get("updates_skipped") for line in run.metrics()] == [None, 1, 1, 1, 1, 1]
     assert run.checkpoints.last_step() == 5
@@ -331,6 +334,18 @@ def _truncated(rollout: ScoredRollout) -> ScoredRollout:
             for t in rollout.trajectories
         ],
     )
+
+
+@pytest.mark.parametrize(("truncated", "used"), [("train", 1), ("mask", 0), ("zero", 0)])
+def test_the_sampler_names_truncated_replies(truncated: str, used: int, tiny_policy: Any, tmp_path: Path) -> None:
+    async def agent(choose: bandits.Choose) -> str:
+        return await choose("which?", "01")
+
+    settings = {"group_size": 16, "max_tokens": 1, "truncated": truncated}  # the digit, without the token of the end
+    run = bandits.train(tmp_path, tiny_policy, agent, float, **settings)
+    assert run.metrics()[-1]["truncated_share"] == 1.0
+    assert run.metrics()[-1]["groups_used"] == used
+    assert ("tokens_trained" in run.metrics()[-1]) == bool(used)
 
 
 def test_weight_decay_shrinks_the_weights() -> None:

@@ -213,6 +213,11 @@ def test_the_options_of_the_loss_are_verls_own(given: dict[str, object], keys: d
     assert set(keys) <= KEYS
 
 
+@pytest.mark.parametrize("value", ["-1", "null"])
+def test_verls_value_for_no_warm_up_is_taken(value: str) -> None:
+    assert _resolve("fast", f"{ACTOR}.optim.lr_warmup_steps={value}").warmup_steps == 0
+
+
 @pytest.mark.parametrize("preset", VERL_PRESETS)
 def test_a_preset_has_verls_own_warm_up_and_weight_decay(preset: str) -> None:
     config = _resolve(preset)

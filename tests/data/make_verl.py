@@ -3,7 +3,7 @@
     python tests/data/make_verl.py
 
 ``verl_0_9_1_keys.json``: every setting of its composed configuration. ``verl_0_9_1_groups.json``: the advantages that
-it gives to rollouts of several trajectories.
+it gives to rollouts of several trajectories. ``verl_0_9_1_losses.json``: its losses, their gradients and the KL terms.
 """
 
 from __future__ import annotations
@@ -55,6 +55,38 @@ def groups() -> list[dict[str, Any]]:
     return cases
 
 
+def losses() -> list[dict[str, Any]]:
+    import torch
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn, kl_penalty
+    from verl.workers.config import FSDPActorConfig
+
+    means = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+    cases = []
+    for loss_mode, mean in [*(("vanilla", mean) for mean in means), ("gspo", means[1])]:
+        generator = torch.Generator().manual_seed(len(cases))
+        mask = torch.tensor([[1] * length + [0] * (5 - length) for length in (3, 5, 0, 4)])
+        new = (-2 * torch.rand(4, 5, generator=generator)).round(decimals=3).requires_grad_()
+        old = (new.detach() + 0.5 * torch.randn(4, 5, generator=generator)).round(decimals=3)
+        advantages = torch.tensor([1.5, -0.5, 0.3, -1.0])[:, None].expand(4, 5).contiguous()
+        config = FSDPActorConfig(clip_ratio_low=0.2, clip_ratio_high=0.3, ppo_micro_batch_size_per_gpu=1, rollout_n=1)
+        config.global_batch_info["loss_scale_factor"] = 16
+        loss, _ = get_policy_loss_fn(loss_mode)(
+            old_log_prob=old,
+            log_prob=new,
+            advantages=advantages,
+            response_mask=mask,
+            loss_agg_mode=mean,
+            config=config,
+        )
+        loss.backward()
+        tensors = {"mask": mask, "new": new, "old": old, "advantages": advantages, "grad": new.grad}
+        tensors["kl"] = kl_penalty(new, old, "low_var_kl")
+        values = {name: [[round(v, 7) for v in row] for row in tensor.tolist()] for name, tensor in tensors.items()}
+        cases.append({"loss_mode": loss_mode, "loss_agg_mode": mean, "loss": loss.item(), **values})
+    return cases
+
+
 if __name__ == "__main__":
+    (HERE / "verl_0_9_1_losses.json").write_text(json.dumps(losses()) + "\n")
     (HERE / "verl_0_9_1_keys.json").write_text(json.dumps(settings(), indent=0) + "\n")
     (HERE / "verl_0_9_1_groups.json").write_text(json.dumps(groups()) + "\n")

@@ -36,6 +36,9 @@ SHARED: dict[str, str] = {
 }
 """Settings that the run and verl share: the run's name and verl's name."""
 
+_UNSET = {"steps": (None,), "warmup_steps": (None, -1)}
+"""verl's values for which the run's setting is 0: as many steps as its epochs have, and no warm-up of its own."""
+
 RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
 MINIBATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -75,8 +78,8 @@ def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:
     settings, overrides = dict(given), dict(given.get("verl") or {})
     for key, value in list(overrides.items()):
         if name := RUN_NAMES.get(key.lstrip("+")):
-            by_epochs = name == "steps" and value is None
-            settings[name] = RunConfig.check_value(name, 0 if by_epochs else value, shown_as=key)
+            unset = value in _UNSET.get(name, ())
+            settings[name] = RunConfig.check_value(name, 0 if unset else value, shown_as=key)
             if given.get(name) not in (None, settings[name]):
                 raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
             del overrides[key]
