@@ -43,7 +43,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def main(
     external_store_address: Annotated[str, typer.Option(help="Address of the store, http://HOST:PORT", metavar="URL")],
     backend: Annotated[str | None, typer.Option(help="The trainer's --backend")] = None,
-    agent: Annotated[str | None, typer.Option(help="The trainer's --agent", metavar="AGENT")] = None,
+    # Named, because typer 0.27 takes a metavar that equals the parameter's name for the name of the option.
+    agent: Annotated[str | None, typer.Option("--agent", help="The trainer's --agent", metavar="AGENT")] = None,
     agent_input: Annotated[str | None, typer.Option(help="The trainer's --agent-input", metavar="FUNCTION")] = None,
     agent_output: Annotated[str | None, typer.Option(help="The trainer's --agent-output", metavar="FUNCTION")] = None,
     train_model: Annotated[str | None, typer.Option(help="The trainer's --train-model", metavar="REGEX")] = None,
