@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._processes import free_port
+from benchmarks.tracing._http import Server
 from groundwire.tools.startup import fast_import
 
 PROMPT_TOKENS, RESPONSE_TOKENS = 1024, 64
@@ -68,27 +69,19 @@ def reply_body() -> tuple[bytes, bytes]:
 
 async def upstream() -> None:
     """A policy server that answers at once."""
-    from aiohttp import web
-
     before, after = reply_body()
+    models = json.dumps({"object": "list", "data": [{"id": "policy", "object": "model"}]}).encode()
     replies = 0
 
-    async def chat(request: web.Request) -> web.Response:
+    def reply(path: str) -> bytes:
         nonlocal replies
-        await request.read()
+        if path.endswith("/models"):
+            return models
         replies += 1
-        return web.Response(body=before + b"%d" % replies + after, content_type="application/json")
+        return before + b"%d" % replies + after
 
-    async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model"}]})
-
-    app = web.Application(client_max_size=1 << 26)
-    app.router.add_post("/v1/chat/completions", chat)
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-    await _serve({"url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1"})
+    server = await asyncio.get_running_loop().create_server(lambda: Server(reply), "127.0.0.1", 0, backlog=1024)
+    await _serve({"url": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"})
 
 
 async def store() -> None:

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import psutil
 
+from benchmarks.tracing._http import Client
 from benchmarks.tracing._process import request_body
 
 
@@ -76,6 +77,8 @@ class Load:
     failed: int
     wall_s: float
     median_ms: float
+    cpu_s: float = 0.0
+    """CPU time of what was loaded, if it was measured."""
 
     @property
     def per_s(self) -> float:
@@ -94,25 +97,27 @@ def load(
 ) -> Load:
     """Make ``clients`` calls at a time over persistent connections; each client uses the URL of one rollout."""
     body = json.dumps(request_body(api)).encode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    latencies_s: list[float] = []
-    issued = failed = 0
+    issued = 0
 
-    async def client(session: aiohttp.ClientSession, url: str, until: float) -> None:
-        nonlocal issued, failed
-        while time.perf_counter() < until and issued < at_most:
+    async def run_clients() -> tuple[float, list[Client]]:
+        loop, begin = asyncio.get_running_loop(), time.perf_counter()
+
+        def again() -> bool:
+            nonlocal issued
             issued += 1
-            sent = time.perf_counter()
-            async with session.post(f"{url}/{api}", data=body, headers=headers) as reply:
-                await reply.read()
-                failed += reply.status != 200
-            latencies_s.append(time.perf_counter() - sent)
+            return issued <= at_most and time.perf_counter() < begin + seconds
 
-    async def run_clients() -> float:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            begin = time.perf_counter()
-            await asyncio.gather(*(client(session, urls[i % len(urls)], begin + seconds) for i in range(clients)))
-            return time.perf_counter() - begin
+        async def client(url: str) -> Client:
+            parts = urlsplit(url)
+            address = parts.hostname, parts.port
+            _, running = await loop.create_connection(lambda: Client(f"{url}/{api}", body, key, again), *address)
+            await running.done
+            return running
 
-    wall_s = asyncio.run(run_clients())
+        ended = await asyncio.gather(*(client(urls[i % len(urls)]) for i in range(clients)))
+        return time.perf_counter() - begin, ended
+
+    wall_s, ended = asyncio.run(run_clients())
+    latencies_s = [latency for each in ended for latency in each.latencies_s]
+    failed = sum(each.failed for each in ended)
     return Load(len(latencies_s), failed, wall_s, statistics.median(latencies_s) * 1e3)
