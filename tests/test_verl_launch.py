@@ -56,6 +56,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
         "actor/entropy": 0.31,
         "actor/ppo_kl": 0.001,
         "actor/pg_clipfrac": 0.02,
+        "actor/kl_loss": 0.003,
         "actor/grad_norm": 0.7,
         "training/rollout_probs_diff_mean": 0.06,
         "rollout_corr/k3_kl": float("nan"),
@@ -71,6 +72,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     line = run.metrics()[-1]
     figures = {"entropy": 0.31, "kl": 0.001, "clip_fraction": 0.02, "grad_norm": 0.7, "probability_difference": 0.06}
     assert figures.items() <= line.items()
+    assert line["kl_reference"] == 0.003
     assert counts.items() <= line.items()
     assert "sampler_kl" not in line  # verl had no number
     assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)

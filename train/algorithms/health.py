@@ -25,6 +25,7 @@ FIGURES = {
     "sampler_kl": "KL divergence of the trained policy from the one that sampled, before the first update, per token",
     "probability_difference": "mean absolute difference of the two policies' token probabilities, likewise",
     "kl": "mean of old minus new log-probabilities at the last update of the step",
+    "kl_reference": "KL divergence to the model at the start of the run, per token, with kl_coef",
     "clip_fraction": "share of trained tokens whose ratio was clipped at the last update",
     "grad_norm": "norm of the last gradient before it is clipped",
     "updates_skipped": "updates that were not applied, because their gradient was not finite; with verl at least one",

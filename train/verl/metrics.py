@@ -40,6 +40,7 @@ _FIGURES = {
     "probability_difference": "training/rollout_probs_diff_mean",
     "sampler_kl": "rollout_corr/k3_kl",
     "kl": "actor/ppo_kl",
+    "kl_reference": "actor/kl_loss",
     "clip_fraction": "actor/pg_clipfrac",
     "grad_norm": "actor/grad_norm",
 }
