@@ -17,6 +17,7 @@ INSTALLED = ("langgraph", "openai_agents", "mcp_tools", "openai_client", "anthro
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize("folder", INSTALLED)
 async def test_all_that_the_policy_samples_reaches_the_trainer_unchanged(folder: str) -> None:
     [agent] = [each for each in AGENTS if each.folder == folder]
