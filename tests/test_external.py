@@ -349,7 +349,13 @@ async def test_a_run_whose_runners_have_another_reward_ends_with_both_names(piec
     pieces.store()
     pieces.runner(backend="langgraph")
     config = resolve(
-        "fast", external_store_address=pieces.address, reward="spider_dense", n_runners=0, steps=1, val_tasks=2
+        "fast",
+        external_store_address=pieces.address,
+        reward="spider_dense",
+        n_runners=0,
+        steps=1,
+        val_tasks=2,
+        max_turns=1,
     )
     folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path
     done = await asyncio.to_thread(run, "-m", "train.run", "--resume", str(folder))
@@ -371,6 +377,7 @@ async def test_a_run_that_is_killed_is_resumed_against_the_same_store(pieces: _P
         group_size=2,
         n_runners=0,
         val_tasks=1,
+        max_turns=1,
         unresponsive_s=2.0,
     )
     folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path

@@ -143,7 +143,7 @@ async def test_the_reward_prefers_the_gold_to_the_gold_of_another_question(data:
 
 
 def test_a_run_completes_with_the_local_grader_and_a_note_on_the_starter(tmp_path: Path) -> None:
-    few = {"steps": 1, "tasks_per_step": 2, "group_size": 4, "val_tasks": 2, "n_runners": 16}
+    few = {"steps": 1, "tasks_per_step": 2, "group_size": 4, "val_tasks": 2, "n_runners": 16, "max_tokens": 16}
     config = resolve("fast", backend="openai-agents", domain="medical", **few).to_dict()
     begun = RunDir.create(tmp_path, backend="openai-agents", domain="medical", config=config)
     done = run("-m", "train.run", "--resume", str(begun.path))

@@ -75,7 +75,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def _resumed(runs: Path, environment: Mapping[str, str], **settings: Any) -> tuple[RunDir, Any]:
     """A run of small steps, which a resumed one may have."""
-    small = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "val_tasks": 4, "n_runners": 8}
+    small = {"steps": 1, "tasks_per_step": 2, "group_size": 2, "val_tasks": 4, "n_runners": 8, "max_tokens": 8}
+    if "backend" not in settings:
+        small["max_turns"] = 1
     config = resolve("fast", **{**small, **settings})
     run = RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict())
     return run, run_program("-m", "train.run", "--resume", str(run.path), environment=environment)

@@ -102,7 +102,8 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 def _not_begun(runs: Path, *, steps: int) -> Path:
     """The run directory of a run of small steps: resumed, it begins."""
     track = ["tensorboard"] if find_spec("tensorboard") else []
-    config = resolve("fast", steps=steps, tasks_per_step=2, group_size=2, val_tasks=2, n_runners=16, track=track)
+    small = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 2, "max_turns": 1, "n_runners": 16}
+    config = resolve("fast", steps=steps, track=track, **small)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 
 
@@ -247,6 +248,8 @@ def test_the_printed_settings_are_json_and_options_override_short_forms(
 
 def test_a_finished_run_continues_only_with_more_steps(finished: tuple[Path, str], tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished[0].resolve(), tmp_path / "run"))
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "max_turns": 1}))  # further steps take half the time
     again = _run("--resume", str(run))
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.splitlines()[-1] == "all 1 steps are done; to train further, give more steps, e.g. --steps 2"
