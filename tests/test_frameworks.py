@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 from benchmarks.frameworks import _table
+from benchmarks.frameworks.__main__ import training_settings
 from benchmarks.frameworks._agents import AGENTS
 from benchmarks.frameworks.conformance import check
 from programs import ROOT
+
+from groundwire.train.config.overrides import merge_overrides, parse_overrides
 
 INSTALLED = ("langgraph", "openai_agents", "mcp_tools", "openai_client", "anthropic_client")
 # One event loop for all: the agents' clients are made once, as in their authors' modules.
@@ -38,6 +41,13 @@ async def test_the_examples_have_no_line_about_training() -> None:
     files = [file for agent in AGENTS for file in (ROOT / agent.path).glob("*.*") if file.suffix in (".py", ".mjs")]
     assert len(files) >= 14
     assert not [file for file in files if "groundwire" in file.read_text() or "train" in file.read_text().lower()]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+async def test_the_training_takes_its_settings(slow: bool) -> None:
+    agent = next(each for each in AGENTS if each.slow is slow)
+    settings = merge_overrides({}, parse_overrides(training_settings(agent)))
+    assert settings["steps"] == (8 if slow else 12)
 
 
 async def test_the_table_is_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import threading
 from typing import Any, TypedDict
 
 import aiohttp
+import httpx
 import openai
 import requests
 from agentlightning.emitter import emit_reward
@@ -105,6 +106,14 @@ async def two_models(task: Any) -> str:
 async def calls_nobody(task: Any) -> str:
     async with aiohttp.ClientSession() as session, session.get(task["provider"] + "/models"):
         return "SELECT 1"
+
+
+async def counts_tokens(task: dict[str, Any]) -> str:
+    """Asks for the length of a prompt and for no reply."""
+    body = {"model": "claude", "messages": [{"role": "user", "content": task["question"]}]}
+    async with httpx.AsyncClient() as client:
+        await client.post("https://api.anthropic.com/v1/messages/count_tokens", json=body)
+    return "SELECT 1"
 
 
 async def silent(task: Any) -> str:

@@ -34,13 +34,14 @@ __all__ = ["AttemptCalls", "redirected"]
 
 _KEY = context.create_key("groundwire-attempt")
 _MAX_HOSTS = 20
+_COUNT_TOKENS = "/messages/count_tokens"  # samples nothing
 # Path of the API, and the field that its requests have besides the model.
 _APIS = {
     "/chat/completions": ("messages",),
     "/completions": ("prompt",),
     "/responses": ("input", "previous_response_id", "prompt"),
     "/messages": ("messages",),
-    "/messages/count_tokens": ("messages",),
+    _COUNT_TOKENS: ("messages",),
 }
 _GEMINI = re.compile(r"/models/(?P<model>[^/:]+):(stream)?generateContent$", re.IGNORECASE)
 _loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
@@ -69,9 +70,12 @@ class AttemptCalls:
         if method.upper() == "POST" and (found := _read_call(parts.path, body)) is not None:
             path, model, request = found
             if self.train_model is None or self.train_model.search(model):
-                self.traced += 1
-                self.error = None
-                self.conversation.add(request)
+                if path == _COUNT_TOKENS:
+                    self.hosts[parts.hostname or url] += 1
+                else:
+                    self.traced += 1
+                    self.error = None
+                    self.conversation.add(request)
                 return f"{self.endpoint.base_url.rstrip('/')}{path}"
             self.models[model] += 1
             return None

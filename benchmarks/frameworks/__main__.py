@@ -82,10 +82,16 @@ def _run(agent: Agent, settings: list[str]) -> dict[str, Any]:
         if result["check"]["problems"]:
             raise FailedError(result["check"]["problems"][0])
         if agent.trained and settings:
-            result["training"] = _train(agent, python, [*settings, *(_SLOW if agent.slow else ())])
+            result["training"] = _train(agent, python, training_settings(agent, settings))
     except (InstallError, FailedError) as error:
         result["reason"] = str(error)
     return {**result, "seconds": round(time.monotonic() - started, 1)}
+
+
+def training_settings(agent: Agent, settings: Iterable[str] = _SETTINGS) -> list[str]:
+    """``settings``, each ``KEY=VALUE``, with those of slow agents in their place."""
+    both = [*settings, *(_SLOW if agent.slow else ())]
+    return list({setting.partition("=")[0]: setting for setting in both}.values())
 
 
 def _train(agent: Agent, python: str, settings: Iterable[str]) -> dict[str, Any]:
