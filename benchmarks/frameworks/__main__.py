@@ -37,7 +37,7 @@ _SETTINGS = (
     "max_model_len=4096",
     "checkpoint_every=100",
 )
-_SLOW = ("steps=8", "tasks_per_step=4", "val_tasks=50", "n_runners=16")
+_SLOW = ("steps=8", "tasks_per_step=4", "val_tasks=40", "n_runners=16")
 
 
 class FailedError(Exception):

@@ -56,6 +56,7 @@ AGENTS = (
         folder="langchain",
         names=("sql_agent",),
         packages=("langchain", "langchain-community"),
+        slow=True,
     ),
     Agent(
         title="OpenAI Agents SDK",
