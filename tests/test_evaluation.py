@@ -258,7 +258,7 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
 
 def test_a_user_error_is_one_line(tmp_path: Path) -> None:
     for arguments, message in (
-        (["--model", "no/such"], "no model in no/such"),
+        (["--model", "no/such/model"], "no model in no/such/model"),
         (["no/such/run"], "no/such/run is not a run"),
         (["--base-url", "http://127.0.0.1:9/v1", "--model", "m"], "does not answer as an OpenAI endpoint"),
         (["--backend", "langgraf"], "unknown backend 'langgraf'"),

@@ -29,6 +29,7 @@ TRACKERS: tuple[str, ...] = get_args(_Tracker)
 _agent = partial(setting, panel="Agent")
 _data = partial(setting, panel="Data, model and output")
 _training = partial(setting, panel="Training")
+_sampling = partial(setting, panel="Tasks and sampling")
 _loss = partial(setting, panel="Loss and optimizer")
 _memory = partial(setting, panel="Memory of the local trainer")
 _validation = partial(setting, panel="Validation")
@@ -138,18 +139,18 @@ class RunConfig(AgentSettings):
     )
 
     steps: int = _training(28, "Training steps. With verl 0 means as many as its epochs have", ge=0)
-    tasks_per_step: int = _training(12, "Tasks in one training step", ge=1)
-    group_size: int = _training(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)
-    sampling_budget: float = _training(
+    tasks_per_step: int = _sampling(12, "Tasks in one training step", ge=1)
+    group_size: int = _sampling(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)
+    sampling_budget: float = _sampling(
         1.0,
         "Above 1: replace groups with equal rewards by other tasks (dynamic sampling), until tasks_per_step groups "
         "differ or a step has this many times its rollouts",
         ge=1,
     )
-    curriculum: bool = _training(
+    curriculum: bool = _sampling(
         False, "Sample tasks by their recent pass rate, most often those that pass half the time"
     )
-    temperature: float = _training(1.0, "Sampling temperature in training", gt=0)
+    temperature: float = _sampling(1.0, "Sampling temperature in training", gt=0)
     minibatches: int = _training(2, "Optimizer updates per step", ge=1)
     credit: Literal["broadcast", "last", "discount", "turns"] = _training(
         "broadcast",
@@ -168,7 +169,6 @@ class RunConfig(AgentSettings):
     truncated: Literal["train", "mask", "zero"] = _training(
         "train", "Replies that max_tokens cut off: train them, leave them out of the loss, or give the rollout reward 0"
     )
-    keep_best: bool = _training(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
 
     loss: Literal["token-mean", "sequence-mean", "dr-grpo", "gspo"] = _loss(
@@ -220,6 +220,7 @@ class RunConfig(AgentSettings):
     val_tasks: int = _validation(200, "Validation questions (in training: before and after it); 0 means all", ge=0)
     val_every: int = _validation(7, "Steps between the shorter validations; 0 means never, with verl also -1", ge=-1)
     val_every_tasks: int = _validation(64, "Questions of the shorter validations", ge=0)
+    keep_best: bool = _validation(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
 
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
     runner_processes: int = _rollouts(0, "Processes for the runners; 0 keeps them in the trainer's process", ge=0)
