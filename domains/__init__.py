@@ -14,6 +14,7 @@ from groundwire.domains._types import (
     database_folders,
     gold_columns,
     is_inside,
+    load_split,
     visible_columns,
 )
 from groundwire.domains.task_list import TaskList, task_list
@@ -32,6 +33,7 @@ __all__ = [
     "get",
     "gold_columns",
     "is_inside",
+    "load_split",
     "names",
     "task_list",
     "visible_columns",

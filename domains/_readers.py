@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ _MAX_TEXT = 1 << 30
 """Size of the largest CSV or JSON-lines file that is read, in bytes."""
 
 
-def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: str = "") -> tuple[Path, str]:
-    """The folder with the data, absolute, and its origin: ``data_dir``, else the variable ``env``, else ``bundled``."""
+def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: Sequence[str] = ()) -> tuple[Path, str]:
+    """The folder with the data, absolute, and its origin: ``data_dir``, a variable of ``env`` or ``bundled``."""
+    given = {name: os.environ[name] for name in env if os.environ.get(name)}
     if data_dir:
         folder, origin = Path(data_dir), f"--data-dir {data_dir}"
-    elif env and (from_env := os.environ.get(env)):
-        folder, origin = Path(from_env), f"{env} {from_env}"
+    elif given:
+        if len({Path(value).resolve() for value in given.values()}) > 1:
+            both = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise DataError(f"{both} name different folders: unset one of them, or give --data-dir.")
+        name, value = next(iter(given.items()))
+        folder, origin = Path(value), f"{name} {value}"
     else:
         folder, origin = bundled, f"bundled data ({bundled_is})"
     if not folder.is_dir():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ __all__ = [
     "database_folders",
     "gold_columns",
     "is_inside",
+    "load_split",
     "visible_columns",
 ]
 
@@ -73,6 +74,21 @@ class Domain(Protocol):
     def database(self, task: Task) -> str:
         """The path of the task's SQLite file, or an empty string."""
         ...
+
+
+def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -> TaskData:
+    """The domain's data with the tasks of ``split`` for validation: ``train``, ``validation`` (also None), or another.
+
+    A domain's optional method ``load_split(split, data_dir)`` reads others. Raises :class:`DataError`.
+    """
+    own = getattr(domain, "load_split", None)
+    if split in (None, "validation", "train") or own is None:
+        data = domain.load(data_dir)
+        if split not in (None, "validation", "train"):
+            raise DataError(f"domain {domain.name!r} has no split {split!r}; it has train and validation.")
+        return replace(data, validation=data.train) if split == "train" else data
+    found: TaskData = own(split, data_dir)
+    return found
 
 
 def answer_form(domain: Domain) -> AnswerForm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -11,9 +12,10 @@ from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, 
 
 from groundwire import domains
 from groundwire.domains import DataError
-from groundwire.domains.spider import loader
+from groundwire.domains.spider import loader, schema_files
 from groundwire.domains.spider.golds import FAILS, NO_ROWS, SLOW, check_golds
 from groundwire.domains.spider.prepare import prepare
+from groundwire.tools.sql import run_query
 
 spider = domains.get("spider")
 
@@ -145,6 +147,90 @@ def test_without_either_the_bundled_data_is_read(monkeypatch: pytest.MonkeyPatch
     assert {task["hardness"] for task in data.train} == {"easy", "medium", "hard", "extra"}
 
 
+def test_the_variable_of_the_published_recipe_names_the_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_spider(tmp_path / "one")
+    monkeypatch.delenv("SPIDER_DATA_DIR", raising=False)
+    monkeypatch.setenv("VERL_SPIDER_DATA_DIR", str(folder))
+    assert spider.load().source.startswith(f"VERL_SPIDER_DATA_DIR {folder}: ")
+    monkeypatch.setenv("SPIDER_DATA_DIR", str(make_spider(tmp_path / "two")))
+    with pytest.raises(DataError, match="name different folders: unset one"):
+        spider.load()
+
+
+def published(folder: Path) -> Path:
+    """The three published parquet files, and a test set."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    make_spider(folder, train=None, dev=None)
+    parts = {"train_spider": TRAIN[:1], "test_dev": DEV, "test_dev_500": DEV[:1]}
+    for name, rows in parts.items():
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    (folder / "test.json").write_text(json.dumps([{**DEV[0], "id": "t0"}]))
+    return folder
+
+
+def test_training_validates_on_the_published_500_and_an_evaluation_chooses_its_split(tmp_path: Path) -> None:
+    folder = published(tmp_path)
+    data = spider.load(str(folder))
+    assert ids(data.validation) == ["d0"]
+    assert data.source.endswith(" of test_dev_500.parquet")
+    found = {name: ids(domains.load_split(spider, name, str(folder)).validation) for name in (*SPLITS, "train")}
+    assert found == {"test_dev": ["d0", "d1"], "test_dev_500": ["d0"], "test": ["t0"], "train": ["train_spider-0"]}
+    with pytest.raises(DataError, match=r"no split 'dev'; it has train, test_dev_500, test_dev, test\."):
+        domains.load_split(spider, "dev", str(folder))
+
+
+SPLITS = ("test_dev", "test_dev_500", "test")
+
+
+def test_prepare_keeps_the_published_500_and_the_test_set(tmp_path: Path) -> None:
+    source = published(tmp_path / "source")
+    make_database(
+        source / "test_database/cars/cars.sqlite", "CREATE TABLE car (maker, more); INSERT INTO car VALUES ('Saab', 1)"
+    )
+    report = prepare(source, tmp_path / "out")
+    assert report["tasks"] == {"train_spider": 1, "test_dev": 2, "test_dev_500": 1, "test": 1}
+    task = domains.load_split(spider, "test", str(tmp_path / "out")).validation[0]
+    assert Path(task["db_path"]) == tmp_path / "out/test_database/cars/cars.sqlite"
+
+
+def test_validation_finds_its_databases_in_test_database_first_and_training_in_database(tmp_path: Path) -> None:
+    folder = make_spider(tmp_path, dev=[*DEV, {**DEV[0], "id": "d3", "db_id": "pets", "query": "SELECT name FROM pet"}])
+    make_database(folder / "test_database/pets/pets.sqlite", "CREATE TABLE pet (name); INSERT INTO pet VALUES ('Tom')")
+    data = spider.load(str(folder))
+    assert Path(data.train[0]["db_path"]).parts[-3:] == ("database", "pets", "pets.sqlite")
+    assert Path(data.validation[-1]["db_path"]).parts[-3:] == ("test_database", "pets", "pets.sqlite")
+
+
+def test_a_database_may_be_a_db_file_or_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_files, "CACHE", tmp_path / "cache")
+    folder = make_spider(tmp_path / "spider")
+    (folder / "database/pets/pets.sqlite").rename(folder / "database/pets/pets.db")
+    (folder / "database/cars/cars.sqlite").unlink()
+    script = folder / "database/cars/schema.sql"
+    script.write_text("CREATE TABLE car (maker); INSERT INTO car VALUES ('Volvo');")
+    data = spider.load(str(folder))
+    assert Path(data.train[0]["db_path"]).name == "pets.db"
+    database = data.validation[0]["db_path"]
+    assert run_query(database, "SELECT maker FROM car").rows == [("Volvo",)]
+    assert domains.is_inside(database, domains.database_folders(spider, str(folder)))
+    script.write_text(f"ATTACH '{tmp_path}/other' AS o; CREATE TABLE car (maker);")
+    assert "makes no SQLite database: not authorized" in refusal(folder)
+    script.write_text(
+        "CREATE TABLE car (maker); WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+        "INSERT INTO car SELECT i FROM n;"
+    )
+    monkeypatch.setattr(schema_files, "_MAX_STEPS", 3)
+    assert "makes no SQLite database: interrupted" in refusal(folder)
+
+
+def refusal_of_script(folder: Path) -> str:
+    return refusal(folder)
+
+
 # An error about a folder is one line and contains the path.
 
 
@@ -224,8 +310,8 @@ def test_a_damaged_database(tmp_path: Path) -> None:
 
 def test_a_parquet_file_that_cannot_be_read(tmp_path: Path) -> None:
     prepare(make_spider(tmp_path / "source"), tmp_path / "out")
-    (tmp_path / "out/test_dev.parquet").write_bytes(b"PAR1")
-    assert "test_dev.parquet is not a readable parquet file" in refusal(tmp_path / "out")
+    (tmp_path / "out/test_dev_500.parquet").write_bytes(b"PAR1")
+    assert "test_dev_500.parquet is not a readable parquet file" in refusal(tmp_path / "out")
 
 
 @needs_real_spider

@@ -11,6 +11,7 @@ import typer
 
 from groundwire import domains
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
@@ -52,6 +53,7 @@ def main(
     """
     started = time.monotonic()
     with exit_on_user_error(exit_code=2):
+        read_env_file()
         chosen = domains.get(domain)
         name = reward or chosen.default_reward
         function, notes = get_reward(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)

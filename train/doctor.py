@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from groundwire.tools.env_file import read_env_file
+from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.files import read_bytes, read_json
 from groundwire.tools.http.access_token import TokenError, token_for
 from groundwire.tools.secrets import mask_secrets
@@ -93,6 +95,8 @@ def main(
     version: Version = False,
 ) -> None:
     """Check this machine, line by line."""
+    with exit_on_user_error():
+        read_env_file()
     failed, out = False, console()
     for finding in examine(
         trainer=trainer,

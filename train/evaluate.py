@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from groundwire import domains
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console, spinner
@@ -56,6 +57,10 @@ def main(
     api_key_env: Annotated[
         str, typer.Option(help="With --base-url: the environment variable that has its key", metavar="NAME")
     ] = "OPENAI_API_KEY",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Part of the data with the questions: train, or a domain's own such as test_dev_500 or test"),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", "-n", help="Rollouts per question", min=1)] = 1,
     form: Annotated[
         Literal["text", "markdown", "json"], typer.Option("--format", help="Format of the output")
@@ -68,13 +73,14 @@ def main(
     if compare and len(folders) != 2:
         raise typer.BadParameter(f"--compare needs two runs, and {len(folders)} are given")
     with exit_on_user_error():
+        read_env_file()
         if folders:
             with spinner("reading the runs"):
                 text = _show_runs(folders, compare=compare, form=form)
         else:
             given = given_settings(settings, pairs, names=_OPTIONS)
             endpoint = Endpoint(base_url, os.environ.get(api_key_env)) if base_url else None
-            text = _evaluate(given, endpoint, samples=samples, form=form)
+            text = _evaluate(given, endpoint, split=split, samples=samples, form=form)
         typer.echo(text)
 
 
@@ -94,10 +100,10 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     return comparison(result, [run.path.name for run in runs], form)
 
 
-def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, samples: int, form: str) -> str:
-    job = make_evaluation_job(given, endpoint)
+def _evaluate(given: dict[str, Any], endpoint: Endpoint | None, *, split: str | None, samples: int, form: str) -> str:
+    job = make_evaluation_job(given, endpoint, split=split)
     setup_logging()
-    run, entry = run_evaluation(job, endpoint, samples=samples, shown=console(stderr=True))
+    run, entry = run_evaluation(job, endpoint, split=split, samples=samples, shown=console(stderr=True))
     breakdowns = domains.breakdowns_of(job.domain)
     texts = {
         each: f"{table([entry], each)}\n\n{details(entry['after'], each, breakdowns)}" for each in ("markdown", "text")

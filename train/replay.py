@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from groundwire.rewards.rescore import COLUMNS, RIGHT, RescoredRun, rescore
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
@@ -40,6 +41,7 @@ def main(
     """
     started = time.monotonic()
     with exit_on_user_error():
+        read_env_file()
         function, notes = get_reward(reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         rows, damaged = RunDir.open(run_dir).rollouts(COLUMNS, COLUMNS)
         with progress("Judging", sum(row.get("reward") is not None for row in rows)) as on_end:

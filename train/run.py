@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console
@@ -55,6 +56,7 @@ def main(
         raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
+        read_env_file()
         given = {**short_form, **given_settings(settings, overrides or [])}
         run = RunDir.open(resume) if resume else None
         job = make_job(given, resumed=run, dev=dev)

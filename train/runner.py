@@ -23,6 +23,7 @@ import typer
 from groundwire import adapters, domains
 from groundwire.rewards import JudgeSettings
 from groundwire.tools.daemon_threads import in_thread
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_now, exit_on_user_error, raise_keyboard_interrupt
 from groundwire.tools.http.access_token import VARIABLE, token_for
 from groundwire.tools.secrets import mask_secrets
@@ -77,6 +78,7 @@ def main(
 ) -> None:
     """Run agents for the trainers of a store, until stopped."""
     with exit_on_user_error(debug):
+        read_env_file()
         backend = backend or ("custom" if agent else "langgraph")
         adapters.check(backend)
         reward = reward or domains.get(domain).default_reward

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import TokenFile, Version
@@ -49,6 +50,7 @@ def main(
 ) -> None:
     """Serve a model until stopped."""
     with exit_on_user_error(debug):
+        read_env_file()
         setup_logging(debug)
         with start_server(
             checkpoint,

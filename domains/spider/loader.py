@@ -4,11 +4,14 @@ The *published* layout is JSON (``dev.json``, ``train_spider.json``, ``train_oth
 one that :mod:`groundwire.domains.spider.prepare` writes, and that others distribute. A folder with both is read as
 parquet. If ``prepare`` wrote it, its ``report.json`` lists what was left out, and the golds are not run again. Without
 that report (or ``gold_zero_rows.json``) the golds are run here, which takes some seconds for all of Spider.
+
+Training validates on ``test_dev_500`` if that is there, as the published recipe does, else on ``test_dev`` or ``dev``.
+Databases of validation and test tasks are looked for in ``test_database`` first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,23 +20,44 @@ from pydantic import Field, TypeAdapter
 from groundwire.domains._readers import check_unique_ids, choose_folder, first_names, read_json
 from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains.spider import schema_files
 from groundwire.domains.spider.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.spider.predictions import write_predictions
 from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import is_sqlite
 
-__all__ = ["BUNDLED", "FILES", "REPORT", "SpiderDomain", "domain", "find_files", "read_tasks"]
+__all__ = [
+    "BUNDLED",
+    "FILES",
+    "REPORT",
+    "SPLITS",
+    "SpiderDomain",
+    "domain",
+    "find_files",
+    "find_split",
+    "read_tasks",
+    "split_file",
+]
 
 BUNDLED = Path(__file__).parent / "bundled"
 _DATABASE_FOLDERS = ("database", "test_database")
 REPORT, _ZERO_ROWS = "report.json", "gold_zero_rows.json"
+_ENVIRONMENT = ("SPIDER_DATA_DIR", "VERL_SPIDER_DATA_DIR")
 # For each layout, all training files and the validation files, of which the first found is read.
 _LAYOUTS = (
-    (("train_spider.parquet",), ("test_dev.parquet", "test_dev_500.parquet")),
+    (("train_spider.parquet",), ("test_dev_500.parquet", "test_dev.parquet", "dev.parquet")),
     (("train_spider.json", "train_others.json"), ("dev.json",)),
 )
+SPLITS = {
+    "test_dev_500": ("test_dev_500.parquet",),
+    "test_dev": ("test_dev.parquet",),
+    "dev": ("dev.parquet", "dev.json"),
+    "test": ("test.parquet", "test.json"),
+}
+"""The names of the sets of questions besides training, and their files, of which the first found is read."""
 FILES = {REPORT, _ZERO_ROWS, *(name for layout in _LAYOUTS for names in layout for name in names)}
+FILES |= {name for names in SPLITS.values() for name in names}
 _LEFT_OUT, _IDS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]]), TypeAdapter(list[str])
 _TEXTS = ("db_path", "hardness")
 # Each gold again, as tokens and as a parse tree: ten times the bytes.
@@ -53,20 +77,34 @@ class SpiderDomain:
     write_predictions = staticmethod(write_predictions)
 
     def load(self, data_dir: str | None = None) -> TaskData:
-        """Read ``data_dir``, else ``SPIDER_DATA_DIR``, else the bundled data. Raises :class:`DataError`."""
+        """Read ``data_dir``, else ``SPIDER_DATA_DIR`` or ``VERL_SPIDER_DATA_DIR``, else the bundled data.
+
+        Raises :class:`DataError`.
+        """
+        return self._load(data_dir, None)
+
+    def load_split(self, split: str, data_dir: str | None = None) -> TaskData:
+        """As :meth:`load`, with the tasks of ``split`` for validation: a name in :data:`SPLITS`."""
+        return self._load(data_dir, split)
+
+    def _load(self, data_dir: str | None, split: str | None) -> TaskData:
         folder, origin = _choose_folder(data_dir)
         train_files, validation_files = find_files(folder)
-        train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder)
+        if split is not None:
+            validation_files = [find_split(folder, split)]
+        train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder, test=True)
         left_out = _reported_left_out(folder, train_files)
         if left_out is None:
             problems = _listed_problems(folder, train=train, dev=validation)
             if problems is None:
                 problems = check_golds([*train, *validation])
             train, validation, left_out = leave_out(train, validation, problems)
+        several = sum(len(split_file(folder, name)) for name in SPLITS) > 1
+        chosen = f" of {validation_files[0].name}" if several else ""
         return TaskData(
             train=train,
             validation=validation,
-            source=f"{origin}: train {_size(train)}, validation {_size(validation)}",
+            source=f"{origin}: train {_size(train)}, validation {_size(validation)}{chosen}",
             left_out=left_out,
             folder=None if folder == BUNDLED.resolve() else str(folder),
         )
@@ -78,29 +116,51 @@ class SpiderDomain:
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, and those of its databases, which may be links."""
         folder, _ = _choose_folder(data_dir)
-        return [folder, *(folder / name for name in _DATABASE_FOLDERS)]
+        return [folder, *(folder / name for name in _DATABASE_FOLDERS), schema_files.CACHE]
 
 
 domain = SpiderDomain()
 
 
 def _choose_folder(data_dir: str | None) -> tuple[Path, str]:
-    return choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env="SPIDER_DATA_DIR")
+    return choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated", env=_ENVIRONMENT)
 
 
 def find_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """The training files and the validation files of ``folder``. Raises :class:`DataError` if a part is missing."""
     for train_names, validation_names in _LAYOUTS:
-        train = [folder / name for name in train_names if (folder / name).is_file()]
-        validation = [folder / name for name in validation_names if (folder / name).is_file()][:1]
+        train, validation = _existing(folder, train_names), _existing(folder, validation_names)[:1]
         if train and validation:
             return train, validation
     wanted = "; or ".join(f"{' or '.join(train)} with {' or '.join(validation)}" for train, validation in _LAYOUTS)
     raise DataError(f"{folder} is no Spider folder: looked for {wanted}. Name the folder that holds these files.")
 
 
-def read_tasks(files: Iterable[Path], folder: Path) -> list[Task]:
-    """The tasks of ``files``, with their databases under ``folder``. Raises :class:`DataError`."""
+def find_split(folder: Path, split: str) -> Path:
+    """The file of a split. Raises :class:`DataError`, which names the splits of ``folder``."""
+    found = {name: file for name in SPLITS for file in split_file(folder, name)}
+    if split not in found:
+        raise DataError(
+            f"{folder} has no split {split!r}; it has {', '.join(['train', *found])}. "
+            f"Others would be {', '.join(f'{name} ({SPLITS[name][0]})' for name in SPLITS if name not in found)}."
+        )
+    return found[split]
+
+
+def split_file(folder: Path, split: str) -> list[Path]:
+    """The file of a split, if ``folder`` has it."""
+    return _existing(folder, SPLITS[split])[:1]
+
+
+def _existing(folder: Path, names: Iterable[str]) -> list[Path]:
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def read_tasks(files: Iterable[Path], folder: Path, *, test: bool = False) -> list[Task]:
+    """The tasks of ``files``, with their databases under ``folder``: those of ``test`` tasks in test_database first.
+
+    Raises :class:`DataError`.
+    """
     tasks = [
         task
         for file in files
@@ -111,7 +171,7 @@ def read_tasks(files: Iterable[Path], folder: Path) -> list[Task]:
         for column in _DROPPED_COLUMNS:
             task.pop(column, None)
         task["hardness"] = task.get("hardness") or hardness(task["query"])
-    _set_database_paths(tasks, folder)
+    _set_database_paths(tasks, folder, _DATABASE_FOLDERS[::-1] if test else _DATABASE_FOLDERS)
     return list(tasks)
 
 
@@ -152,23 +212,23 @@ def _size(tasks: list[Task]) -> str:
     return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
 
 
-def _set_database_paths(tasks: list[dict[str, Any]], folder: Path) -> None:
+def _set_database_paths(tasks: list[dict[str, Any]], folder: Path, names: Sequence[str]) -> None:
     """Make each task's ``db_path`` absolute: its own if that file exists, else the place of the layout."""
     known: dict[tuple[str, str], str | None] = {}
     missing = set()
     for task in tasks:
         key = (task["db_id"], task.get("db_path") or "")
         if key not in known:
-            known[key] = _find_database(*key, folder)
+            known[key] = _find_database(*key, folder, names)
         task["db_path"] = known[key]
         if task["db_path"] is None:
             missing.add(task["db_id"])
     if missing:
-        places = " and ".join(str(folder / name) for name in _DATABASE_FOLDERS)
+        places = " and ".join(str(folder / name) for name in names)
         raise DataError(
             f"{len(missing)} of {len({task['db_id'] for task in tasks})} databases are missing "
-            f"({first_names(missing)}): looked for <db_id>/<db_id>.sqlite under {places}; add them, or remove "
-            "their tasks."
+            f"({first_names(missing)}): looked for <db_id>/<db_id>.sqlite, .db and <db_id>/schema.sql under {places}; "
+            "add them, or remove their tasks."
         )
     broken = {path for path in known.values() if path and not is_sqlite(path)}
     if broken:
@@ -176,10 +236,14 @@ def _set_database_paths(tasks: list[dict[str, Any]], folder: Path) -> None:
         raise DataError(f"{len(broken)} databases are no readable SQLite files ({names}); copy or download them again.")
 
 
-def _find_database(db_id: str, db_path: str, folder: Path) -> str | None:
+def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str]) -> str | None:
     if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + db_path:
         raise DataError(f"{folder}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
-    places = [folder / name / db_id / f"{db_id}.sqlite" for name in _DATABASE_FOLDERS]
+    places = [folder / name / db_id / f"{db_id}{suffix}" for name in names for suffix in (".sqlite", ".db")]
     if db_path:
         places.insert(0, folder / db_path)  # an absolute db_path stays as it is
-    return next((str(place.resolve()) for place in places if place.is_file()), None)
+    if found := next((place for place in places if place.is_file()), None):
+        return str(found.resolve())
+    scripts = [folder / name / db_id / "schema.sql" for name in names]
+    script = next((place for place in scripts if place.is_file()), None)
+    return None if script is None else str(schema_files.build(script, db_id))

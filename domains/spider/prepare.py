@@ -55,7 +55,8 @@ def main(
 def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
     """Write ``out`` from ``source`` and return its report. Raises :class:`DataError`, or OSError when writing fails.
 
-    ``out`` gets ``train_spider.parquet``, ``test_dev.parquet``, ``test_dev_500.parquet``, ``database/`` and
+    ``out`` gets ``train_spider.parquet``, ``test_dev.parquet``, ``test_dev_500.parquet`` (the source's own, else a
+    sample), ``test.parquet`` if the source has a test set, ``database/``, ``test_database/`` (if the source has it) and
     ``report.json``. A gold is slow after ``timeout_s`` seconds.
     """
     if not source.exists():
@@ -68,14 +69,23 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
         staging = Path(name)
         folder = _find_root(source if source.is_dir() else _extract(source, staging / "source"))
-        train_files, validation_files = loader.find_files(folder)
-        train, validation = loader.read_tasks(train_files, folder), loader.read_tasks(validation_files, folder)
-        every = [*train, *validation]
+        train, splits = _read(folder)
+        every = [*train, *(task for tasks in splits.values() for task in tasks)]
         _check_space(out.parent, {Path(task["db_path"]) for task in every})
         problems = golds.check_golds(every, timeout_s=timeout_s)
-        report = _write(staging / "new", source.name, train=train, validation=validation, problems=problems)
+        report = _write(staging / "new", source.name, train=train, splits=splits, problems=problems)
         _swap(staging / "new", out, staging / "previous")
     return report
+
+
+def _read(folder: Path) -> tuple[list[Task], dict[str, list[Task]]]:
+    """The training tasks, and those of ``test_dev``, of ``test_dev_500`` and ``test`` if the folder has them."""
+    train_files, validation_files = loader.find_files(folder)
+    found = {name: file for name in loader.SPLITS for file in loader.split_file(folder, name)}
+    files = {"test_dev": found.get("test_dev") or found.get("dev") or validation_files[0]}
+    files |= {name: found[name] for name in ("test_dev_500", "test") if name in found}
+    splits = {name: loader.read_tasks([file], folder, test=True) for name, file in files.items()}
+    return loader.read_tasks(train_files, folder), splits
 
 
 def _write(
@@ -83,17 +93,22 @@ def _write(
     source: str,
     *,
     train: list[Task],
-    validation: list[Task],
+    splits: dict[str, list[Task]],
     problems: dict[golds.Gold, golds.GoldProblem],
 ) -> dict[str, Any]:
-    databases = {task["db_id"]: task["db_path"] for task in [*train, *validation]}
+    parts = {"train": train, "validation": splits["test_dev"]}
+    parts |= {name: tasks for name, tasks in splits.items() if name != "test_dev"}
+    databases = {_database_path(task): task["db_path"] for tasks in parts.values() for task in tasks}
     with progress("Copying databases", len(databases)) as advance:
-        for db_id, path in databases.items():
-            (target / "database" / db_id).mkdir(parents=True)
-            shutil.copyfile(path, target / _database_path(db_id))
+        for name, path in databases.items():
+            (target / name).parent.mkdir(parents=True)
+            shutil.copyfile(path, target / name)
             advance()
-    kept, judged, left_out = golds.leave_out(train, validation, problems)
+    kept, judged, left_out = golds.leave_out(train, splits["test_dev"], problems)
     files = {"train_spider": kept, "test_dev": judged, "test_dev_500": _sample(judged)}
+    for name in ("test_dev_500", "test"):
+        if name in splits:
+            files[name] = golds.leave_out([], splits[name], problems)[1]
     for name, tasks in files.items():
         _write_parquet(tasks, target / f"{name}.parquet")
     report = {
@@ -105,7 +120,7 @@ def _write(
         "left_out_of_training": left_out,
         "golds": [
             {"id": task["id"], "split": part, "db_id": task["db_id"], **problems[golds.gold_of(task)]._asdict()}
-            for part, tasks in (("train", train), ("validation", validation))
+            for part, tasks in parts.items()
             for task in tasks
             if golds.gold_of(task) in problems
         ],
@@ -120,13 +135,15 @@ def _write_parquet(tasks: list[Task], file: Path) -> None:
 
     base = ["id", "db_id", "question", "query", "db_path", "hardness"]
     more = sorted({key for task in tasks for key, value in task.items() if isinstance(value, str)} - set(base))
-    rows = [{**task, "db_path": _database_path(task["db_id"])} for task in tasks]
+    rows = [{**task, "db_path": _database_path(task)} for task in tasks]
     columns = {key: pa.array([row.get(key) for row in rows], pa.string()) for key in (*base, *more)}
     pq.write_table(pa.table(columns), file)
 
 
-def _database_path(db_id: str) -> str:
-    return f"database/{db_id}/{db_id}.sqlite"
+def _database_path(task: Task) -> str:
+    """The place of the task's database in the output: in the folder that has it in the source."""
+    folder = "test_database" if Path(task["db_path"]).parts[-3:-2] == ("test_database",) else "database"
+    return f"{folder}/{task['db_id']}/{task['db_id']}.sqlite"
 
 
 def _sample(tasks: list[Task]) -> list[Task]:
@@ -175,7 +192,8 @@ def _extract(archive: Path, target: Path) -> Path:
 def _is_wanted(archive: Path, member: PurePosixPath) -> bool:
     if member.is_absolute() or ".." in member.parts or "\\" in str(member):
         raise DataError(f"{archive} holds {str(member)!r}, which would be written outside its folder; do not trust it.")
-    return member.name in loader.FILES or (member.suffix == ".sqlite" and "__MACOSX" not in member.parts)
+    is_database = member.suffix in (".sqlite", ".db") or member.name == "schema.sql"
+    return member.name in loader.FILES or (is_database and "__MACOSX" not in member.parts)
 
 
 def _check_target(source: Path, out: Path) -> None:

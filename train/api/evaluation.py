@@ -37,15 +37,19 @@ class Endpoint:
 
 
 def make_evaluation_job(
-    given: Mapping[str, Any], endpoint: Endpoint | None = None, *, objects: Objects | None = None
+    given: Mapping[str, Any],
+    endpoint: Endpoint | None = None,
+    *,
+    split: str | None = None,
+    objects: Objects | None = None,
 ) -> Job:
-    """Check the ``given`` settings of an evaluation, and load the data.
+    """Check the ``given`` settings of an evaluation, and load the data; ``split`` is the part with the questions.
 
     Raises errors derived from :class:`groundwire.tools.errors.UserError`.
     """
     objects = objects or Objects()
     config = evaluation_settings(given, endpoint, objects=objects.names())
-    job = prepare(config, own_model=endpoint is None, objects=objects)
+    job = prepare(config, split=split, own_model=endpoint is None, objects=objects)
     if not job.data.validation:
         raise ConfigError(f"{job.data.source}: there are no validation tasks")
     return job
@@ -68,7 +72,7 @@ def evaluation_settings(
 
 
 def run_evaluation(
-    job: Job, endpoint: Endpoint | None, *, samples: int, shown: Console
+    job: Job, endpoint: Endpoint | None, *, samples: int, shown: Console, split: str | None = None
 ) -> tuple[RunDir, dict[str, Any]]:
     """Evaluate, show the progress on ``shown``, and return the evaluation's directory and its row of the table.
 
@@ -86,7 +90,7 @@ def run_evaluation(
         sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
         probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
         upstream = Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)
-    about = {"samples": samples, "base_url": endpoint and endpoint.base_url}
+    about = {"samples": samples, "base_url": endpoint and endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": about}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=config.domain, config=stored)
     for note in job.notes:

@@ -78,12 +78,17 @@ def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str
 
 
 def prepare(
-    config: RunConfig, *, run: RunDir | None = None, own_model: bool = True, objects: Objects | None = None
+    config: RunConfig,
+    *,
+    run: RunDir | None = None,
+    split: str | None = None,
+    own_model: bool = True,
+    objects: Objects | None = None,
 ) -> Job:
     """Check the settings, load the data, and make the agent's backend and the reward.
 
-    ``run`` is resumed. Without ``own_model`` an endpoint has the model. Raises errors derived from
-    :class:`groundwire.tools.errors.UserError`.
+    ``run`` is resumed; ``split`` is the part of the data for validation. Without ``own_model`` an endpoint has the
+    model. Raises errors derived from :class:`groundwire.tools.errors.UserError`.
     """
     objects = objects or Objects()
     check_trackers(config.track)
@@ -92,7 +97,7 @@ def prepare(
     domain = objects.domain or domains.get(config.domain)
     backend = _make_backend(config, objects.agent)
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
-    data = domain.load(config.data_dir)
+    data = domains.load_split(domain, split, config.data_dir)
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
@@ -36,6 +37,7 @@ def main(
     The result is a folder in Hugging Face's format: give its path, DIR/model, as --model to the other commands.
     """
     with exit_on_user_error(debug):
+        read_env_file()
         given = {name: value for name, value in settings.items() if value is not None} | parse_overrides(
             overrides or []
         )

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.http.access_token import access_token, check_listen, given_token
 from groundwire.tools.terminal import TokenFile, Version
@@ -49,6 +50,7 @@ def main(
 ) -> None:
     """Serve rollouts, spans and resources to trainers and runners."""
     with exit_on_user_error():
+        read_env_file()
         if sum((path is not None, memory, mongo is not None)) != 1:
             raise CommandError("give one of --path FILE, --memory and --mongo URI")
         if keep is not None and not keep >= _MIN_KEEP_H:
