@@ -149,7 +149,7 @@ def test_a_store_that_forgets_spans_is_noticed_from_end_to_end(
 
     def wait(pieces: kills.Pieces, _: random.Random) -> None:
         deadline = time.monotonic() + 60
-        while len(pieces.steps()) < 6 and time.monotonic() < deadline:
+        while len(pieces.steps()) < 4 and time.monotonic() < deadline:
             time.sleep(0.1)
 
     kills.disturbed_run(tmp_path, 0.1, random.Random(1), found, wait)
@@ -186,7 +186,7 @@ async def test_the_fault_of_a_server_is_noticed(
         process: Any = _Running()
         server = requests.Server("a server", process, runner.addresses[0][1], probe, [probe])
         found = Tally()
-        await requests.fuzz(server, 1.5, random.Random(1), found)
+        await requests.fuzz(server, 0.5, random.Random(1), found)
     finally:
         await runner.cleanup()
     assert found.counts["requests: a server"] > 0
