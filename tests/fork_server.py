@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import pickle
 import select
@@ -216,12 +217,18 @@ def start_server_of_workers(tests: Sequence[str]) -> tuple[Forked, str]:
 
 def _serve_workers(tests: Sequence[str]) -> None:
     _prepare(lambda: _import_tests(tests))
+    loggers = logging.root.manager.loggerDict  # pytest looks through them several times for each test
+    for name in [name for name in loggers if name.startswith("torch")]:
+        del loggers[name]
     _serve()
 
 
 def _import_modules() -> None:
     for name in MODULES:
         importlib.import_module(name)
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")  # compiles the patterns that each load of a model needs
 
 
 def _import_tests(paths: Sequence[str]) -> None:

@@ -296,7 +296,7 @@ def _judge(prefix: str) -> list[tuple[dict[str, Any], dict[str, MatchResult | No
     for case in sorted(cases, key=lambda case: case["db_id"]):
         folder = REAL / "parity" / "database" if case["db_id"] == "parity_edge" else REAL / "database"
         path = folder / case["db_id"] / f"{case['db_id']}.sqlite"
-        limit = 0.2 if case["official"] == "timeout" else 30.0
+        limit = 0.05 if case["official"] == "timeout" else 30.0
         verdicts: dict[str, MatchResult | None] = {"safe": None, "official": None}
         for mode in verdicts:
             with contextlib.suppress(RewardError):
