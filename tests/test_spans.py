@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from agentlightning.types import Span
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundwire.adapters.tracing import LLMCall, from_span, to_span
+from groundwire.adapters.tracing import LLMCall, from_span, span_writer, to_span
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange, traced_request
@@ -221,3 +222,24 @@ async def test_refusals_that_nobody_asks_for_are_not_kept_for_ever() -> None:
         await writer.flush(f"r{last}")
     with suppress(SpansNotStoredError):
         await writer.close(timeout_s=1)
+
+
+async def test_a_flush_writes_at_once_however_late_the_numbers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_writer, "_WRITE_DELAY_S", 3600.0)
+
+    class Slow(InMemoryLightningStore):
+        async def get_many_span_sequence_ids(self, attempts: Any) -> Any:
+            await asyncio.sleep(0.05)
+            return await super().get_many_span_sequence_ids(attempts)
+
+    store = Slow()
+    rollout = await store.start_rollout(input={})
+    ids = rollout.rollout_id, rollout.attempt.attempt_id
+    writer = SpanWriter(LightningSpanSink(store))
+    for _ in range(2):
+        call = LLMCall(rollout_id=ids[0], attempt_id=ids[1], sequence=0)
+        writer.finish(writer.reserve(*ids), lambda sequence, call=call: to_span(replace(call, sequence=sequence)))
+        await asyncio.sleep(0)  # the second is numbered after the first
+    await asyncio.wait_for(writer.flush(), 10)
+    assert [span.sequence_id for span in await store.query_spans(ids[0])] == [1, 2]
+    await writer.close(timeout_s=1)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -74,6 +74,7 @@ class SpanWriter:
         self._writing: set[_Attempt] = set()
         self._finished: dict[PendingSpan, None] = {}
         self._to_write, self._flushing = asyncio.Event(), asyncio.Event()
+        self._flushes = 0
         self._refused: dict[str, Exception] = {}
         self._last_errors: dict[_Attempt, Exception] = {}
         self._given_up: set[_Attempt] = set()
@@ -104,8 +105,8 @@ class SpanWriter:
         """
         waiting = [p for p in self._finished if rollout_id in (None, p.rollout_id)]
         if waiting:
-            self._flushing.set()
-            await asyncio.wait([p.stored for p in waiting], timeout=timeout_s)
+            with self._without_delay():
+                await asyncio.wait([p.stored for p in waiting], timeout=timeout_s)
         refused = [each for each in self._refused if rollout_id in (None, each)]
         errors = [self._refused.pop(each) for each in refused]
         if errors:
@@ -118,14 +119,26 @@ class SpanWriter:
     async def close(self, *, timeout_s: float) -> None:
         """Write what is left and end. Raises :class:`SpansNotStoredError` with the count if time runs out."""
         if self._finished:
-            self._flushing.set()
-            await asyncio.wait([p.stored for p in self._finished], timeout=timeout_s)
+            with self._without_delay():
+                await asyncio.wait([p.stored for p in self._finished], timeout=timeout_s)
         while self._tasks:  # asyncio.wait_for may lose a cancellation before Python 3.12
             for task in self._tasks:
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=_CANCEL_S)
         if self._finished:
             raise self._not_stored(list(self._finished), timeout_s)
+
+    @contextlib.contextmanager
+    def _without_delay(self) -> Iterator[None]:
+        """Write finished spans at once."""
+        self._flushes += 1
+        self._flushing.set()
+        try:
+            yield
+        finally:
+            self._flushes -= 1
+            if not self._flushes:
+                self._flushing.clear()
 
     def _not_stored(self, left: Sequence[PendingSpan], timeout_s: float) -> SpansNotStoredError:
         last_error = next((self._last_errors[p.attempt] for p in left if p.attempt in self._last_errors), None)
@@ -159,7 +172,6 @@ class SpanWriter:
             await self._to_write.wait()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._flushing.wait(), _WRITE_DELAY_S)
-            self._flushing.clear()
             self._to_write.clear()
             ready = [p for p in self._finished if p.sequence and p.attempt not in self._writing]
             for pending in ready:
