@@ -53,7 +53,10 @@ def _validation(accuracy: float, half: float = 0.05, total: int = 200) -> dict[s
         ({"probability_difference": 0.04}, "token probabilities differ by 0.04 before the first update"),
         ({"sampler_kl": 0.2}, "the sampler and the trainer disagree: the KL divergence is 0.2"),
         ({"gradient_share": 0.0}, "0% of the groups in the last 3 steps had different rewards"),
-        ({"gradient_share": 0.08, "reward": 0.0}, "Every reward was 0: check the reward (python -m train.audit)"),
+        (
+            {"gradient_share": 0.08, "reward": 0.0},
+            "Every reward was 0. If it stays so, check the reward (python -m train.audit)",
+        ),
         ({"updates_skipped": 1}, "each of the last 3 steps had an update whose gradient is not finite"),
         ({"truncated_share": 0.3}, "30% of the replies in the last 3 steps ended at max_tokens"),
         (
