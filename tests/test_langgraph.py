@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
@@ -33,7 +34,7 @@ def _endpoint(server: ScriptedPolicyServer) -> Endpoint:
     return Endpoint(base_url=server.base_url, model=server.model, sampling={"temperature": 0.5, "max_tokens": 9})
 
 
-async def _run(replies: list[str | Reply], database: str, **options: int) -> tuple[adapters.Answer, list[dict]]:
+async def _run(replies: list[str | Reply], database: str, **options: Any) -> tuple[adapters.Answer, list[dict]]:
     async with ScriptedPolicyServer(replies=replies) as server:
         backend = LangGraphSQLBackend(**options)
         try:
@@ -69,6 +70,59 @@ async def test_the_last_query_allowed_is_run_but_not_checked(database: str) -> N
     assert len(requests) == 5
     answer, requests = await _run([RIGHT], database, max_turns=1)
     assert len(requests) == 1
+
+
+async def test_a_rewrite_without_a_code_block_keeps_the_query(database: str) -> None:
+    answer, _ = await _run([RIGHT, "INCORRECT", "The query is fine as it is.", "INCORRECT", "```sql\n```"], database)
+    assert answer.text == "SELECT name FROM singer"
+    assert [step["input"] for step in answer.steps if step["kind"] == "tool"] == ["SELECT name FROM singer"] * 3
+
+
+async def test_the_last_query_is_checked_on_request(database: str) -> None:
+    answer, requests = await _run([WRONG, "INCORRECT", RIGHT, "INCORRECT"], database, max_turns=2, check_last=True)
+    assert answer.text == "SELECT name FROM singer"
+    assert len(requests) == 4
+
+
+@pytest.mark.parametrize("language", ["postgres", "PostgreSQL", "sql", "SQLite", "mysql", "tsql", "", "c++"])
+def test_the_fence_of_any_language_is_removed(language: str) -> None:
+    assert prompts.extract_sql(f"So:\n```{language}\nSELECT 1\nFROM t\n```\nDone.") == "SELECT 1\nFROM t"
+
+
+@pytest.mark.parametrize(
+    "block", ["```sql SELECT 1```", "```SELECT 1```", "```SELECT\n1```", "```mysql SELECT 1", "```sqlSELECT 1"]
+)
+def test_a_query_after_its_fence_stays_whole(block: str) -> None:
+    assert prompts.extract_sql(block).split() == ["SELECT", "1"]
+
+
+async def test_the_full_prompts_name_the_dialect_and_the_mistakes_and_the_feedback_reaches_the_rewrite(
+    database: str,
+) -> None:
+    feedback = "The column does not exist.\nVERDICT: INCORRECT"
+    answer, requests = await _run([WRONG, feedback, RIGHT, "VERDICT: CORRECT"], database, prompt_profile="full")
+    assert answer.text == "SELECT name FROM singer"
+    system, check, rewrite = (requests[n]["messages"][m]["content"] for n, m in ((0, 0), (1, 1), (2, 1)))
+    assert "SQLite" in system
+    assert "CREATE TABLE singer" in system
+    for mistake in (
+        "NOT IN",
+        "UNION ALL",
+        "BETWEEN",
+        "types",
+        "quotes",
+        "arguments",
+        "cast",
+        "join",
+        "error",
+        "implausible",
+    ):
+        assert mistake in check
+    assert "Do not write a corrected query" in check
+    assert "VERDICT: CORRECT, or VERDICT: INCORRECT" in check
+    assert feedback in rewrite
+    with pytest.raises(ValueError, match="prompt_profile is 'long'"):
+        await _run([], database, prompt_profile="long")
 
 
 @pytest.mark.parametrize("turns", [1, 2])

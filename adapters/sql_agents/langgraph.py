@@ -16,6 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -60,9 +61,10 @@ class SQLContext:
 @dataclass(frozen=True)
 class _Nodes:
     toolkit: SQLToolkit
+    prompts: ModuleType
 
     async def write_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        step = await self._ask(runtime.context, "write_query", prompts.write_message(state["question"]))
+        step = await self._ask(runtime.context, "write_query", self.prompts.write_message(state["question"]))
         return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "steps": [step]}
 
     async def execute_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
@@ -71,37 +73,40 @@ class _Nodes:
         return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        message = prompts.check_message(state["question"], state["sql"], state["result"])
+        message = self.prompts.check_message(state["question"], state["sql"], state["result"])
         step = await self._ask(runtime.context, "check_query", message)
         return {"feedback": step["output"], "steps": [step]}
 
     async def rewrite_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        message = prompts.rewrite_message(state["question"], state["sql"], state["result"], state["feedback"])
+        message = self.prompts.rewrite_message(state["question"], state["sql"], state["result"], state["feedback"])
         step = await self._ask(runtime.context, "rewrite_query", message)
-        return {"sql": prompts.extract_sql(step["output"]), "turns": state["turns"] + 1, "steps": [step]}
+        sql = prompts.fenced_sql(step["output"]) or state["sql"]  # without a block there is no new query
+        return {"sql": sql, "turns": state["turns"] + 1, "steps": [step]}
 
     async def answer_question(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        message = prompts.answer_message(state["question"], state["sql"], state["result"])
+        message = self.prompts.answer_message(state["question"], state["sql"], state["result"])
         step = await self._ask(runtime.context, "answer_question", message)
         return {"answer": step["output"].strip(), "steps": [step]}
 
     async def _ask(self, context: SQLContext, node: str, message: str) -> AgentStep:
-        system = prompts.system_message(self.toolkit.schema(context.database))
+        system = self.prompts.system_message(self.toolkit.schema(context.database))
         extra: dict[str, Any] = {"extra_headers": context.headers(node)} if context.headers else {}
         reply = await context.model.ainvoke([("system", system), ("user", message)], **extra)
         return AgentStep(agent=node, kind="llm", input=message, output=reply.text, ok=True)
 
 
 def build_sql_graph(
-    toolkit: SQLToolkit | None = None, *, max_turns: int = 3, **options: Any
+    toolkit: SQLToolkit | None = None, *, max_turns: int = 3, check_last: bool = False, **options: Any
 ) -> CompiledStateGraph[SQLState, SQLContext, SQLState, SQLState]:
     """The compiled agent. ``options`` are those of :class:`groundwire.adapters.sql_agents.toolkit.SQLToolkit`.
 
     ``max_turns`` counts queries: the first and each rewrite. The last one allowed is executed but not checked, because
-    no check could change the answer any more. Raises ``ValueError`` if it is below 1.
+    no check could change the answer any more; ``check_last`` checks it, as the published recipe does. Raises
+    ``ValueError`` if ``max_turns`` is below 1.
     """
     check_max_turns(max_turns)
-    nodes = _Nodes(toolkit or SQLToolkit(**options))
+    toolkit = toolkit or SQLToolkit(**options)
+    nodes = _Nodes(toolkit, toolkit.prompts)
     graph = StateGraph(SQLState, context_schema=SQLContext)
     for name in ("write_query", "execute_query", "check_query", "rewrite_query", "answer_question"):
         graph.add_node(name, getattr(nodes, name))
@@ -113,12 +118,14 @@ def build_sql_graph(
     graph.add_edge("write_query", "execute_query")
     graph.add_conditional_edges(
         "execute_query",
-        lambda state: end(state) if state["turns"] >= max_turns else "check_query",
+        lambda state: end(state) if state["turns"] >= max_turns and not check_last else "check_query",
         ["check_query", "answer_question", END],
     )
     graph.add_conditional_edges(
         "check_query",
-        lambda state: end(state) if prompts.is_correct(state["feedback"]) else "rewrite_query",
+        lambda state: (
+            end(state) if prompts.is_correct(state["feedback"]) or state["turns"] >= max_turns else "rewrite_query"
+        ),
         ["rewrite_query", "answer_question", END],
     )
     graph.add_edge("rewrite_query", "execute_query")
@@ -130,13 +137,14 @@ class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
     """The backend ``langgraph``."""
 
     max_turns: int = 3
+    check_last: bool = False
     request_timeout_s: float = 120.0
     agents = ("write_query", "check_query", "rewrite_query", "answer_question")
 
     def __post_init__(self) -> None:
         LangGraphBackend.__init__(
             self,
-            build_sql_graph(self, max_turns=self.max_turns),
+            build_sql_graph(self, max_turns=self.max_turns, check_last=self.check_last),
             agents=self.agents,
             make_input=lambda question, *_: SQLState(question=question.text, form=question.form, steps=[]),
             make_context=_context,

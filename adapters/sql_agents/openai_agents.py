@@ -43,7 +43,8 @@ def build_sql_agent(toolkit: SQLToolkit) -> Agent[SQLRun]:
     def instructions(context: RunContextWrapper[SQLRun], agent: Agent[SQLRun]) -> str:
         schema = toolkit.schema(context.context.database)
         prose = context.context.form == "prose"
-        return prompts.prose_system_message(schema) if prose else prompts.tool_system_message(schema)
+        write = toolkit.prompts.prose_system_message if prose else toolkit.prompts.tool_system_message
+        return str(write(schema))
 
     async def invoke(context: ToolContext[SQLRun], arguments: str) -> str:
         run, sql = context.context, _sql_argument(arguments)
@@ -88,11 +89,14 @@ class OpenAIAgentsSQLBackend(SQLToolkit, OpenAIAgentsBackend):
 
     def __post_init__(self) -> None:
         check_max_turns(self.max_turns)
+        messages = self.prompts
         OpenAIAgentsBackend.__init__(
             self,
             self.build(),
             agents=self.agents,
-            make_input=_message,
+            make_input=lambda question: (messages.ask_message if question.form == "prose" else messages.write_message)(
+                question.text
+            ),
             make_context=_context,
             read_answer=_answer,
             max_turns=self.max_turns + 1,
@@ -103,11 +107,6 @@ class OpenAIAgentsSQLBackend(SQLToolkit, OpenAIAgentsBackend):
     def build(self) -> Agent[Any]:
         """The agent that a run starts with."""
         return build_sql_agent(self)
-
-
-def _message(question: Question) -> str:
-    write = prompts.ask_message if question.form == "prose" else prompts.write_message
-    return write(question.text)
 
 
 def _context(question: Question, steps: list[AgentStep]) -> SQLRun:

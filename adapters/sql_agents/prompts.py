@@ -1,4 +1,6 @@
-"""The prompts of the SQL agents, for the backends and for pretraining.
+"""The short prompts of the SQL agents, for the starter's backends and pretraining.
+
+:mod:`groundwire.adapters.sql_agents.full_prompts` has those for larger models.
 
 The system message has everything that is the same in all turns of a rollout, so one cached prefix serves every turn:
 with several rollouts per question and several turns per rollout, most prompt tokens are computed once.
@@ -39,7 +41,10 @@ QUERY_TOOL: dict[str, Any] = {
 }
 """The tool of a tool-calling agent, as in a request. It is in every prompt, so it is short."""
 
-_FENCE = re.compile(r"```[ \t]*(?:sqlite|sql)?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|plsql|bigquery|snowflake)\b"
+_LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"
+_FENCE = re.compile(rf"```[ \t]*(?:{_LANGUAGE})?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+"""A fenced block. A word of its own after the first fence names the language, whatever it is, unless it is SQL."""
 _VERDICT = re.compile(r"\b(?:IN)?CORRECT\b")
 
 

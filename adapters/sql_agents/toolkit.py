@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
 
+from groundwire.adapters.sql_agents import full_prompts, prompts
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
 
 __all__ = ["MAX_ROWS", "SQLToolkit", "check_max_turns"]
+
+_PROFILES = {"short": prompts, "full": full_prompts}
 
 MAX_ROWS = 100
 
@@ -19,7 +24,8 @@ class SQLToolkit:
 
     ``table_info_truncate`` and ``execution_truncate`` are the most characters of the schema (cut after a whole table;
     None: all) and of a query's result. ``example_values`` is the number of example values of each column, and
-    ``show_keys`` includes primary and foreign keys.
+    ``show_keys`` includes primary and foreign keys. ``prompt_profile`` is ``short``, the prompts of the starter, or
+    ``full``, with rules and common mistakes for models that read instructions.
     """
 
     table_info_truncate: int | None = None
@@ -27,6 +33,14 @@ class SQLToolkit:
     show_keys: bool = True
     execution_truncate: int = 2048
     query_timeout_s: float = 5.0
+    prompt_profile: Literal["short", "full"] = "short"
+
+    @property
+    def prompts(self) -> ModuleType:
+        """The module with the functions that write the agent's messages. Raises ``ValueError`` for no profile."""
+        if self.prompt_profile not in _PROFILES:
+            raise ValueError(f"prompt_profile is {self.prompt_profile!r}; it is one of {', '.join(_PROFILES)}")
+        return _PROFILES[self.prompt_profile]
 
     def schema(self, database: str) -> str:
         """The tables as CREATE TABLE statements. Raises :class:`groundwire.tools.sql.DatabaseError`."""

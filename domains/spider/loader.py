@@ -114,9 +114,11 @@ class SpiderDomain:
         return str(task["db_path"])
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
-        """The folder of the data, and those of its databases, which may be links."""
+        """The folder of the data, those of its databases, which may be links, and the databases made of scripts."""
         folder, _ = _choose_folder(data_dir)
-        return [folder, *(folder / name for name in _DATABASE_FOLDERS), schema_files.CACHE]
+        scripts = [script for name in _DATABASE_FOLDERS for script in (folder / name).glob("*/schema.sql")]
+        built = [schema_files.build(script) for script in scripts if _file_in(script.parent) is None]
+        return [folder, *(folder / name for name in _DATABASE_FOLDERS), *built]
 
 
 domain = SpiderDomain()
@@ -239,11 +241,16 @@ def _set_database_paths(tasks: list[dict[str, Any]], folder: Path, names: Sequen
 def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str]) -> str | None:
     if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id + db_path:
         raise DataError(f"{folder}: the db_id {shorten_repr(db_id)} is not a plain name; repair the row.")
-    places = [folder / name / db_id / f"{db_id}{suffix}" for name in names for suffix in (".sqlite", ".db")]
-    if db_path:
-        places.insert(0, folder / db_path)  # an absolute db_path stays as it is
-    if found := next((place for place in places if place.is_file()), None):
+    if db_path and (folder / db_path).is_file():  # an absolute db_path stays as it is
+        return str((folder / db_path).resolve())
+    places = [folder / name / db_id for name in names]
+    if found := next((file for place in places if (file := _file_in(place))), None):
         return str(found.resolve())
-    scripts = [folder / name / db_id / "schema.sql" for name in names]
-    script = next((place for place in scripts if place.is_file()), None)
-    return None if script is None else str(schema_files.build(script, db_id))
+    script = next((file for place in places if (file := place / "schema.sql").is_file()), None)
+    return script and str(schema_files.build(script))
+
+
+def _file_in(place: Path) -> Path | None:
+    """The database's file in the folder that has its name."""
+    files = [place / f"{place.name}{suffix}" for suffix in (".sqlite", ".db")]
+    return next((file for file in files if file.is_file()), None)

@@ -22,8 +22,12 @@ _MAX_STEPS = 10_000
 _DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 
 
-def build(script: Path, db_id: str) -> Path:
-    """The SQLite file that ``script`` makes. Raises :class:`DataError` if it fails or has no table."""
+def build(script: Path) -> Path:
+    """The SQLite file that ``script`` makes, named after the script's folder.
+
+    Raises :class:`DataError` if the script fails or makes no table.
+    """
+    db_id = script.parent.name
     try:
         text = read_bytes(script, max_bytes=_MAX_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -15,6 +15,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "minibatches": 1,
         "steps": 200,
         "max_turns": 3,
+        "prompt_profile": "full",
         "example_values": 3,
         "show_keys": True,
         "execution_truncate": 2048,

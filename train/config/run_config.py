@@ -91,6 +91,10 @@ class AgentSettings(Settings):
     )
     judge: JudgeSettings = _agent(JudgeSettings, "Settings of the judge, for rewards that ask one", strict=False)
     max_turns: int = _agent(2, "Queries that the agent may write for one question: the first and its rewrites", ge=1)
+    check_last: bool = _agent(False, "Also check the last query that max_turns allows, which no rewrite can follow")
+    prompt_profile: Literal["short", "full"] = _agent(
+        "short", "Prompts of the SQL agents: the starter's short ones, or full ones with rules and common mistakes"
+    )
     table_info_truncate: int = _agent(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
     example_values: int = _agent(
         0, "Example values per column in the schema. The starter policy never saw any", ge=0, old_name="sample_values"

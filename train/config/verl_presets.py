@@ -54,6 +54,7 @@ BASE: dict[str, Any] = {
 
 _LARGE: dict[str, Any] = {
     "max_turns": 3,
+    "prompt_profile": "full",
     "example_values": 3,
     "show_keys": True,
     "table_info_truncate": 8000,

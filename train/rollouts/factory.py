@@ -26,6 +26,8 @@ _OPTIONS = (
     "agent_output",
     "train_model",
     "max_turns",
+    "check_last",
+    "prompt_profile",
     "table_info_truncate",
     "example_values",
     "show_keys",

@@ -32,6 +32,8 @@ MAIN_LLM = "main_llm"
 
 _PER_ROLLOUT = {
     "max_turns",
+    "check_last",
+    "prompt_profile",
     "table_info_truncate",
     "example_values",
     "show_keys",
