@@ -247,7 +247,7 @@ def _find_database(db_id: str, db_path: str, folder: Path, names: Sequence[str])
     if found := next((file for place in places if (file := _file_in(place))), None):
         return str(found.resolve())
     script = next((file for place in places if (file := place / "schema.sql").is_file()), None)
-    return script and str(schema_files.build(script))
+    return None if script is None else str(schema_files.build(script))
 
 
 def _file_in(place: Path) -> Path | None:
