@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import sqlite3
@@ -11,22 +12,30 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.domains import TaskData, get
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
 from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.packing import pack, packed_logits
 from groundwire.train.policy import STARTER
-from groundwire.train.policy.model import load_policy
+from groundwire.train.policy.chat.request import parse_request
+from groundwire.train.policy.chat.template import render
+from groundwire.train.policy.errors import UnsupportedModelError
+from groundwire.train.policy.model import load_policy, new_policy
 from groundwire.train.sft.batches import make_rows, make_steps
+from groundwire.train.sft.chats import read_chats
 from groundwire.train.sft.examples import Example, Turn, encode
 from groundwire.train.sft.golds import GoldTurns, check_golds, make_questions, write_turns
+from groundwire.train.sft.rollouts import accepted_rollouts
 from groundwire.train.sft.run import run
 from groundwire.train.sft.schema_variants import make_variant
-from groundwire.train.sft.settings import SFTSettings
 from groundwire.train.sft.trainer import SFTTrainer
 from groundwire.train.sft.wrong_queries import wrong_query
 
@@ -41,6 +50,25 @@ GOLD = (
     "SELECT T1.Name FROM singer AS T1 JOIN concert AS T2 ON T1.Singer_ID = T2.Singer_ID "
     "WHERE T1.Name != 'Name' ORDER BY T1.Age"
 )
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+USER = {"role": "user", "content": "How many?"}
+CALL = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}],
+}
+ANSWERS = [
+    CALL,
+    {"role": "tool", "tool_call_id": "c", "content": "4"},
+    {"role": "assistant", "content": "hm", "weight": 0},
+    USER,
+    {"role": "assistant", "content": "Four."},
+]
+
+
+def _chats(file: Path, *chats: Any) -> str:
+    file.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    return str(file)
 
 
 class _Domain:
@@ -218,7 +246,6 @@ def test_a_run_learns_and_is_continued_at_the_same_place(
     [
         ({"domain": "medical"}, "is answered in prose"),
         ({"max_model_len": 9000}, "max_model_len is 9000, and the model has 4096 positions"),
-        ({"max_model_len": 20}, "no turn fits into max_model_len, 20 tokens"),
         ({"device": "tpu"}, "device is 'tpu'"),
     ],
 )
@@ -229,9 +256,157 @@ def test_what_cannot_be_trained_is_one_sentence(settings: dict[str, Any], messag
     assert "\n" not in str(raised.value)
 
 
+def test_turns_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    chats = [{"messages": [{**USER, "content": "x" * count}, ANSWERS[-1]]} for count in (10, 400)]
+    given = {"chats": _chats(tmp_path / "c.jsonl", *chats), "output_dir": str(tmp_path / "out"), "model": "starter"}
+    with pytest.raises(ConfigError, match="no turn fits into max_model_len, 5 tokens"):
+        list(run(SFTSettings(max_model_len=5, **given), resume=None, given={}))
+    assert not list((tmp_path / "out").iterdir())
+    lines = list(run(SFTSettings(max_model_len=100, epochs=2.0, **given), resume=None, given={}))
+    assert lines[-1] == "note: 2 turns were longer than max_model_len, 100 tokens"
+
+
 def test_data_without_golds_is_refused() -> None:
     data = TaskData(train=[{"id": "1", "question": "?"}], validation=[], source="here")
     with pytest.raises(ConfigError, match="here: no training task has a gold query"):
         check_golds(get("spider"), data)
     with pytest.raises(ConfigError, match="backend is 'mcp'"):
         SFTSettings(backend="mcp")
+
+
+def test_each_reply_of_a_chat_is_learned_after_the_prompt_that_would_be_served(
+    starter: tuple[Any, Any], tmp_path: Path
+) -> None:
+    _, tokenizer = starter
+    [turns] = read_chats(Path(_chats(tmp_path / "c.jsonl", {"messages": [USER, *ANSWERS], "tools": [TOOL]})))
+    first, last = encode(tokenizer, turns)  # the reply of weight 0 is no turn
+    body = {"messages": [USER, *ANSWERS[:-1]], "tools": [TOOL]}
+    served = parse_request(body, served="")
+    assert tokenizer.decode(last.prompt_ids) == render(tokenizer, served.template_messages, tools=served.tools)
+    assert tokenizer.decode(last.reply_ids[:-1]) == "Four."
+    called = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
+    assert tokenizer.decode(first.reply_ids[:-1]).strip() == called
+
+
+def test_arguments_of_tools_reach_the_template_as_the_server_gives_them(starter: tuple[Any, Any]) -> None:
+    """Many templates write the arguments as JSON: of a string they would make a JSON string."""
+    tokenizer = copy.deepcopy(starter[1])
+
+    class WithItsOwnCode(type(tokenizer)):
+        def apply_chat_template(self, *args: Any, **options: Any) -> Any:  # so that no process renders it
+            return super().apply_chat_template(*args, **options)
+
+    tokenizer.__class__ = WithItsOwnCode
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson if "
+        "m.tool_calls }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    [example] = encode(tokenizer, [Turn([USER], CALL, [TOOL])])
+    assert tokenizer.decode(example.reply_ids[:-1]) == '{"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "c.jsonl, line 2: "),
+        ("[]", r"c.jsonl, line 2: a chat is a JSON object, not \[\]"),
+        ('{"conversations": []}', "c.jsonl, line 2: messages is required"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', r"line 2: messages\[0\].role must be 'system'"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "line 2: messages has no reply of the assistant"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', r"line 2: messages\[0\] is a reply"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": [{}]}', r"line 2: tools\[0\] must be of type"),
+    ],
+)
+def test_a_wrong_line_of_chats_is_named(line: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_text(json.dumps({"messages": [USER, ANSWERS[-1]]}) + f"\n{line}\n")
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_chats(file)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_of_chats_without_chats_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_chats(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="has no chats"):
+        read_chats(Path(_chats(tmp_path / "empty.jsonl")))
+    with pytest.raises(ConfigError, match="chats is 'a' and rollouts 'b': give one of them"):
+        SFTSettings(chats="a", rollouts="b")
+
+
+def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path) -> None:
+    chats = [{"messages": [USER, {"role": "assistant", "content": f"{i % 3} rows"}]} for i in range(20)]
+    settings = SFTSettings(
+        model="starter", chats=_chats(tmp_path / "c.jsonl", *chats), output_dir=str(tmp_path), epochs=1.0,
+        tokens_per_step=200, checkpoint_every=1, warmup_steps=1, learning_rate=1e-3, val_every=1,
+    )  # fmt: skip
+    lines = list(run(settings, resume=None, given={}))
+    assert any("18 chats to learn, 2 held out" in line for line in lines)
+    [folder] = [each for each in tmp_path.iterdir() if each.is_dir()]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["held_out_loss"] < metrics[0]["held_out_loss"]
+    lines = list(run(SFTSettings(), resume=folder, given={"epochs": 2.0}))
+    more = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [each["step"] for each in more] == list(range(1, len(more) + 1))
+    assert len(more) > len(metrics)
+    model, _ = load_policy(folder / "model")
+    assert json.loads((folder / "summary.json").read_text())["steps"] == len(more)
+    assert model.config.model_type == "llama"
+
+
+ROW = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
+
+
+def _rollout(task: str, reward: float | None, *reply: int, step: int = 1, mode: str = "train") -> dict[str, Any]:
+    ids = list(reply)
+    call = {**ROW["calls"][0], "prompt_ids": [5, 6], "response_ids": ids, "logprobs": [0.0] * len(ids)}
+    return {**ROW, "task_id": task, "reward": reward, "step": step, "mode": mode, "calls": [call]}
+
+
+def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Path) -> None:
+    given = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
+    given.write_rollouts(
+        1, [_rollout("a", 1.0, 7), _rollout("a", 1.0, 8), _rollout("a", 0.4, 9), _rollout("b", 0.9, 7)]
+    )
+    given.write_rollouts(2, [_rollout("a", 1.0, 7, step=2), _rollout("a", 2.0, 5, step=2), _rollout("c", None, 7)])
+    given.write_rollouts(2, [_rollout("d", 1.0, 4, mode="val")], kind="val")
+    replies = {number: [] for number in (0, 1, 2)}
+    for number, found in replies.items():
+        tasks = accepted_rollouts(given, min_reward=0.9, per_task=number)
+        found += [[each.reply_ids for each in examples] for examples in tasks]
+    assert replies == {0: [[[5], [7], [8]], [[7]]], 1: [[[5]], [[7]]], 2: [[[5], [7]], [[7]]]}
+    with pytest.raises(ConfigError, match=r"reward of at least 3: the highest reward of 6 is 2"):
+        accepted_rollouts(given, min_reward=3.0, per_task=1)
+
+
+def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
+    tmp_path: Path, starter: tuple[Any, Any]
+) -> None:
+    config = resolve("fast", show_keys=True, model="starter", max_model_len=300).to_dict()
+    given = RunDir.create(tmp_path / "runs", backend="langgraph", domain="spider", config=config)
+    given.write_rollouts(1, [_rollout(f"t{i}", 1.0, 40 + i % 2, 41) for i in range(12)])
+    settings = SFTSettings(rollouts=str(given.path), output_dir=str(tmp_path / "out"), epochs=1.0, val_tasks=2)
+    lines = list(run(settings, resume=None, given={"epochs": 1.0}))
+    assert any("11 calls of 11 tasks to learn, of 1 tasks held out" in line for line in lines)
+    assert any(line.startswith("execution accuracy of first queries, langgraph") for line in lines)
+    [folder] = (tmp_path / "out").iterdir()
+    stored = json.loads((folder / "config.json").read_text())["sft"]
+    assert (stored["model"], stored["show_keys"], stored["max_model_len"]) == ("starter", True, 300)
+    _, tokenizer = starter
+    new_policy(tokenizer, width=16, layers=1, heads=2, intermediate=16).save_pretrained(tmp_path / "other")
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<another>"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="token ids of another tokenizer than that of"):
+        list(run(settings, resume=None, given={"model": str(tmp_path / "other")}))
+
+
+def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, starter: tuple[Any, Any]) -> None:
+    tokenizer = starter[1]
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=4096))
+    model.save_pretrained(tmp_path / "gpt2")
+    tokenizer.save_pretrained(tmp_path / "gpt2")
+    settings = SFTSettings(model=str(tmp_path / "gpt2"), output_dir=str(tmp_path / "out"))
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel: its model_type is 'gpt2'"):
+        list(run(settings, resume=None, given={}))
+    assert not list((tmp_path / "out").iterdir())

@@ -9,6 +9,7 @@ from groundwire.rewards import JudgeSettings
 from groundwire.tools.settings import Settings
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
 __all__ = ["tables"]
@@ -17,11 +18,13 @@ _KINDS = {str: "text", bool: "true or false", int: "whole number", float: "numbe
 
 
 def tables() -> str:
-    """One table for each panel of ``--help``, and one for the judge, as Markdown."""
+    """One table for each panel of ``--help``, one for ``train.sft`` and one for the judge, as Markdown."""
     rows: dict[str, list[str]] = {}
     for name in RunConfig.model_fields:
         if name not in ("judge", "verl"):
             rows.setdefault(RunConfig.option(name)["panel"], []).append(_row(RunConfig, name, _presets(name)))
+    sft = [_row(SFTSettings, name, "") for name in SFTSettings.model_fields]
+    rows["Supervised fine-tuning: python -m train.sft"] = sft
     rows["Judge"] = [_row(JudgeSettings, name, "") for name in JudgeSettings.model_fields]
     head = "| name | values | default | presets | meaning |\n|---|---|---|---|---|\n"
     return "\n\n".join(f"## {panel}\n\n{head}" + "\n".join(lines) for panel, lines in rows.items()) + "\n"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groundwire.train.policy.errors import UnsupportedModelError
 
-__all__ = ["SUPPORTED", "Decoder", "sample_tokens"]
+__all__ = ["SUPPORTED", "Decoder", "check_supported", "sample_tokens"]
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """The values of a config's ``model_type`` that :class:`Decoder` computes."""
@@ -137,14 +137,8 @@ class Decoder:
     """
 
     def __init__(self, model: Any, *, max_positions: int) -> None:
+        check_supported(model)
         config = model.config
-        problem = _unsupported(config)
-        if problem:
-            raise UnsupportedModelError(
-                f"the embedded engine cannot sample from {type(model).__name__}: {problem}. "
-                f"It computes the decoders {', '.join(SUPPORTED)} with full attention; use such a checkpoint, "
-                "or serve this one with vLLM."
-            )
         self._model, self.max_positions = model, max_positions
         try:
             self._read(config)
@@ -222,6 +216,16 @@ class Decoder:
             ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,
             self.output, self._cos, self._sin, self.heads, span, self.eps,
         )  # fmt: skip
+
+
+def check_supported(model: Any) -> None:
+    """Raise :class:`UnsupportedModelError` unless :class:`Decoder` computes the model's architecture."""
+    if problem := _unsupported(model.config):
+        raise UnsupportedModelError(
+            f"the embedded engine cannot sample from {type(model).__name__}: {problem}. "
+            f"It computes the decoders {', '.join(SUPPORTED)} with full attention; use such a checkpoint, "
+            "or serve this one with vLLM."
+        )
 
 
 def _unsupported(config: Any) -> str | None:

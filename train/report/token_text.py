@@ -38,6 +38,11 @@ class TokenDecoder:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """Ids by their tokens; empty without a tokenizer."""
+        return {} if self._tokenizer is None else dict(self._tokenizer.get_vocab())
+
     def text(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` with special tokens; empty without a tokenizer."""
         if self._tokenizer is None or not ids:

@@ -1,4 +1,4 @@
-"""``python -m train.sft``: fine-tune a causal model on a domain's gold queries, before reinforcement learning."""
+"""``python -m train.sft``: fine-tune a causal model on gold queries, chats or accepted rollouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groundwire.tools.startup import fast_import, setup_logging
 from groundwire.tools.terminal import Version, console, spinner
 from groundwire.train.cli.options import takes_settings
 from groundwire.train.config.overrides import parse_overrides
-from groundwire.train.sft.settings import SFTSettings
+from groundwire.train.config.sft_settings import SFTSettings
 
 __all__ = ["app"]
 
@@ -32,7 +32,7 @@ def main(
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
     version: Version = False,
 ) -> None:
-    """Fine-tune a model on gold answers, in the prompts that the agent sends.
+    """Fine-tune a model on gold queries in the prompts that the agent sends, on chats, or on accepted rollouts.
 
     The result is a folder in Hugging Face's format: give its path, DIR/model, as --model to the other commands.
     """

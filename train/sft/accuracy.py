@@ -7,13 +7,13 @@ from typing import Any
 
 from groundwire.adapters.sql_agents.prompts import extract_sql
 from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import ContextLengthError
 from groundwire.train.policy.types import Sampling
 from groundwire.train.sft.examples import encode
 from groundwire.train.sft.golds import Question, write_turns
-from groundwire.train.sft.settings import SFTSettings
 
 __all__ = ["first_query_accuracy"]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, has_tools, render
 
 __all__ = ["Example", "Turn", "encode"]
@@ -51,12 +52,13 @@ def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:
 
 def _texts(tokenizer: Any, turn: Turn) -> tuple[str, str]:
     """The prompt, and the reply up to its end."""
-    tools = list(turn.tools) or None
+    request = parse_request({"messages": [*turn.messages, turn.reply], "tools": list(turn.tools)}, served="")
+    messages, tools = request.template_messages, request.tools or None
     if tools and not has_tools(tokenizer):
-        raise ConfigError("the model's chat template has no tools: train on --backend langgraph, which needs none")
+        raise ConfigError("the model's chat template has no tools: learn turns without them, or use another model")
     try:
-        prompt = render(tokenizer, turn.messages, tools=tools)
-        whole = render(tokenizer, [*turn.messages, turn.reply], tools=tools, add_generation_prompt=False)
+        prompt = render(tokenizer, messages[:-1], tools=tools)
+        whole = render(tokenizer, messages, tools=tools, add_generation_prompt=False)
     except (TemplateRefusedError, TemplateLimitError) as error:
         raise ConfigError(f"the model's chat template cannot write the training data: {error}") from error
     if not whole.startswith(prompt):

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.domains import Domain, Task, TaskData, answer_form
@@ -19,9 +20,9 @@ from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import QueryError, render, run_query
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.sft.examples import Message, Turn
+from groundwire.train.config.sft_settings import SFTSettings
+from groundwire.train.sft.examples import Example, Message, Turn, encode
 from groundwire.train.sft.schema_variants import SchemaVariant, identifiers, make_variant
-from groundwire.train.sft.settings import SFTSettings
 from groundwire.train.sft.wrong_queries import wrong_query
 
 __all__ = ["GoldTurns", "Question", "check_golds", "make_questions", "write_turns"]
@@ -118,6 +119,10 @@ class GoldTurns:
         groups = [group[i : i + size] for group in databases.values() for i in range(0, len(group), size)]
         rng.shuffle(groups)
         return groups
+
+    def examples(self, tokenizer: Any, group: Sequence[Question], epoch: int) -> list[Example]:
+        """The examples of a group."""
+        return encode(tokenizer, self.turns(group, epoch))
 
     def turns(self, group: Sequence[Question], epoch: int) -> list[Turn]:
         """The turns of a group, about one version of its schema."""

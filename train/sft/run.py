@@ -6,26 +6,28 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from groundwire import domains
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_json
 from groundwire.tools.terminal import progress, spinner
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.sft_settings import SFTSettings
+from groundwire.train.policy.decoder import check_supported
 from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained import find_model
 from groundwire.train.sft.accuracy import first_query_accuracy
 from groundwire.train.sft.batches import Row, Step, make_rows, make_steps
-from groundwire.train.sft.examples import Example, encode
-from groundwire.train.sft.golds import GoldTurns, Question, check_golds, make_questions, write_turns
-from groundwire.train.sft.settings import SFTSettings
+from groundwire.train.sft.data import Groups, open_source
+from groundwire.train.sft.examples import Example
+from groundwire.train.sft.rollouts import with_run_settings
 from groundwire.train.sft.trainer import SFTTrainer
 
 __all__ = ["run"]
@@ -38,37 +40,29 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     """
     if resume is not None:
         settings = _resumed_settings(resume, given)
+    elif settings.rollouts:
+        settings = with_run_settings(settings, given)
     check_device(settings.device)
-    domain = domains.get(settings.domain)
-    data = domain.load(settings.data_dir)
-    check_golds(domain, data)
-    yield f"data: {data.source}"
+    source = open_source(settings)
+    yield f"data: {source.name}"
     folder = resume or _new_folder(settings)
     checkpoints = Checkpoints(folder / "checkpoints")
     last = checkpoints.paths()[-1:] if resume else []
-    with spinner("reading the model"):
-        model, tokenizer = load_policy(last[0] if last else find_model(settings.model))
-    _check_length(model, settings)
-    encode(tokenizer, _example_turns(settings))  # a template that cannot write them is refused now
-    held_out = _choose(data.validation, settings.val_tasks)
-    with progress("Running the queries", len(data.train) + len(held_out)) as on_end:
-        questions = make_questions(domain, data.train, settings, wrong=settings.later_turns > 0, on_end=on_end)
-        held_out_questions = make_questions(domain, held_out, settings, wrong=False, on_end=on_end)
-    source = GoldTurns(questions, settings)
-    trainer = SFTTrainer(model.to(settings.device), tokenizer, settings, checkpoints=checkpoints)
-    reader = _Reader(source, tokenizer, settings, trainer.tokens_per_forward)
-    val_rows = reader.rows([turn for each in held_out_questions for turn in write_turns(each, settings)])
-    if not reader.rows(source.turns(source.groups(0)[0], 0)) and not val_rows:
-        raise ConfigError(
-            f"no turn fits into max_model_len, {settings.max_model_len} tokens: give more, or a shorter schema "
-            "(table_info_truncate)"
-        )
-    if last:
-        trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
-    folder.mkdir(parents=True, exist_ok=True)
+    with _deleted_if_empty(folder):
+        with spinner("reading the model"):
+            model, tokenizer = load_policy(last[0] if last else find_model(settings.model))
+        check_supported(model)
+        _check_length(model, settings)
+        data = source.load(tokenizer)
+        trainer = SFTTrainer(model.to(settings.device), tokenizer, settings, checkpoints=checkpoints)
+        reader = _Reader(data.groups, tokenizer, settings, trainer.tokens_per_forward)
+        reader.check_lengths()
+        val_rows = reader.rows(data.held_out)
+        if last:
+            trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
     _write_json(folder / "config.json", {"sft": settings.model_dump(mode="json")})
     yield f"run:  {folder}"
-    yield f"      {len(questions):,} questions to learn, {len(held_out_questions):,} held out"
+    yield f"      {data.size}"
     try:
         yield from _train(trainer, reader, val_rows, folder, settings)
     except KeyboardInterrupt:
@@ -77,12 +71,12 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     trainer.save_model(folder / "model")
     yield f"model: {folder / 'model'}; {trainer.step} steps, {trainer.seconds:.0f} s"
     summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": reader.left_out}
-    if held_out_questions:
-        with progress("Answering held-out questions", len(held_out_questions) * len(settings.backend)) as on_end:
-            accuracy = first_query_accuracy(trainer.model, tokenizer, held_out_questions, settings, on_end=on_end)
-        summary |= {"held_out": len(held_out_questions), "first_query_accuracy": accuracy}
+    if data.questions:
+        with progress("Answering held-out questions", len(data.questions) * len(settings.backend)) as on_end:
+            accuracy = first_query_accuracy(trainer.model, tokenizer, data.questions, settings, on_end=on_end)
+        summary |= {"held_out": len(data.questions), "first_query_accuracy": accuracy}
         for backend, share in accuracy.items():
-            yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(held_out_questions)}"
+            yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(data.questions)}"
     _write_json(folder / "summary.json", summary)
     if reader.left_out:
         yield f"note: {reader.left_out:,} turns were longer than max_model_len, {settings.max_model_len} tokens"
@@ -91,8 +85,6 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
 def _train(
     trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder: Path, settings: SFTSettings
 ) -> Iterator[str]:
-    lines: list[str] = []
-
     def on_step(metrics: dict[str, Any]) -> None:
         if metrics["step"] % settings.val_every == 0 and val_rows:
             metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
@@ -109,50 +101,46 @@ def _train(
     if trainer.step:
         trainer.save()
     if val_rows:
-        lines.append(f"held-out loss: {trainer.loss(val_rows):.4f}")
-    yield from lines
+        yield f"held-out loss: {trainer.loss(val_rows):.4f}"
 
 
 class _Reader:
     """Makes rows and steps of the training data."""
 
-    def __init__(self, source: GoldTurns, tokenizer: Any, settings: SFTSettings, row_tokens: int) -> None:
-        self._source, self._tokenizer, self._settings = source, tokenizer, settings
+    def __init__(self, groups: Groups, tokenizer: Any, settings: SFTSettings, row_tokens: int) -> None:
+        self._groups, self._tokenizer, self._settings = groups, tokenizer, settings
         self._row_tokens = row_tokens
         self.left_out = 0
-        """Turns that were too long, so far."""
-        self.total = max(1, math.ceil(settings.epochs * len(source.groups(0))))
+        """Examples that were too long, so far."""
+        self.total = max(1, math.ceil(settings.epochs * len(groups.groups(0))))
         """Groups in the whole training."""
 
-    def rows(self, turns: Any) -> list[Row]:
-        examples: list[Example] = encode(self._tokenizer, turns)
+    def check_lengths(self) -> None:
+        """Raise :class:`ConfigError` if no example fits into ``max_model_len``."""
+        if not any(self.rows(self._groups.examples(self._tokenizer, each, 0)) for each in self._groups.groups(0)):
+            raise ConfigError(
+                f"no turn fits into max_model_len, {self._settings.max_model_len} tokens: give more, or shorter "
+                "prompts (table_info_truncate is the length of a schema)"
+            )
+        self.left_out = 0
+
+    def rows(self, examples: Sequence[Example]) -> list[Row]:
+        """The examples that fit, packed."""
         fitting = [each for each in examples if len(each) <= self._settings.max_model_len]
         self.left_out += len(examples) - len(fitting)
         return make_rows(fitting, self._row_tokens)
 
     def steps(self, first: int) -> Iterator[Step]:
         """The steps that begin with the group of number ``first``."""
-        return make_steps(self._groups(first), self._settings.tokens_per_step, first=first, total=self.total)
+        return make_steps(self._packed(first), self._settings.tokens_per_step, first=first, total=self.total)
 
-    def _groups(self, first: int) -> Iterator[list[Row]]:
-        epoch, groups = -1, []
-        size = len(self._source.groups(0))
+    def _packed(self, first: int) -> Iterator[list[Row]]:
+        epoch, groups = -1, self._groups.groups(0)
         for number in range(first, self.total):
-            if number // size != epoch:
-                epoch = number // size
-                groups = self._source.groups(epoch)
-            yield self.rows(self._source.turns(groups[number % size], epoch))
-
-
-def _choose(tasks: Sequence[domains.Task], count: int) -> list[domains.Task]:
-    """``count`` tasks (0: all), the same in every run."""
-    from groundwire.train.evaluation.validation import choose_tasks
-
-    return list(choose_tasks(list(tasks), count))
-
-
-def _example_turns(settings: SFTSettings) -> Any:
-    return write_turns(Question("", "", "How many?", "SELECT 1", "CREATE TABLE t ( a int )"), settings)
+            if number // len(groups) != epoch:
+                epoch = number // len(groups)
+                groups = self._groups.groups(epoch)
+            yield self.rows(self._groups.examples(self._tokenizer, groups[number % len(groups)], epoch))
 
 
 def _check_length(model: Any, settings: SFTSettings) -> None:
@@ -164,7 +152,8 @@ def _check_length(model: Any, settings: SFTSettings) -> None:
 
 
 def _new_folder(settings: SFTSettings) -> Path:
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(settings.model).stem}-{settings.domain}"
+    learned = Path(settings.chats).stem if settings.chats else settings.domain
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(settings.model).stem}-{learned}"
     folder = Path(settings.output_dir) / name
     for number in range(2, 100):
         if not folder.exists():
@@ -177,6 +166,17 @@ def _new_folder(settings: SFTSettings) -> Path:
             f"{folder} cannot be made: {os.strerror(error.errno or 0)}; give another --output-dir"
         ) from error
     return folder
+
+
+@contextmanager
+def _deleted_if_empty(folder: Path) -> Iterator[None]:
+    """Delete the folder if there is an error before anything is written to it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
 
 
 def _resumed_settings(folder: Path, given: Mapping[str, Any]) -> SFTSettings:

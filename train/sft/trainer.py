@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model_files import save_policy
 from groundwire.train.sft.batches import Row, Step, forwards, prefetch
-from groundwire.train.sft.settings import SFTSettings
 
 __all__ = ["SFTTrainer"]
 

@@ -33,13 +33,25 @@ class SFTSettings(Settings):
     error = ConfigError
 
     model: str = _data("smollm2", "'starter', 'smollm2', a folder in Hugging Face's format, a GGUF file or OWNER/MODEL")
+    chats: str | None = _data(
+        None,
+        "Learn the chats of this file, in place of gold queries: a line of JSON each, with messages and tools",
+        metavar="FILE",
+    )
+    rollouts: str | None = _data(
+        None,
+        "Learn the accepted rollouts of this run, in place of gold queries (rejection sampling)",
+        metavar="RUN_DIR",
+    )
+    min_reward: float = _data(1.0, "Least reward of an accepted rollout")
+    max_per_task: int = _data(4, "Most accepted rollouts of a task, those with the highest rewards; 0 means all", ge=0)
     domain: str = _data("spider", "Domain whose gold queries are learned")
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
     backend: Annotated[list[str], BeforeValidator(_split_names)] = _data(
         lambda: ["langgraph"], "Whose turns: langgraph (text), openai-agents (tool calls), or both", metavar="NAME,NAME"
     )
     device: str = _data("cpu", "cpu or cuda")
-    seed: int = _data(0, "Seed of the order, the wrong queries and the changed schemas")
+    seed: int = _data(0, "Seed of the order, the held-out part, the wrong queries and the changed schemas")
 
     table_info_truncate: int = _prompt(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
     example_values: int = _prompt(0, "Example values per column in the schema", ge=0)
@@ -47,7 +59,7 @@ class SFTSettings(Settings):
     execution_truncate: int = _prompt(72, "Characters of a query result in the prompt", ge=0)
     max_model_len: int = _prompt(2048, "Tokens of prompt and reply together; longer turns are left out", ge=1)
 
-    epochs: float = _training(2.0, "Passes over the training questions", gt=0)
+    epochs: float = _training(2.0, "Passes over the training data", gt=0)
     time_limit_s: float | None = _training(None, "Seconds of training; the learning rate falls towards this end", gt=0)
     learning_rate: float = _training(5e-4, "Highest learning rate of AdamW", gt=0)
     weight_decay: float = _training(0.01, "Weight decay of AdamW", ge=0)
@@ -66,13 +78,17 @@ class SFTSettings(Settings):
     questions_per_schema: int = _training(6, "Questions that share one schema in a step", ge=1)
     checkpoint_every: int = _training(200, "Steps between checkpoints", ge=1)
 
-    val_tasks: int = _measure(200, "Held-out questions for loss and accuracy; 0 means all", ge=0)
+    val_tasks: int = _measure(
+        200, "Held-out questions for loss and accuracy; 0 means all. Of chats and rollouts at most a tenth", ge=0
+    )
     val_every: int = _measure(100, "Steps between the held-out losses", ge=1)
     max_tokens: int = _measure(96, "Tokens of a reply, for the accuracy", ge=1)
     output_dir: str = _measure("sft", "Folder for the runs' folders", metavar="DIR")
 
     @model_validator(mode="after")
     def _check(self) -> SFTSettings:
+        if self.chats and self.rollouts:
+            raise ConfigError(f"chats is {self.chats!r} and rollouts {self.rollouts!r}: give one of them")
         if unknown := [name for name in self.backend if name not in FORMATS]:
             raise ConfigError(f"backend is {unknown[0]!r}; train.sft knows the turns of {' and '.join(FORMATS)}")
         return self

@@ -1,0 +1,154 @@
+"""What is learned: a domain's gold queries, a file of chats, or the accepted rollouts of a run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from groundwire import domains
+from groundwire.tools.terminal import progress
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.sft_settings import FORMATS, SFTSettings
+from groundwire.train.evaluation.validation import choose_tasks
+from groundwire.train.policy.chat.template import has_tools
+from groundwire.train.sft.chats import read_chats
+from groundwire.train.sft.examples import Example, encode
+from groundwire.train.sft.golds import GoldTurns, Question, check_golds, make_questions, write_turns
+from groundwire.train.sft.rollouts import accepted_rollouts, check_tokenizer
+
+__all__ = ["Data", "Groups", "Source", "open_source"]
+
+
+class Groups(Protocol):
+    """Groups of examples that belong together: with the same schema, of a chat or of a task."""
+
+    def groups(self, epoch: int) -> Sequence[Any]:
+        """The groups in the order of an epoch; always as many."""
+
+    def examples(self, tokenizer: Any, group: Any, epoch: int) -> list[Example]:
+        """The examples of one of the groups."""
+
+
+class Data(NamedTuple):
+    """The data of a run."""
+
+    groups: Groups
+    held_out: list[Example]
+    """For the held-out loss."""
+    questions: list[Question]
+    """For the accuracy of first queries."""
+    size: str
+    """What there is to learn, for the user."""
+
+
+class Source(Protocol):
+    """Data that was found and checked."""
+
+    name: str
+    """For the user."""
+
+    def load(self, tokenizer: Any) -> Data:
+        """Make the data. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
+
+
+def open_source(settings: SFTSettings) -> Source:
+    """The source that the settings name. Raises errors derived from :class:`groundwire.tools.errors.UserError`."""
+    kind = _Rollouts if settings.rollouts else _Chats if settings.chats else _Golds
+    return kind(settings)
+
+
+class _Golds:
+    def __init__(self, settings: SFTSettings) -> None:
+        self._settings, self._domain = settings, domains.get(settings.domain)
+        self._data = self._domain.load(settings.data_dir)
+        self.name = self._data.source
+        check_golds(self._domain, self._data)
+
+    def load(self, tokenizer: Any) -> Data:
+        settings, tasks = self._settings, self._data.train
+        encode(tokenizer, write_turns(_ANY_QUESTION, settings))  # a template that cannot write them is refused now
+        with progress("Running the queries", len(tasks)) as on_end:
+            questions = make_questions(self._domain, tasks, settings, wrong=settings.later_turns > 0, on_end=on_end)
+        held_out = _held_out_questions(self._domain, self._data, settings)
+        turns = [turn for each in held_out for turn in write_turns(each, settings)]
+        size = f"{len(questions):,} questions to learn, {len(held_out):,} held out"
+        return Data(GoldTurns(questions, settings), encode(tokenizer, turns), held_out, size)
+
+
+class _Chats:
+    def __init__(self, settings: SFTSettings) -> None:
+        self._settings, self.name = settings, str(settings.chats)
+        self._chats = read_chats(Path(self.name))
+
+    def load(self, tokenizer: Any) -> Data:
+        learned, held_out = _split(self._chats, self._settings)
+        encode(tokenizer, [turn for chat in self._chats for turn in chat if turn.tools][:1])
+        size = f"{len(learned):,} chats to learn, {len(held_out):,} held out"
+        turns = [turn for chat in held_out for turn in chat]
+        return Data(_Shuffled(learned, self._settings.seed, encode), encode(tokenizer, turns), [], size)
+
+
+class _Rollouts:
+    def __init__(self, settings: SFTSettings) -> None:
+        self._settings, self._run = settings, RunDir.open(str(settings.rollouts))
+        self.name = str(self._run.path)
+        self._tasks = accepted_rollouts(self._run, min_reward=settings.min_reward, per_task=settings.max_per_task)
+
+    def load(self, tokenizer: Any) -> Data:
+        check_tokenizer(self._run, tokenizer, self._settings.model)
+        learned, held_out = _split(self._tasks, self._settings)
+        calls = sum(map(len, learned))
+        size = f"{calls:,} calls of {len(learned):,} tasks to learn, of {len(held_out):,} tasks held out"
+        examples = [each for task in held_out for each in task]
+        groups = _Shuffled(learned, self._settings.seed, lambda _, group: list(group))
+        return Data(groups, examples, self._questions(tokenizer), size)
+
+    def _questions(self, tokenizer: Any) -> list[Question]:
+        """Held-out questions with gold queries, if the run's agent is one whose first query can be judged."""
+        config = self._run.config()
+        if config.get("backend") not in FORMATS or "tasks" in config.get("objects", {}):
+            return []
+        if config["backend"] != "langgraph" and not has_tools(tokenizer):
+            return []
+        domain = domains.get(self._settings.domain)
+        if domains.answer_form(domain) != "sql":
+            return []
+        return _held_out_questions(domain, domain.load(self._settings.data_dir), self._settings)
+
+
+@dataclass(frozen=True)
+class _Shuffled:
+    """The same groups in each epoch, in another order."""
+
+    items: Sequence[Sequence[Any]]
+    seed: int
+    encode: Callable[[Any, Sequence[Any]], list[Example]]
+
+    def groups(self, epoch: int) -> Sequence[Any]:
+        return random.Random(f"{self.seed}-epoch-{epoch}").sample(self.items, len(self.items))
+
+    def examples(self, tokenizer: Any, group: Any, epoch: int) -> list[Example]:
+        return self.encode(tokenizer, group)
+
+
+_ANY_QUESTION = Question("", "", "How many?", "SELECT 1", "CREATE TABLE t ( a int )")
+
+
+def _held_out_questions(domain: domains.Domain, data: domains.TaskData, settings: SFTSettings) -> list[Question]:
+    tasks = choose_tasks(list(data.validation), settings.val_tasks)
+    with progress("Reading held-out questions", len(tasks)) as on_end:
+        return make_questions(domain, tasks, settings, wrong=False, on_end=on_end)
+
+
+def _split(groups: Sequence[Any], settings: SFTSettings) -> tuple[list[Any], list[Any]]:
+    """What is learned, and what is held out: a tenth, at most ``val_tasks``."""
+    tenth = len(groups) // 10
+    count = min(settings.val_tasks or tenth, tenth)
+    chosen = set(random.Random(settings.seed).sample(range(len(groups)), count))
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    for index, group in enumerate(groups):
+        parts[index in chosen].append(group)
+    return parts
