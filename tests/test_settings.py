@@ -12,6 +12,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from groundwire.train.algorithms.model_size import rl_learning_rate, sft_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.files import read_settings
@@ -58,6 +59,23 @@ def test_every_setting_is_an_option_and_a_name(name: str) -> None:
 def test_every_setting_of_a_preset_can_be_given(preset: dict[str, Any]) -> None:
     names = {name: value for name, value in preset.items() if "." not in name}
     assert merge_overrides({}, names) == names
+
+
+def test_learning_rates_fit_the_size_of_the_model() -> None:
+    rates = [rl_learning_rate(parameters) for parameters in (1_100_000, 135_000_000, 7_000_000_000)]
+    assert rates == pytest.approx([2e-4, 1e-5, 1e-6], rel=0.1)
+    assert rl_learning_rate(7_000_000_000, lora=True) == 1e-5
+    assert sft_learning_rate(135_000_000) == pytest.approx(5e-4, rel=0.1)
+    assert sft_learning_rate(7_000_000_000) == 2e-5
+    assert (rl_learning_rate(1000), sft_learning_rate(1000)) == (2e-4, 2e-3)
+
+
+def test_the_preset_hf_has_a_learning_rate_for_the_models_size() -> None:
+    hf = ("--trainer", "local", "--config", "hf")
+    assert _config(*hf)["learning_rate"] == pytest.approx(2e-4, rel=0.1)
+    assert _config(*hf, "--lora-rank", "8")["learning_rate"] == pytest.approx(2e-3, rel=0.1)
+    assert _config(*hf, "--learning-rate", "3e-6")["learning_rate"] == 3e-6
+    assert _config("--trainer", "local")["learning_rate"] == 2e-4
 
 
 def test_a_setting_as_option_and_by_name_is_one_setting() -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from groundwire import adapters, domains, rewards
@@ -16,6 +17,7 @@ from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
+from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
 from groundwire.train.cli.judge_options import check_judge
@@ -101,12 +103,15 @@ def prepare(
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
+    size_notes: list[str] = []
     if own_model:
-        _check_model(config.model, config.trainer)
+        folder = _find_model(config.model, config.trainer)
+        if config.learning_rate is None:
+            config, size_notes = _with_learning_rate(config, folder)
         if config.trainer == "local" and config.device != "cpu":
             _check_device(config.device)
     left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
-    notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes)]
+    notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes), *size_notes]
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
     return Job(
@@ -194,11 +199,26 @@ def check_store_settings(address: str | None, token_file: str | None = None) -> 
         check_store(address, token=token_for(address, token_file))
 
 
-def _check_model(model: str, trainer: str) -> None:
+def _find_model(model: str, trainer: str) -> Path | None:
     if trainer == "verl" and is_hub_name(model):
-        return  # verl downloads it
+        return None  # verl downloads it
     with spinner("reading the model"):
-        find_model(model)
+        return find_model(model)
+
+
+def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConfig, list[str]]:
+    """The settings with a learning rate for the model's size, and a note about it."""
+    if folder is None:
+        raise ConfigError(f"the size of {config.model} is not known before its download: give learning_rate")
+    with fast_import():
+        from groundwire.train.policy.model_files import count_stored_parameters
+    try:
+        parameters = count_stored_parameters(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the weights in {folder} cannot be read: {error}") from error
+    rate = rl_learning_rate(parameters, lora=config.lora_rank > 0)
+    note = f"learning_rate: {rate:g}, for {parameters / 1e6:,.1f} M parameters"
+    return config.model_copy(update={"learning_rate": rate}), [note]
 
 
 def _check_device(device: str) -> None:

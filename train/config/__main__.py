@@ -59,6 +59,8 @@ def _presets(name: str) -> str:
 
 
 def _text(value: object) -> str:
+    if value is None:
+        return "by the model's size"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

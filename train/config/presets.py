@@ -11,7 +11,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fast": {},
     # Any Hugging Face causal language model, on one GPU, or slowly on a CPU.
     "hf": {
-        "learning_rate": 1e-6,
+        "learning_rate": None,  # by the model's size
         "minibatches": 1,
         "steps": 200,
         "max_turns": 3,

@@ -184,7 +184,7 @@ class RunConfig(AgentSettings):
     clip_high: float = _loss(0.3, "Upper clipping range of the probability ratio", ge=0)
     kl_coef: float = _loss(0.0, "Factor of the KL divergence to the model at the start, in the loss", ge=0)
     entropy_coef: float = _loss(0.0, "Factor of the entropy that is subtracted from the loss", ge=0)
-    learning_rate: float = _loss(2e-4, "Learning rate of the optimizer", gt=0)
+    learning_rate: float | None = _loss(2e-4, "Learning rate of the optimizer", gt=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = _loss(
         "constant", "Learning rate after the warm-up; linear (local trainer) and cosine fall to 0 at the last step"
     )

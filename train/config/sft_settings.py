@@ -61,7 +61,9 @@ class SFTSettings(Settings):
 
     epochs: float = _training(2.0, "Passes over the training data", gt=0)
     time_limit_s: float | None = _training(None, "Seconds of training; the learning rate falls towards this end", gt=0)
-    learning_rate: float = _training(5e-4, "Highest learning rate of AdamW", gt=0)
+    learning_rate: float | None = _training(
+        None, "Highest learning rate of AdamW. Without it, one that fits the model's size", gt=0
+    )
     weight_decay: float = _training(0.01, "Weight decay of AdamW", ge=0)
     warmup_steps: int = _training(40, "Steps in which the learning rate rises", ge=0)
     tokens_per_step: int = _training(16384, "Tokens of one optimizer step; a shared prompt counts once", ge=1)

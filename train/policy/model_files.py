@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from groundwire.tools.files import read_bytes, read_json, shorten_repr
 
-__all__ = ["check_model_files", "save_policy"]
+__all__ = ["check_model_files", "count_stored_parameters", "save_policy"]
 
 logging.disable_progress_bar()  # transformers would show one for every file that it reads or writes
 
@@ -66,6 +66,17 @@ def save_policy(model: Any, tokenizer: Any, path: str | Path, weights: dict[str,
     settings = json.loads(config.read_text(encoding="utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     config.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def count_stored_parameters(folder: Path) -> int:
+    """The number of values in the files of weights. Raises ``ValueError`` and ``OSError`` if there are none."""
+    try:
+        count = sum(_stored_sizes(folder))
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    if not count:
+        raise ValueError("there are no files of weights")
+    return count
 
 
 def _stored_sizes(folder: Path) -> list[int]:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from groundwire.train.algorithms.model_size import sft_learning_rate
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
+from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.model_files import save_policy
 from groundwire.train.sft.batches import Row, Step, forwards, prefetch
 
@@ -36,9 +38,10 @@ class SFTTrainer:
         if self.one_row:
             model.set_attn_implementation(TREE)
         self.tokens_per_forward = settings.tokens_per_forward or (16384 if cuda else 2048)
+        self.learning_rate = settings.learning_rate or sft_learning_rate(count_parameters(model))
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=settings.learning_rate,
+            lr=self.learning_rate,
             betas=(0.9, 0.98),
             weight_decay=settings.weight_decay,
             fused=cuda,
@@ -93,7 +96,7 @@ class SFTTrainer:
 
     def _update(self, rows: list[Row], progress: float) -> dict[str, float]:
         settings, targets = self.settings, sum(row.targets for row in rows)
-        rate = settings.learning_rate * min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
+        rate = self.learning_rate * min(1.0, (self.step + 1) / max(1, settings.warmup_steps))
         rate *= _MIN_RATE + (1 - _MIN_RATE) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
