@@ -47,7 +47,7 @@ def test_numbers_get_flat_names_without_the_step() -> None:
 
 def test_tracker_names_are_separated_by_commas_and_checked() -> None:
     assert resolve("fast", track="wandb, tensorboard,wandb").track == ["wandb", "tensorboard"]
-    with pytest.raises(ConfigError, match="track is 'tensorbord'; it must be 'tensorboard' or 'wandb'"):
+    with pytest.raises(ConfigError, match="track is 'tensorbord'; it must be 'tensorboard', 'wandb' or 'swanlab'"):
         resolve("fast", track="tensorbord")
 
 
@@ -116,7 +116,7 @@ def test_verl_gets_the_same_trackers() -> None:
     assert environment["TENSORBOARD_DIR"] == "runs/one/tensorboard"
     assert environment["WANDB_RUN_ID"] == RunDir(Path("runs/one")).resources_id
     assert environment["WANDB_RESUME"] == "allow"
-    untracked = flat_config(resolve("fast", trainer="verl"))
+    untracked = flat_config(resolve("fast", trainer="verl", track=[]))
     assert untracked["trainer.logger"] == ["console", "file"]
     assert not [key for key in untracked if "WANDB" in key]
 
@@ -124,8 +124,35 @@ def test_verl_gets_the_same_trackers() -> None:
 def test_the_logger_of_verl_and_track_are_one_setting() -> None:
     given = parse_overrides(["trainer.logger=[console,file,wandb,swanlab]"])
     config = resolve("fast", trainer="verl", verl=given)
-    assert config.track == ["wandb"]
+    assert config.track == ["wandb", "swanlab"]
     assert flat_config(config)["trainer.logger"] == ["console", "file", "wandb", "swanlab"]
-    assert resolve("fast", trainer="verl", verl=given, track=["wandb"]).track == ["wandb"]
+    assert resolve("fast", trainer="verl", verl=given, track=["swanlab", "wandb"]).track == ["wandb", "swanlab"]
     with pytest.raises(ConfigError, match="one setting"):
         resolve("fast", trainer="verl", verl=given, track=["tensorboard"])
+
+
+def test_swanlab_gets_every_step_and_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("swanlab")
+    monkeypatch.setenv("SWANLAB_MODE", "local")
+    monkeypatch.chdir(tmp_path)
+    run = _run_dir(tmp_path)
+    check_trackers(["swanlab"])
+    with open_trackers(resolve("fast", track=["swanlab"]), run, first_step=0) as log:
+        for line in LINES:
+            log(line)
+    files = [path for path in (run.path / "swanlab").rglob("*") if path.is_file()]
+    assert any(b"validation/accuracy" in path.read_bytes() for path in files)
+    assert any(b"tasks_per_step" in path.read_bytes() for path in files)
+
+
+def test_a_missing_login_is_said_before_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_SAVE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path))
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found("json" if name == "swanlab" else name))
+    with pytest.raises(ConfigError, match="--track swanlab: nobody is logged in: run swanlab login"):
+        check_trackers(["swanlab"])
+    (tmp_path / ".netrc").write_text("machine api.swanlab.cn login x password y\n")
+    check_trackers(["swanlab"])

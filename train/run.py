@@ -16,7 +16,7 @@ from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console
 from groundwire.train.api.training import import_trainer, make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.options import given_settings, takes_settings
+from groundwire.train.cli.options import given_settings, takes_settings, with_preset
 from groundwire.train.cli.prepare import Job, format_config
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def main(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A setting by its name, e.g. learning_rate=1e-5; with verl any of its own, too",
-            metavar="[KEY=VALUE]...",
+            help="A preset, and settings by their names, e.g. learning_rate=1e-5; with verl any of its own, too",
+            metavar="[PRESET] [KEY=VALUE]...",
         ),
     ] = None,
     ci_fast: Annotated[bool, typer.Option("--ci-fast", help="One step, a few validation questions")] = False,
@@ -45,6 +45,9 @@ def main(
         str | None, typer.Option(help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR")
     ] = None,
     show_config: Annotated[bool, typer.Option("--print-config", help="Show every setting, and stop")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="With --print-config: show what differs from the published recipe")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything, and show tracebacks")] = False,
     version: Version = False,
 ) -> None:
@@ -57,14 +60,14 @@ def main(
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
         read_env_file()
-        given = {**short_form, **given_settings(settings, overrides or [])}
+        given = {**short_form, **given_settings(*with_preset(settings, overrides or []))}
         run = RunDir.open(resume) if resume else None
         job = make_job(given, resumed=run, dev=dev)
         shown = console()
         for note in job.notes:
             console(stderr=show_config).print(note, markup=False)
         if show_config:
-            shown.print(format_config(job, str(run.path) if run else "RUN_DIR"), markup=False)
+            shown.print(format_config(job, str(run.path) if run else "RUN_DIR", diff=diff), markup=False)
             return
         setup_logging(debug)
         if dev:

@@ -17,6 +17,7 @@ from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.summary import summarize
+from groundwire.train.artifacts.tracking import logged_in
 from groundwire.train.cli.prepare import Job, Objects, check_store_settings, default_trainer, prepare
 from groundwire.train.cli.resume import (
     config_for_resume,
@@ -27,6 +28,8 @@ from groundwire.train.cli.resume import (
     with_resume_hint,
 )
 from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.policy import STARTER_NOTES
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ def make_job(
     if resumed is None:
         local = dev or bool(objects.names())
         given.setdefault("trainer", default_trainer(given.get("config"), device=given.get("device"), dev=local))
-        config = resolve(given.pop("config", None) or "fast", **given)
+        config = _with_usable_trackers(resolve(given.pop("config", None) or "fast", **given), given)
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
     check_store_settings(config.external_store_address, config.token_file)
@@ -59,6 +62,13 @@ def make_job(
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
     return job
+
+
+def _with_usable_trackers(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """A preset's trackers are used if somebody is logged in; a tracker that was ``given`` is checked later."""
+    if given.get("track") is not None or LOGGER in (given.get("verl") or {}):
+        return config
+    return config.model_copy(update={"track": [name for name in config.track if logged_in(name)]})
 
 
 def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:

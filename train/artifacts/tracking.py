@@ -1,7 +1,7 @@
-"""Sends the metrics of a run to TensorBoard and Weights & Biases, for the local trainer.
+"""Sends the metrics of a run to TensorBoard, Weights & Biases and SwanLab, for the local trainer.
 
 verl has its own trackers and only gets their names (:mod:`groundwire.train.verl.hydra_config`). A resumed run continues
-in the same TensorBoard folder, and as the same run of W&B.
+in the same TensorBoard folder, and as the same run of W&B or SwanLab.
 """
 
 from __future__ import annotations
@@ -11,25 +11,58 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from groundwire.tools.secrets import masked_values
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["TENSORBOARD_FOLDER", "check_trackers", "flat_numbers", "open_trackers", "wandb_environment"]
+__all__ = ["TENSORBOARD_FOLDER", "check_trackers", "flat_numbers", "logged_in", "open_trackers", "wandb_environment"]
 
 TENSORBOARD_FOLDER = "tensorboard"
-_WANDB_PROJECT = "groundwire"
+_PROJECT = "groundwire"
+_WANDB_URL = "https://api.wandb.ai"
 
 Log = Callable[[int, dict[str, float]], None]
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise :class:`ConfigError` if a tracker's package is not installed, without importing it."""
+    """Raise :class:`ConfigError` if a tracker is not installed or not logged in, without importing it."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"--track {name}: its package is not installed: pip install -e '.[track]' in a clone")
+            extra = "swanlab" if name == "swanlab" else "track"
+            raise ConfigError(f"--track {name}: its package is not installed: pip install -e '.[{extra}]' in a clone")
+        if not logged_in(name):
+            raise ConfigError(
+                f"--track {name}: nobody is logged in: run {name} login, or set {name.upper()}_API_KEY, or "
+                f"{name.upper()}_MODE=offline"
+            )
+
+
+def logged_in(name: str) -> bool:
+    """Whether a tracker is installed and can be used without a question; nothing is imported."""
+    if importlib.util.find_spec(name) is None:
+        return False
+    if name == "wandb":
+        mode = os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+        url = os.environ.get("WANDB_BASE_URL") or _WANDB_URL
+        return bool(mode or os.environ.get("WANDB_API_KEY") or _in_netrc(url))
+    if name == "swanlab":
+        mode = os.environ.get("SWANLAB_MODE") in ("local", "offline", "disabled")
+        own = os.environ.get("SWANLAB_ROOT") or os.environ.get("SWANLAB_SAVE_DIR") or Path.home() / ".swanlab"
+        files = [Path(folder) / ".netrc" for folder in (".swanlab", own)]
+        return bool(mode or os.environ.get("SWANLAB_API_KEY") or any(file.is_file() for file in files))
+    return True
+
+
+def _in_netrc(url: str) -> bool:
+    try:
+        file = os.environ.get("NETRC") or Path.home() / ".netrc"
+        return str(urlsplit(url).hostname) in Path(file).read_text(errors="replace")
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -90,7 +123,7 @@ def _wandb(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
     variables = {name: os.environ.get(name) or value for name, value in wandb_environment(run).items()}
     try:
         wandb_run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or _WANDB_PROJECT,
+            project=os.environ.get("WANDB_PROJECT") or _PROJECT,
             name=run.path.name,
             id=variables["WANDB_RUN_ID"],
             resume="allow",
@@ -109,7 +142,32 @@ def _wandb(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
         wandb_run.finish()
 
 
+@contextmanager
+def _swanlab(config: Any, run: RunDir, first_step: int) -> Iterator[Log]:
+    import swanlab
+
+    mode = os.environ.get("SWANLAB_MODE") or "online"
+    resumed: dict[str, Any] = {"id": run.resources_id, "resume": "allow"} if mode == "online" else {}
+    try:
+        swanlab_run = swanlab.init(
+            project=os.environ.get("SWANLAB_PROJ_NAME") or _PROJECT,
+            name=run.path.name,
+            mode=mode,
+            log_dir=os.environ.get("SWANLAB_LOG_DIR") or str(run.path.resolve() / "swanlab"),
+            config=masked_values(config.to_dict()),
+            **resumed,
+        )
+    except Exception as error:  # SwanLab has no base class for its errors
+        message = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"--track swanlab: {message} (swanlab login, or SWANLAB_MODE=offline)") from error
+    try:
+        yield lambda step, metrics: swanlab_run.log(metrics, step=step)
+    finally:
+        swanlab_run.finish()
+
+
 _TRACKERS: dict[str, Callable[[Any, RunDir, int], AbstractContextManager[Log]]] = {
     "tensorboard": _tensorboard,
     "wandb": _wandb,
+    "swanlab": _swanlab,
 }

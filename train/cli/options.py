@@ -19,7 +19,7 @@ from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
-__all__ = ["given_settings", "takes_settings"]
+__all__ = ["given_settings", "takes_settings", "with_preset"]
 
 _JUDGE = {"judge_model": JudgeModel, "judge_base_url": JudgeBaseUrl, "judge": JudgePairs}
 _BY_PRESET = {name for presets in (PRESETS, VERL_PRESETS) for preset in presets.values() for name in preset}
@@ -84,6 +84,16 @@ def _option_type(annotation: Any) -> Any:
     """bool, int or float as declared, with or without None; text for everything else."""
     kinds = [kind for kind in (typing.get_args(annotation) or (annotation,)) if kind is not NoneType]
     return kinds[0] if kinds[0] in (bool, int, float) else str
+
+
+def with_preset(settings: Mapping[str, Any], arguments: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """The options and the ``KEY=VALUE`` arguments; a first argument that names a preset becomes ``config``."""
+    arguments = list(arguments)
+    if not arguments or arguments[0] not in {*PRESETS, *VERL_PRESETS}:
+        return dict(settings), arguments
+    if settings.get("config") not in (None, arguments[0]):
+        raise ConfigError(f"{arguments[0]} but --config {settings['config']}: give one preset")
+    return {**settings, "config": arguments[0]}, arguments[1:]
 
 
 def given_settings(

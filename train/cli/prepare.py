@@ -24,6 +24,7 @@ from groundwire.train.cli.judge_options import check_judge
 from groundwire.train.cli.resume import pin_data_dir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.presets import PRESETS
+from groundwire.train.config.published import differences
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy.pretrained import find_model, is_hub_name
@@ -69,8 +70,21 @@ class Job:
     notes: list[str]
 
 
+def _differences(config: RunConfig) -> list[str]:
+    if config.trainer != "verl":
+        return differences(config)
+    from groundwire.train.verl.hydra_config import count_devices, flat_config, uses_npu
+
+    return differences(config, flat_config(config, n_gpus=max(1, count_devices(npu=uses_npu(config)))))
+
+
 def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str:
-    """verl on a machine with verl and CUDA, else local. Importing torch takes seconds: only if verl is installed."""
+    """verl on a machine with verl and CUDA, or for a preset of its own, else local.
+
+    Importing torch takes seconds: only if verl is installed.
+    """
+    if preset in VERL_PRESETS.keys() - PRESETS.keys():
+        return "verl"
     local_only = dev or device == "cpu" or preset in PRESETS.keys() - VERL_PRESETS.keys()
     if local_only or importlib.util.find_spec("verl") is None:
         return "local"
@@ -227,8 +241,13 @@ def _check_device(device: str) -> None:
     check_device(device)
 
 
-def format_config(job: Job, run_dir: str) -> str:
-    """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`."""
+def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
+    """Every setting as JSON; with verl its whole configuration as YAML. Raises :class:`ConfigError`.
+
+    With ``diff`` it is what differs from the published recipe.
+    """
+    if diff:
+        return "\n".join(_differences(job.config)) or "no setting differs from the published recipe"
     if job.config.trainer != "verl":
         return json.dumps(masked_values(job.config.to_dict()), indent=2)
     from groundwire.train.verl.hydra_config import compose_for_run

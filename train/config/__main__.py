@@ -53,7 +53,7 @@ def _presets(name: str) -> str:
     by_value: dict[str, list[str]] = {}
     for trainer, presets in (("", PRESETS), ("verl ", VERL_PRESETS)):
         for preset, changes in presets.items():
-            if name in changes:
+            if name in changes and "-" not in preset:  # a variant of the preset before its hyphen
                 by_value.setdefault(_text(changes[name]), []).append(f"{trainer}{preset}")
     return "; ".join(f"`{value}`: {', '.join(presets)}" for value, presets in by_value.items())
 

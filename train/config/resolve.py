@@ -10,7 +10,7 @@ from groundwire.train.config.files import SUFFIXES, read_settings
 from groundwire.train.config.overrides import reject_verl_overrides, with_changes
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import with_run_names
+from groundwire.train.config.verl_names import with_published_names, with_run_names, without_verl
 from groundwire.train.config.verl_presets import VERL_PRESETS
 
 __all__ = ["preset_settings", "resolve", "with_file"]
@@ -26,10 +26,15 @@ def resolve(preset: str, **given: Any) -> RunConfig:
         settings.pop("runner_processes", None)  # a preset's belong to a store that lives with the run
     if chosen.get("agent") is not None:
         settings["backend"] = "custom"  # the framework is found from the agent
+    usual = {"backend": "langgraph", "domain": "spider"}
+    if chosen.get("agent") or any(chosen.get(name, value) != value for name, value in usual.items()):
+        settings.pop("agent_match", None)  # a preset's names the agents of the SQL graph
+    chosen = with_published_names(chosen)
     if verl:
         chosen = with_run_names(chosen)
-    else:
-        reject_verl_overrides(chosen.get("verl") or {})
+    elif chosen.get("verl"):
+        chosen = without_verl(chosen)
+        reject_verl_overrides(chosen["verl"])
     return RunConfig(**{**settings, **chosen, "config": preset})
 
 

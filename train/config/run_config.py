@@ -23,7 +23,7 @@ from groundwire.train.config.failures import failure_changes
 
 __all__ = ["TRACKERS", "AgentSettings", "RunConfig"]
 
-_Tracker = Literal["tensorboard", "wandb"]
+_Tracker = Literal["tensorboard", "wandb", "swanlab"]
 TRACKERS: tuple[str, ...] = get_args(_Tracker)
 
 _agent = partial(setting, panel="Agent")
@@ -139,7 +139,7 @@ class RunConfig(AgentSettings):
     device: str = _data("cpu", "cpu or cuda")
     seed: int = _data(0, "Seed of sampling and of the order of tasks")
     track: Annotated[list[_Tracker], BeforeValidator(_split_names)] = _data(
-        list, "Also send the metrics of each step to tensorboard, wandb or both", metavar="NAME,NAME"
+        list, "Also send the metrics of each step to tensorboard, wandb or swanlab", metavar="NAME,NAME"
     )
 
     steps: int = _training(28, "Training steps. With verl 0 means as many as its epochs have", ge=0)

@@ -8,7 +8,17 @@ from typing import Any
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
-__all__ = ["LOGGER", "MINIBATCH", "RUN_NAMES", "SHARED", "loss_keys", "with_run_names"]
+__all__ = [
+    "ESTIMATOR",
+    "LOGGER",
+    "MINIBATCH",
+    "RUN_NAMES",
+    "SHARED",
+    "loss_keys",
+    "with_published_names",
+    "with_run_names",
+    "without_verl",
+]
 
 SHARED: dict[str, str] = {
     "model": "actor_rollout_ref.model.path",
@@ -41,6 +51,8 @@ _UNSET = {"steps": (None,), "warmup_steps": (None, -1)}
 
 RUN_NAMES = {key: name for name, key in SHARED.items()}
 LOGGER = "trainer.logger"
+ESTIMATOR = "algorithm.adv_estimator"
+PORT = "agentlightning.port"
 MINIBATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 
 
@@ -84,10 +96,46 @@ def with_run_names(given: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"{key}={value} but {name} is {given[name]}: they are one setting, give it once")
             del overrides[key]
     if (logger := overrides.get(LOGGER)) is not None:
-        loggers = [logger] if isinstance(logger, str) else list(logger)
-        settings["track"] = [name for name in loggers if name in TRACKERS]
-        if given.get("track") and set(given["track"]) != set(settings["track"]):
-            raise ConfigError(
-                f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
-            )
+        settings["track"] = _trackers(logger, given)
     return {**settings, "verl": overrides}
+
+
+def with_published_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings, with those of the published commands that no trainer here has under the run's names.
+
+    Raises :class:`ConfigError` for files with tasks, which a domain reads.
+    """
+    settings, overrides = dict(given), dict(given.get("verl") or {})
+    for key in ("data.train_files", "data.val_files"):
+        if key in overrides:
+            raise ConfigError(
+                f"{key} cannot be set: give the folder of its files with --data-dir (or SPIDER_DATA_DIR); training "
+                "reads train_spider.parquet there, and validation test_dev_500.parquet or test_dev.parquet"
+            )
+    port = overrides.pop(PORT, None)
+    if port is not None:
+        settings["proxy_port"] = RunConfig.check_value("proxy_port", port, shown_as=PORT)
+        if given.get("proxy_port") not in (None, settings["proxy_port"]):
+            raise ConfigError(f"{PORT}={port} but proxy_port is {given['proxy_port']}: they are one setting")
+    return {**settings, "verl": overrides} if "verl" in given else settings
+
+
+def without_verl(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings for the local trainer: GRPO and its loggers, under verl's names, mean what they mean for verl."""
+    settings, overrides = dict(given), dict(given.get("verl") or {})
+    estimator = overrides.pop(ESTIMATOR, "grpo")
+    if estimator != "grpo":
+        raise ConfigError(f"{ESTIMATOR}={estimator}: the local trainer has grpo alone; --trainer verl has others")
+    if (logger := overrides.pop(LOGGER, None)) is not None:
+        settings["track"] = _trackers(logger, given)
+    return {**settings, "verl": overrides}
+
+
+def _trackers(logger: Any, given: Mapping[str, Any]) -> list[str]:
+    """The trackers among verl's loggers."""
+    found = [name for name in ([logger] if isinstance(logger, str) else list(logger)) if name in TRACKERS]
+    if given.get("track") and set(given["track"]) != set(found):
+        raise ConfigError(
+            f"{LOGGER}={logger} but --track {','.join(given['track'])}: they are one setting, give it once"
+        )
+    return found

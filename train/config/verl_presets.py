@@ -75,40 +75,76 @@ _LARGE: dict[str, Any] = {
 
 _REFERENCE: dict[str, Any] = {
     **_LARGE,
+    "agent_match": "write",
+    "check_last": True,
+    "table_info_truncate": 2048,
     "tasks_per_step": 32,
     "group_size": 4,
     "max_tokens": 2048,
     "max_model_len": 4096 + 2048,
+    "n_runners": 10,
+    "runner_processes": 5,
     "steps": 0,
+    "checkpoint_every": 64,
+    "track": ["wandb"],  # if one is logged in
     "trainer.total_epochs": 2,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.8,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": True,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": True,
+    "actor_rollout_ref.ref.fsdp_config.param_offload": True,
 }
-"""The published recipe for Spider: 32 prompts x 4, prompts of 4096 and replies of 2048 tokens, two epochs."""
+"""The published recipe for Spider: 32 prompts x 4, prompts of 4096 and replies of 2048 tokens, two epochs.
+
+``train.run --print-config --diff`` lists what still differs, with the reasons.
+"""
+
+_QWEN_3B: dict[str, Any] = {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-3B-Instruct"}
+
+
+def _matrix() -> dict[str, dict[str, Any]]:
+    """The published experiments with 3B: one or three turns, 2048 or 4096 characters, with the check trained or not."""
+    return {
+        f"qwen3b-turns{turns}-chars{chars}{'-check' if check else ''}": {
+            **_QWEN_3B,
+            "max_turns": turns,
+            "table_info_truncate": chars,
+            "execution_truncate": chars,
+            "agent_match": "write|check" if check else "write",
+        }
+        for turns in (1, 3)
+        for chars in (2048, 4096)
+        for check in (False, True)
+    }
+
 
 VERL_PRESETS: dict[str, dict[str, Any]] = {
-    # A check of the installation: minutes on one GPU.
+    # A check of the installation: one step of a small model and the whole validation, as published.
     "fast": {
-        **_LARGE,
+        **_REFERENCE,
         "model": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
-        "tasks_per_step": 16,
-        "group_size": 4,
-        "max_tokens": 512,
-        "max_model_len": 4096,
-        "steps": 20,
-        "val_tasks": 100,
-        "val_every": 10,
-        "checkpoint_every": 10,
+        "steps": 1,
+        "val_tasks": 0,
+        "val_every": 1,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
     },
     # The published reference.
     "qwen": {**_REFERENCE, "model": "Qwen/Qwen2.5-Coder-1.5B-Instruct"},
-    # A small model trained for tool calls: for the OpenAI Agents and MCP backends.
+    "qwen3b": _QWEN_3B,
+    **_matrix(),
+    # A small model trained for tool calls: for the OpenAI Agents and MCP backends, whose one agent is trained.
     "qwen3": {
-        **_REFERENCE,
+        **{name: value for name, value in _REFERENCE.items() if name != "agent_match"},
         "model": "Qwen/Qwen3-0.6B",
         "+data.apply_chat_template_kwargs.enable_thinking": False,
     },
     "llama": {
         **_REFERENCE,
         "model": "meta-llama/Llama-3.2-1B-Instruct",
+        "actor_rollout_ref.rollout.multi_turn.format": "llama3_json",
+    },
+    "llama3b": {
+        **_REFERENCE,
+        "model": "meta-llama/Llama-3.2-3B-Instruct",
         "actor_rollout_ref.rollout.multi_turn.format": "llama3_json",
     },
     # The reference with LoRA adapters: a fraction of the optimizer's memory, a larger learning rate.

@@ -22,6 +22,7 @@ from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_enviro
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
 from groundwire.train.config.verl_names import LOGGER, MINIBATCH, RUN_NAMES, SHARED, loss_keys
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
@@ -47,7 +48,7 @@ _FIXED = {
     "trainer.use_v1": "the rollouts run in verl's V1 trainer",
 }
 """Settings of verl that cannot be changed, and why."""
-_ESTIMATOR = "algorithm.adv_estimator"
+_ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
