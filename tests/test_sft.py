@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import random
 import sqlite3
@@ -36,6 +37,7 @@ from groundwire.train.sft.golds import GoldTurns, check_golds, make_questions, w
 from groundwire.train.sft.rollouts import accepted_rollouts
 from groundwire.train.sft.run import run
 from groundwire.train.sft.schema_variants import make_variant
+from groundwire.train.sft.several_gpus import check_gpus, read_steps, verl_settings, write_examples
 from groundwire.train.sft.trainer import SFTTrainer
 from groundwire.train.sft.wrong_queries import wrong_query
 
@@ -410,3 +412,58 @@ def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, 
     with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel: its model_type is 'gpt2'"):
         list(run(settings, resume=None, given={}))
     assert not list((tmp_path / "out").iterdir())
+
+
+VERL_KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_sft_keys.json").read_text()))
+
+
+def test_every_key_for_several_gpus_is_one_of_verls_trainer_or_marked_as_new(tmp_path: Path) -> None:
+    settings = SFTSettings(gpus=2, device="cuda")
+    values = verl_settings(settings, model=STARTER, learning_rate=1e-4, folder=tmp_path, batch=8)
+    assert not [key for key in values if key.lstrip("+") not in VERL_KEYS and not key.startswith("+")]
+    assert not [key for key in values if key.startswith("+") and key[1:] in VERL_KEYS]
+
+
+def test_verl_reads_the_examples_that_one_gpu_learns(tmp_path: Path) -> None:
+    examples = [Example([number, 5, 6], [7, number]) for number in range(2000)]
+    assert write_examples(tmp_path / "a" / "train.parquet", iter(examples)) == (2000, 10000)
+    values = verl_settings(SFTSettings(), model=STARTER, learning_rate=1e-4, folder=tmp_path, batch=8)
+    module, name = values["data.custom_cls.path"].removeprefix("pkg://"), values["data.custom_cls.name"]
+    dataset = getattr(importlib.import_module(module), name)(
+        parquet_files=str(tmp_path / "a" / "train.parquet"), tokenizer=None, config=None, processor=None, max_samples=-1
+    )
+    assert len(dataset) == 2000
+    row = {key: value.tolist() for key, value in dataset[1500].items()}
+    assert row == {
+        "input_ids": [1500, 5, 6, 7, 1500],
+        "position_ids": [0, 1, 2, 3, 4],
+        "loss_mask": [0, 0, 0, 1, 1],
+    }
+
+
+def test_the_log_of_verl_becomes_metrics(tmp_path: Path) -> None:
+    entries: list[dict[str, Any]] = [
+        {"step": 1, "data": {"train/loss": 2.0, "train/grad_norm": 1.0, "train/lr": 1e-4, "train/global_tokens": 9}},
+        {"step": 2, "data": {"train/loss": 1.0}},
+        {"step": 2, "data": {"val/loss": 1.5}},
+    ]
+    log = tmp_path / "verl.jsonl"
+    log.write_text("".join(json.dumps(each) + "\n" for each in entries) + '{"step": 3, "da')
+    assert read_steps(log) == [
+        {"step": 1, "loss": 2.0, "grad_norm": 1.0, "learning_rate": 1e-4, "tokens": 9},
+        {"step": 2, "loss": 1.0, "held_out_loss": 1.5},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cpu"}, "gpus is 2 and device 'cpu': give --device cuda"),
+        ({"time_limit_s": 5.0}, "time_limit_s is for one GPU"),
+        ({}, "gpus is 99, and torch finds"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused(settings: dict[str, Any], message: str) -> None:
+    count = 99 if not settings else 2
+    with pytest.raises(ConfigError, match=message):
+        check_gpus(SFTSettings(**{"gpus": count, "device": "cuda", **settings}))

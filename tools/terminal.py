@@ -70,7 +70,7 @@ def console(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on a terminal. Yields a function that advances it by one and may set its description."""
+    """Show a progress bar on a terminal. Yields a function that may set its description, and advances it (by one)."""
     shown = console(stderr=True)
     if not shown.is_terminal:  # a disabled bar still prints an empty line
         yield lambda *_: None
@@ -79,7 +79,7 @@ def progress(description: str, total: int) -> Iterator[Callable[..., None]]:
 
     with Progress(console=shown, transient=True) as bar:
         task = bar.add_task(description, total=total)
-        yield lambda text=None: bar.update(task, advance=1, description=text)
+        yield lambda text=None, by=1: bar.update(task, advance=by, description=text)
 
 
 @contextmanager

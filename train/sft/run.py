@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -25,9 +26,10 @@ from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained import find_model
 from groundwire.train.sft.accuracy import first_query_accuracy
 from groundwire.train.sft.batches import Row, Step, make_rows, make_steps
-from groundwire.train.sft.data import Groups, open_source
+from groundwire.train.sft.data import Data, Groups, open_source
 from groundwire.train.sft.examples import Example
 from groundwire.train.sft.rollouts import with_run_settings
+from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import SFTTrainer
 
 __all__ = ["run"]
@@ -43,6 +45,8 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     elif settings.rollouts:
         settings = with_run_settings(settings, given)
     check_device(settings.device)
+    if settings.gpus > 1:
+        check_gpus(settings)
     source = open_source(settings)
     yield f"data: {source.name}"
     folder = resume or _new_folder(settings)
@@ -50,58 +54,115 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     last = checkpoints.paths()[-1:] if resume else []
     with _deleted_if_empty(folder):
         with spinner("reading the model"):
-            model, tokenizer = load_policy(last[0] if last else find_model(settings.model))
+            path = last[0] if last else find_model(settings.model)
+            model, tokenizer = load_policy(path)
         check_supported(model)
         _check_length(model, settings)
         data = source.load(tokenizer)
-        trainer = SFTTrainer(model.to(settings.device), tokenizer, settings, checkpoints=checkpoints)
+        model = model.to(settings.device if settings.gpus == 1 else "cpu")
+        trainer = SFTTrainer(model, tokenizer, settings, checkpoints=checkpoints)
         reader = _Reader(data.groups, tokenizer, settings, trainer.tokens_per_forward)
         reader.check_lengths()
         val_rows = reader.rows(data.held_out)
         if last:
             trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
+        if resume:
+            _rewind(folder, trainer.step)
     _write_json(folder / "config.json", {"sft": settings.model_dump(mode="json")})
     yield f"run:  {folder}"
     yield f"      {data.size}"
     try:
-        yield from _train(trainer, reader, val_rows, folder, settings)
+        if settings.gpus > 1:
+            _train_on_gpus(trainer, reader, reader.fitting(data.held_out), folder, path)
+        else:
+            yield from _train(trainer, reader, val_rows, folder)
     except KeyboardInterrupt:
-        trainer.save()
+        if settings.gpus == 1:
+            trainer.save()
         raise CommandError(f"stopped; continue with python -m train.sft --resume {folder}", 130) from None
+    yield from _finish(trainer, data, folder, reader.left_out)
+
+
+def _finish(trainer: SFTTrainer, data: Data, folder: Path, left_out: int) -> Iterator[str]:
+    """Write the model, its accuracy and the summary."""
+    settings = trainer.settings
     trainer.save_model(folder / "model")
     yield f"model: {folder / 'model'}; {trainer.step} steps, {trainer.seconds:.0f} s"
-    summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": reader.left_out}
+    summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": left_out}
     if data.questions:
         with progress("Answering held-out questions", len(data.questions) * len(settings.backend)) as on_end:
-            accuracy = first_query_accuracy(trainer.model, tokenizer, data.questions, settings, on_end=on_end)
+            accuracy = first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end=on_end)
         summary |= {"held_out": len(data.questions), "first_query_accuracy": accuracy}
         for backend, share in accuracy.items():
             yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(data.questions)}"
     _write_json(folder / "summary.json", summary)
-    if reader.left_out:
-        yield f"note: {reader.left_out:,} turns were longer than max_model_len, {settings.max_model_len} tokens"
+    if left_out:
+        yield f"note: {left_out:,} turns were longer than max_model_len, {settings.max_model_len} tokens"
 
 
-def _train(
-    trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder: Path, settings: SFTSettings
-) -> Iterator[str]:
-    def on_step(metrics: dict[str, Any]) -> None:
-        if metrics["step"] % settings.val_every == 0 and val_rows:
-            metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
-        with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(metrics) + "\n")
-        held_out = f"  held out {metrics['held_out_loss']:.3f}" if "held_out_loss" in metrics else ""
-        text = f"step {metrics['step']}  loss {metrics['loss']:.3f}{held_out}  {metrics['seconds']:.0f} s"
-        on_end(text)
-        if held_out:
-            print(text, flush=True)
+def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder: Path) -> Iterator[str]:
+    with _reporting(folder) as report:
 
-    with progress("Training", reader.total) as on_end:
+        def on_step(metrics: dict[str, Any]) -> None:
+            if metrics["step"] % trainer.settings.val_every == 0 and val_rows:
+                metrics["held_out_loss"] = round(trainer.loss(val_rows), 4)
+            report(metrics)
+
         trainer.train(reader.steps(trainer.groups), on_step)
     if trainer.step:
         trainer.save()
     if val_rows:
         yield f"held-out loss: {trainer.loss(val_rows):.4f}"
+
+
+def _train_on_gpus(trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path) -> None:
+    """Train with verl, and read the trained model."""
+    began = time.monotonic()
+    with _reporting(folder) as report:
+
+        def on_step(metrics: dict[str, Any], total: int) -> None:
+            trainer.step, trainer.seconds = metrics["step"], time.monotonic() - began
+            progress = metrics["step"] / total
+            report({**metrics, "progress": round(progress, 4), "seconds": round(trainer.seconds, 2)})
+
+        trained = train_on_gpus(
+            trainer.settings,
+            model=model,
+            learning_rate=trainer.learning_rate,
+            examples=reader.examples(),
+            held_out=held_out,
+            folder=folder,
+            on_step=on_step,
+        )
+    trainer.model = load_policy(trained)[0].to(trainer.settings.device)
+
+
+@contextmanager
+def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yields a function that writes the metrics of a step and shows them."""
+    shown = 0.0
+    with progress("Training", 1) as advance, open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+
+        def report(metrics: dict[str, Any]) -> None:
+            nonlocal shown
+            file.write(json.dumps(metrics) + "\n")
+            file.flush()
+            held_out = f"  held out {metrics['held_out_loss']:.3f}" if "held_out_loss" in metrics else ""
+            text = f"step {metrics['step']}  loss {metrics['loss']:.3f}{held_out}  {metrics['seconds']:.0f} s"
+            advance(text, metrics["progress"] - shown)
+            shown = metrics["progress"]
+            if held_out:
+                print(text, flush=True)
+
+        yield report
+
+
+def _rewind(folder: Path, step: int) -> None:
+    """Delete the metrics after the last checkpoint: its next steps are repeated."""
+    with suppress(FileNotFoundError):
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        with atomic_write(folder / "metrics.jsonl") as part:
+            part.write_text("".join(lines[:step]), encoding="utf-8")
 
 
 class _Reader:
@@ -124,23 +185,32 @@ class _Reader:
             )
         self.left_out = 0
 
+    def fitting(self, examples: Sequence[Example]) -> list[Example]:
+        """The examples that fit into ``max_model_len``; the others are counted."""
+        found = [each for each in examples if len(each) <= self._settings.max_model_len]
+        self.left_out += len(examples) - len(found)
+        return found
+
     def rows(self, examples: Sequence[Example]) -> list[Row]:
         """The examples that fit, packed."""
-        fitting = [each for each in examples if len(each) <= self._settings.max_model_len]
-        self.left_out += len(examples) - len(fitting)
-        return make_rows(fitting, self._row_tokens)
+        return make_rows(self.fitting(examples), self._row_tokens)
+
+    def examples(self) -> Iterator[Example]:
+        """The examples of the whole training."""
+        return (each for group in self._from(0) for each in self.fitting(group))
 
     def steps(self, first: int) -> Iterator[Step]:
         """The steps that begin with the group of number ``first``."""
-        return make_steps(self._packed(first), self._settings.tokens_per_step, first=first, total=self.total)
+        packed = (self.rows(group) for group in self._from(first))
+        return make_steps(packed, self._settings.tokens_per_step, first=first, total=self.total)
 
-    def _packed(self, first: int) -> Iterator[list[Row]]:
+    def _from(self, first: int) -> Iterator[list[Example]]:
         epoch, groups = -1, self._groups.groups(0)
         for number in range(first, self.total):
             if number // len(groups) != epoch:
                 epoch = number // len(groups)
                 groups = self._groups.groups(epoch)
-            yield self.rows(self._groups.examples(self._tokenizer, groups[number % len(groups)], epoch))
+            yield self._groups.examples(self._tokenizer, groups[number % len(groups)], epoch)
 
 
 def _check_length(model: Any, settings: SFTSettings) -> None:

@@ -63,7 +63,8 @@ class SFTTrainer:
             metrics = self._update(step.rows, progress)
             self.step, self.groups = self.step + 1, step.groups
             self.seconds = before + time.monotonic() - began
-            on_step({"step": self.step, **metrics, "seconds": round(self.seconds, 2)})
+            metrics |= {"progress": round(progress, 4), "seconds": round(self.seconds, 2)}
+            on_step({"step": self.step, **metrics})
             if self.step % self.settings.checkpoint_every == 0:
                 self.save()
         self.model.eval()

@@ -36,6 +36,7 @@ __all__ = [
     "count_devices",
     "flat_config",
     "other_estimator",
+    "torch_attention",
     "uses_npu",
 ]
 
@@ -124,7 +125,7 @@ def flat_config(
     if not uses_npu(config) and importlib.util.find_spec("flash_attn") is None:
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
-        flat |= _torch_attention(plain)
+        flat |= torch_attention(plain)
     flat |= overrides
     if other_estimator(config) is None:
         flat[_ESTIMATOR] = ESTIMATOR
@@ -141,7 +142,7 @@ def flat_config(
     return flat
 
 
-def _torch_attention(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
+def torch_attention(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
     """torch's attention in place of flash-attn's: without padding where torch and the given settings allow it."""
     key = "actor_rollout_ref.model.use_remove_padding"
     if overrides.get(key, True) and importlib.util.find_spec("torch.nn.attention.varlen") and not _is_old_gpu():

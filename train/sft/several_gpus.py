@@ -1,0 +1,191 @@
+"""Supervised fine-tuning on several GPUs: verl's SFT trainer (FSDP) learns the same examples.
+
+The examples of all epochs are written as token ids first. verl shuffles them and computes each with its own prompt:
+replies do not share it, and a step has a number of examples, not of tokens.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from groundwire.tools.errors import CommandError
+from groundwire.tools.files import parse_json
+from groundwire.tools.startup import child_python_path
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.sft_settings import SFTSettings
+from groundwire.train.sft.examples import Example
+from groundwire.train.verl.hydra_config import INSTALL, count_devices, torch_attention
+
+__all__ = ["check_gpus", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
+
+_MIN_RATE = 0.05
+_LOG_POLL_S = 1.0
+
+
+def check_gpus(settings: SFTSettings) -> None:
+    """Raise :class:`ConfigError` if verl cannot train on ``settings.gpus`` GPUs of this machine."""
+    if settings.device != "cuda":
+        raise ConfigError(f"gpus is {settings.gpus} and device {settings.device!r}: give --device cuda")
+    if settings.time_limit_s is not None:
+        raise ConfigError("time_limit_s is for one GPU: with several give epochs")
+    if (found := count_devices(npu=False)) < settings.gpus:
+        raise ConfigError(f"gpus is {settings.gpus}, and torch finds {found} here")
+    if importlib.util.find_spec("verl") is None:
+        raise ConfigError(f"several GPUs train with verl, which is not installed: {INSTALL}")
+
+
+def train_on_gpus(
+    settings: SFTSettings,
+    *,
+    model: Path,
+    learning_rate: float,
+    examples: Iterable[Example],
+    held_out: list[Example],
+    folder: Path,
+    on_step: Callable[[dict[str, Any], int], None],
+) -> Path:
+    """Train with verl in other processes; returns the folder of the trained model.
+
+    ``on_step`` gets the metrics of each step and the number of all. A folder with checkpoints of verl is continued.
+    Raises :class:`CommandError` if verl fails.
+    """
+    count, tokens = write_examples(folder / "verl" / "train.parquet", examples)
+    held_out_count, _ = write_examples(folder / "verl" / "held_out.parquet", held_out)
+    batch = settings.gpus * max(1, round(settings.tokens_per_step * count / max(1, tokens) / settings.gpus))
+    batch = min(batch, count // settings.gpus * settings.gpus)
+    if not batch:
+        raise ConfigError(f"gpus is {settings.gpus}, and there are only {count} examples")
+    values = verl_settings(settings, model=model, learning_rate=learning_rate, folder=folder, batch=batch)
+    if held_out_count < batch:  # verl leaves out an incomplete batch
+        values["data.val_files"] = None
+    _run(values, folder, settings.gpus, lambda metrics: on_step(metrics, count // batch))
+    saved = sorted((folder / "verl").glob("global_step_*/huggingface"), key=lambda each: _step(each.parent))
+    if not saved:
+        raise CommandError(f"verl wrote no model: see {folder / 'verl.log'}")
+    return saved[-1]
+
+
+def verl_settings(
+    settings: SFTSettings, *, model: Path, learning_rate: float, folder: Path, batch: int
+) -> dict[str, Any]:
+    """The dotted keys of verl's SFT trainer; ``+`` marks keys that verl's files do not have, as in Hydra."""
+    values: dict[str, Any] = {
+        "model.path": str(model.resolve()),
+        "optim.lr": learning_rate,
+        "optim.lr_scheduler_type": "cosine",
+        "optim.min_lr_ratio": _MIN_RATE,
+        "optim.lr_warmup_steps": settings.warmup_steps,
+        "optim.weight_decay": settings.weight_decay,
+        "optim.betas": [0.9, 0.98],
+        "data.train_files": str((folder / "verl" / "train.parquet").resolve()),
+        "data.val_files": str((folder / "verl" / "held_out.parquet").resolve()),
+        "data.custom_cls.path": "pkg://groundwire.train.sft.verl_dataset",
+        "data.custom_cls.name": "TokenDataset",
+        "data.train_batch_size": batch,
+        "data.max_length": settings.max_model_len,
+        "data.max_token_len_per_gpu": max(settings.tokens_per_forward or 16384, settings.max_model_len),
+        "data.num_workers": 2,
+        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "trainer.default_local_dir": str((folder / "verl").resolve()),
+        "trainer.project_name": "groundwire",
+        "trainer.experiment_name": folder.name,
+        "trainer.logger": ["console", "file"],
+        "trainer.total_epochs": 1,
+        "trainer.seed": settings.seed,
+        "trainer.save_freq": settings.checkpoint_every,
+        "trainer.test_freq": settings.val_every,
+        "trainer.max_ckpt_to_keep": 2,
+        "trainer.n_gpus_per_node": settings.gpus,
+    }
+    if importlib.util.find_spec("flash_attn") is None:
+        values |= {key.replace("actor_rollout_ref.", ""): value for key, value in torch_attention({}).items()}
+    return values
+
+
+def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:
+    """Write the examples; returns their number and that of their tokens."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ids = pa.list_(pa.int32())
+    schema = pa.schema({"prompt_ids": ids, "reply_ids": ids})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    count = tokens = 0
+    with pq.ParquetWriter(file, schema) as writer:
+        for batch in _batches(examples, 1024):
+            columns = {
+                "prompt_ids": [each.prompt_ids for each in batch],
+                "reply_ids": [each.reply_ids for each in batch],
+            }
+            writer.write_table(pa.table(columns, schema=schema))
+            count, tokens = count + len(batch), tokens + sum(map(len, batch))
+    return count, tokens
+
+
+def _batches(examples: Iterable[Example], size: int) -> Iterator[list[Example]]:
+    batch: list[Example] = []
+    for example in examples:
+        batch.append(example)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    yield batch
+
+
+def _run(values: dict[str, Any], folder: Path, gpus: int, on_step: Callable[[dict[str, Any]], None]) -> None:
+    log, metrics = folder / "verl.log", folder / "verl.jsonl"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus}"]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    environment = {**os.environ, "PYTHONPATH": child_python_path(), "VERL_FILE_LOGGER_PATH": str(metrics.resolve())}
+    metrics.unlink(missing_ok=True)
+    with open(log, "ab") as output:
+        process = subprocess.Popen(  # noqa: S603
+            [*launcher, "-m", "verl.trainer.sft_trainer", *overrides, f"hydra.run.dir={json.dumps(str(folder))}"],
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
+        try:
+            seen = 0
+            while True:
+                ended = process.poll() is not None
+                steps = read_steps(metrics)
+                complete = len(steps) if ended else max(seen, len(steps) - 1)  # a held-out loss may follow
+                for each in steps[seen:complete]:
+                    on_step(each)
+                seen = complete
+                if ended:
+                    break
+                time.sleep(_LOG_POLL_S)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if process.returncode:
+        raise CommandError(f"verl's SFT trainer ended with status {process.returncode}: see {log}")
+
+
+def read_steps(file: Path) -> list[dict[str, Any]]:
+    """The metrics of each finished step in verl's log."""
+    found: dict[int, dict[str, Any]] = {}
+    names = {"train/loss": "loss", "train/grad_norm": "grad_norm", "train/lr": "learning_rate"}
+    names |= {"train/global_tokens": "tokens", "val/loss": "held_out_loss"}
+    with suppress(FileNotFoundError):
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            entry = parse_json(line)
+            step = found.setdefault(entry["step"], {"step": entry["step"]})
+            step |= {names[key]: value for key, value in entry["data"].items() if key in names}
+    return list(found.values())
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.rpartition("_")[2])
