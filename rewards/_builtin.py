@@ -9,8 +9,9 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_rewards(register: Callable[[str, str], None]) -> None:
-    """Spider's execution match made safe to train on, its dense form, and rule plus judge for answers in prose."""
+    """Spider's execution match made safe to train on, also dense or on neighbours; rule plus judge for prose."""
     register("executes", "groundwire.rewards.executes:executes")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_dense", "groundwire.rewards.spider.dense:spider_dense")
     register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")
+    register("spider_test_suite", "groundwire.rewards.spider.test_suite:spider_test_suite")

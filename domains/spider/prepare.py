@@ -23,6 +23,7 @@ import typer
 
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider import golds, loader
+from groundwire.domains.spider.neighbours import write_neighbours
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.files import read_json
 from groundwire.tools.terminal import Version, progress
@@ -39,12 +40,16 @@ app = typer.Typer(add_completion=False)
 def main(
     source: Annotated[Path, typer.Option(help="A Spider folder, or the zip it comes in")],
     out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it")],
+    neighbours: Annotated[
+        int,
+        typer.Option(min=0, max=16, help="Variants of each database for the reward spider_test_suite, at most"),
+    ] = 0,
     version: Version = False,
 ) -> None:
     """Check every gold query of a Spider download and write parquet files and copies of its databases."""
     with exit_on_user_error(exit_code=1):
         try:
-            report = prepare(source, out)
+            report = prepare(source, out, neighbours=neighbours)
         except OSError as error:
             cause = os.strerror(error.errno) if error.errno else str(error)
             file = error.filename2 or error.filename or out  # filename2: the target of a copy
@@ -52,12 +57,13 @@ def main(
     typer.echo(_summary(report, out))
 
 
-def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
+def prepare(source: Path, out: Path, *, timeout_s: float = 5.0, neighbours: int = 0) -> dict[str, Any]:
     """Write ``out`` from ``source`` and return its report. Raises :class:`DataError`, or OSError when writing fails.
 
     ``out`` gets ``train_spider.parquet``, ``test_dev.parquet``, ``test_dev_500.parquet`` (the source's own, else a
     sample), ``test.parquet`` if the source has a test set, ``database/``, ``test_database/`` (if the source has it) and
-    ``report.json``. A gold is slow after ``timeout_s`` seconds.
+    ``report.json``. A gold is slow after ``timeout_s`` seconds. ``neighbours`` is the largest number of
+    :mod:`groundwire.tools.neighbours` of a database; those that ``out`` has of the same data are kept.
     """
     if not source.exists():
         raise DataError(f"--source {source} does not exist; name a Spider folder or its zip.")
@@ -74,6 +80,10 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any
         _check_space(out.parent, {Path(task["db_path"]) for task in every})
         problems = golds.check_golds(every, timeout_s=timeout_s)
         report = _write(staging / "new", source.name, train=train, splits=splits, problems=problems)
+        if neighbours:
+            placed = [(task, _database_path(task)) for task in every]
+            report["neighbours"] = write_neighbours(staging / "new", out, placed, problems, neighbours)
+            _write_report(staging / "new", report)
         _swap(staging / "new", out, staging / "previous")
     return report
 
@@ -125,8 +135,12 @@ def _write(
             if golds.gold_of(task) in problems
         ],
     }
-    (target / loader.REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    _write_report(target, report)
     return report
+
+
+def _write_report(target: Path, report: dict[str, Any]) -> None:
+    (target / loader.REPORT).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _write_parquet(tasks: list[Task], file: Path) -> None:
@@ -237,6 +251,17 @@ def _summary(report: dict[str, Any], out: Path) -> str:
         f"{out}: {tasks}; {report['databases']:,} databases\n"
         f"left out of training: {left_out}\n"
         f"golds that fail, are slow or return no rows: {len(report['golds']):,}, listed in {out / loader.REPORT}"
+        f"{_neighbours_line(report.get('neighbours'))}"
+    )
+
+
+def _neighbours_line(made: dict[str, Any] | None) -> str:
+    if made is None:
+        return ""
+    without = f"; {len(made['databases_without'])} databases have none" if made["databases_without"] else ""
+    return (
+        f"\nneighbours: {made['files']:,}; of {made['near_misses']:,} near misses that the original databases accept, "
+        f"they separate {made['separated']:,}{without}"
     )
 
 

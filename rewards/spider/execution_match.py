@@ -70,15 +70,17 @@ def execution_match(
     *,
     mode: Literal["safe", "official"] = "safe",
     timeout_s: float = 5.0,
+    keep_distinct: bool = False,
 ) -> MatchResult:
     """Compare the results of ``predicted`` and ``gold`` on the SQLite file ``database``.
 
-    ``timeout_s`` limits each query and the comparison. Raises :class:`rewards.RewardError` if the gold fails or the
-    database cannot be read: the data is broken then, not the prediction.
+    ``keep_distinct`` leaves DISTINCT in both, which the official evaluator drops by default. ``timeout_s`` limits each
+    query and the comparison. Raises :class:`rewards.RewardError` if the gold fails or the database cannot be read: the
+    data is broken then, not the prediction.
     """
     if mode not in ("safe", "official"):
         raise ValueError(f"mode is 'safe' or 'official', not {mode!r}")
-    gold, predicted = first_statement(normalise(gold)), normalise(predicted)
+    gold, predicted = first_statement(normalise(gold, keep_distinct)), normalise(predicted, keep_distinct)
     predicted = first_statement(predicted) if mode == "official" else predicted.rstrip("; \t\r\n")
     try:
         return _compare(_file(os.fspath(database)), predicted, gold, mode, timeout_s)

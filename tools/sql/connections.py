@@ -29,6 +29,7 @@ import time
 from urllib.parse import quote
 
 __all__ = [
+    "DENIED_FUNCTIONS",
     "MAX_SQL_LENGTH",
     "MAX_VALUE_LENGTH",
     "Connection",
@@ -88,7 +89,7 @@ if _HAS_LIMITS:
 
 _ALLOWED = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 # Functions of some builds of SQLite or of its shell that load code, access files, or write to the error log.
-_DENIED_FUNCTIONS = frozenset(
+DENIED_FUNCTIONS = frozenset(
     {"edit", "eval", "fts3_tokenizer", "icu_load_collation", "load_extension", "readfile", "sqlite_log", "writefile"}
 )
 _ACTIONS = {
@@ -292,7 +293,7 @@ class Connection:
             # CREATE and DROP begin with a write to the schema table.
             schema = (first or "").lower().startswith("sqlite_") and action != sqlite3.SQLITE_ANALYZE
             self.refused = "changing the schema" if schema else _ACTIONS.get(action, f"action {action}")
-        elif action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED_FUNCTIONS:
+        elif action == sqlite3.SQLITE_FUNCTION and str(second).lower() in DENIED_FUNCTIONS:
             self.refused_function = str(second)
         elif not self.inline or self._is_little_work(action, str(first), str(second)):
             return sqlite3.SQLITE_OK

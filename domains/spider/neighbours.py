@@ -1,0 +1,50 @@
+"""The neighbours of a prepared folder's databases (:mod:`groundwire.tools.neighbours`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from groundwire.domains._types import Task
+from groundwire.domains.spider.golds import FAILS, SLOW, Gold, GoldProblem, gold_of
+from groundwire.tools.neighbours import FOLDER, Job, build_all
+from groundwire.tools.terminal import progress
+
+__all__ = ["write_neighbours"]
+
+
+def write_neighbours(
+    target: Path,
+    previous: Path,
+    tasks: Iterable[tuple[Task, str]],
+    problems: Mapping[Gold, GoldProblem],
+    count: int,
+) -> dict[str, Any]:
+    """Write at most ``count`` neighbours of each database of ``target``, and return the numbers for the report.
+
+    ``tasks`` are tasks with the place of their database in ``target``. ``previous`` is the folder of an earlier run.
+    """
+    by_database: dict[str, list[Task]] = {}
+    for task, place in tasks:
+        if gold_of(task) not in problems or problems[gold_of(task)].reason not in (FAILS, SLOW):
+            by_database.setdefault(place, []).append(task)
+    jobs = [
+        Job(
+            database=str(target / place),
+            golds=tuple(dict.fromkeys(task["query"] for task in own)),
+            questions=tuple(dict.fromkeys(task["question"] for task in own)),
+            folder=(target / place).parent / FOLDER,
+            count=count,
+            previous=(previous / place).parent / FOLDER,
+        )
+        for place, own in sorted(by_database.items())
+    ]
+    with progress("Making neighbours", len(jobs)) as advance:
+        built = build_all(jobs, on_end=advance)
+    return {
+        "files": sum(each.files for each in built),
+        "near_misses": sum(each.near_misses for each in built),
+        "separated": sum(each.separated for each in built),
+        "databases_without": {Path(each.database).stem: each.problem for each in built if not each.files},
+    }

@@ -1,0 +1,194 @@
+"""Make one variant of a database: other rows, the same tables, types, keys and links.
+
+Values come from the sampled rows, from the golds' conditions and from just beside them, so that each condition has rows
+on both sides. A column without repeated values keeps none, one without NULL keeps none, and a link's values exist in
+the table it points to: queries that mean the same for such data still agree.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groundwire.tools.neighbours.tables import Column, Schema, Table
+from groundwire.tools.sql import connections
+
+__all__ = ["Style", "make_rows", "write_database"]
+
+_WRITE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Style:
+    """``rows`` of a table; ``keep``: the share of values as in the sampled row; ``known``: of values from golds."""
+
+    rows: int
+    keep: float
+    known: float
+
+
+def make_rows(
+    schema: Schema, known: Mapping[str, Sequence[Any]], style: Style, rng: random.Random
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Rows for each table. ``known`` are values of golds by column name, in lower case."""
+    made: dict[str, list[tuple[Any, ...]]] = {}
+    values: dict[tuple[str, str], list[Any]] = {}
+    for table in schema.tables:
+        count = max(2, round(style.rows * rng.uniform(0.5, 1.5)))
+        base = [rng.choice(table.rows) if table.rows else None for _ in range(count)]
+        columns = [
+            _column_values(column, [row[i] if row else None for row in base], values, known, style, rng)
+            for i, column in enumerate(table.columns)
+        ]
+        rows = _without_repeated_keys(table, list(zip(*columns, strict=False)))
+        made[table.name] = rows
+        for i, column in enumerate(table.columns):
+            values[table.name.lower(), column.name.lower()] = [row[i] for row in rows if row[i] is not None]
+    return made
+
+
+def _column_values(
+    column: Column,
+    base: list[Any],
+    made: Mapping[tuple[str, str], list[Any]],
+    known: Mapping[str, Sequence[Any]],
+    style: Style,
+    rng: random.Random,
+) -> list[Any]:
+    count = len(base)
+    parents = made.get(column.link) if column.link else None
+    if parents:
+        if column.unique:
+            return rng.sample(sorted(set(parents), key=repr), k=min(count, len(set(parents))))
+        weights = [rng.random() ** 3 + 0.01 for _ in parents]
+        return _with_nulls(rng.choices(parents, weights, k=count), column, rng)
+    wanted = [value for value in known.get(column.name.lower(), ()) if _fits(value, column)]
+    near = [each for value in wanted for each in _near(value)]
+    if column.unique:
+        return _distinct(column, wanted, near, count, rng)
+    pool = list(column.values) or _invented(column, rng)
+    result = []
+    for kept in base:
+        if wanted and rng.random() < style.known:
+            result.append(rng.choice(wanted if rng.random() < 0.6 else near or wanted))
+        elif kept is not None and rng.random() < style.keep:
+            result.append(kept)
+        else:
+            result.append(rng.choice(pool))
+    return _with_nulls(result, column, rng)
+
+
+def _with_nulls(values: list[Any], column: Column, rng: random.Random) -> list[Any]:
+    if not column.null_share:
+        return values
+    return [None if rng.random() < min(column.null_share, 0.3) else value for value in values]
+
+
+def _distinct(column: Column, wanted: list[Any], near: list[Any], count: int, rng: random.Random) -> list[Any]:
+    own = list(column.values) or _invented(column, rng)
+    first = [value for value in dict.fromkeys([*wanted, *near]) if rng.random() < 0.8]
+    rest = rng.sample(own, k=len(own))
+    found = dict.fromkeys(_as_stored(value, column) for value in [*first[: count // 2 + 1], *rest])
+    numbers = [value for value in own if isinstance(value, (int, float))]
+    step = 1
+    while len(found) < count:
+        found.setdefault(max(numbers) + step if len(numbers) * 2 > len(own) else f"{rng.choice(own)} {step}")
+        step += 1
+    result = list(found)[:count]
+    rng.shuffle(result)
+    return result
+
+
+def _as_stored(value: Any, column: Column) -> Any:
+    """The value after SQLite's conversion for the column, so that no two become equal."""
+    if isinstance(value, str) and any(isinstance(each, (int, float)) for each in column.values):
+        try:
+            return int(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _fits(value: Any, column: Column) -> bool:
+    """A text does not go into a column of numbers, nor a number into one of texts."""
+    if not column.values:
+        return True
+    numeric = sum(isinstance(each, (int, float)) for each in column.values) * 2 > len(column.values)
+    if isinstance(value, str):
+        return not numeric or value.lstrip("-").replace(".", "", 1).isdigit()
+    return numeric or all(str(each).lstrip("-").replace(".", "", 1).isdigit() for each in column.values[:20])
+
+
+def _near(value: Any) -> list[Any]:
+    if isinstance(value, int):
+        return [value + 1, value - 1] if value else [1]
+    if isinstance(value, float):
+        return [value + 0.5, value - 0.5]
+    bare = value.strip("%")
+    if bare != value:  # a pattern of LIKE
+        return [bare, f"{bare} x", f"x {bare}", f"x {bare} x"]
+    return [f"{value} {suffix}" for suffix in ("x",)] if len(value) > 2 else []
+
+
+def _invented(column: Column, rng: random.Random) -> list[Any]:
+    """Values for a column of which no row is known."""
+    if any(part in column.type for part in ("INT", "NUM", "DEC", "REAL", "FLOA", "DOUB", "BOOL")):
+        return [rng.randrange(1, 60) for _ in range(8)]
+    return [f"{column.name} {letter}" for letter in "abcdefgh"]
+
+
+def _without_repeated_keys(table: Table, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    names = [column.name for column in table.columns]
+    key = [names.index(name) for name in table.key if name in names]
+    return list({tuple(row[i] for i in key): row for row in rows}.values()) if key else rows
+
+
+def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
+    """Write a new SQLite file. Rows that a constraint refuses are left out. Raises sqlite3.Error.
+
+    The tables are made by the statements of the original database. They are data: an authorizer lets them create
+    tables and views of this file and nothing else, and a deadline ends them.
+    """
+    deadline = time.perf_counter() + _WRITE_S
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.set_progress_handler(lambda: time.perf_counter() > deadline, 1000)
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
+        connection.set_authorizer(_authorize)
+        for table in schema.tables:
+            connection.execute(table.ddl)
+            names = ", ".join(connections.quote_identifier(column.name) for column in table.columns)
+            places = ", ".join("?" * len(table.columns))
+            target = connections.quote_identifier(table.name)
+            connection.executemany(
+                f"INSERT OR IGNORE INTO {target} ({names}) VALUES ({places})",  # noqa: S608
+                rows[table.name],
+            )
+        for view in schema.views:
+            try:
+                connection.execute(view)
+            except sqlite3.Error:
+                continue  # a query that needs it fails here, and this variant is not used for it
+        connection.set_authorizer(None)
+        connection.execute("COMMIT")
+
+
+_ALLOWED = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in ("CREATE_TABLE", "CREATE_VIEW", "CREATE_INDEX", "INSERT", "UPDATE", "READ", "FUNCTION", "SELECT")
+)
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    harmless = action in _ALLOWED and not (action == sqlite3.SQLITE_FUNCTION and str(second).lower() in _DENIED)
+    return sqlite3.SQLITE_OK if harmless else sqlite3.SQLITE_DENY
+
+
+_DENIED = connections.DENIED_FUNCTIONS

@@ -1,0 +1,233 @@
+"""Near misses of a gold query: one change each, as a policy makes them.
+
+Filters dropped or changed, columns swapped, MIN for MAX, DISTINCT, joins and limits changed, sets combined in another
+way. A query that sqlglot cannot parse has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["literals", "mutations", "parse"]
+
+_MAX_CHARS = 4000
+_MAX_MUTATIONS = 60
+
+
+def parse(sql: str) -> Any:
+    """The syntax tree of one query; None if the text is anything else, or too long."""
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    if len(sql) > _MAX_CHARS:
+        return None
+    try:
+        statements = sqlglot.parse(sql, read="sqlite")
+    except (SqlglotError, RecursionError):
+        return None
+    return statements[0] if len(statements) == 1 and isinstance(statements[0], exp.Query) else None
+
+
+def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Queries with one change each, at most sixty. ``columns`` are those of each table, all names in lower case."""
+    tree = parse(gold)
+    if tree is None:
+        return []
+    found: dict[str, None] = {}
+    with contextlib.suppress(RecursionError):
+        for index, node in enumerate(list(tree.walk())):
+            for change in _changes(node, columns):
+                copy = tree.copy()
+                target = next(each for i, each in enumerate(copy.walk()) if i == index)
+                changed = _apply(copy, target, change)
+                found.setdefault(changed.sql(dialect="sqlite"))
+        found.pop(tree.sql(dialect="sqlite"), None)
+    return list(found)[:_MAX_MUTATIONS]
+
+
+def _apply(root: Any, target: Any, change: Any) -> Any:
+    result = change(target)
+    return result if target is root and result is not None else root
+
+
+def _changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
+    """Functions that change a copy of ``node`` in its tree."""
+    from sqlglot import exp
+
+    if isinstance(node, exp.Select):
+        yield from _select_changes(node, columns)
+    elif isinstance(node, exp.AggFunc):
+        yield from _aggregate_changes(node)
+    elif isinstance(node, exp.Join):
+        yield from _join_changes(node)
+    elif isinstance(node, exp.SetOperation):
+        for kind in (exp.Union, exp.Intersect, exp.Except):
+            if kind is not type(node):
+                yield lambda each, kind=kind: _replace(
+                    each, kind(this=each.this.copy(), expression=each.expression.copy(), distinct=True)
+                )
+        yield lambda each: _replace(each, each.this.copy())
+    elif isinstance(node, (exp.Where, exp.Having, exp.Limit, exp.Order)):
+        yield lambda each: each.pop() and None
+    elif isinstance(node, exp.Ordered):
+        desc = not node.args.get("desc")
+        # SQLite's own place of NULL, or the text would have NULLS FIRST.
+        yield lambda each: _replace(each, exp.Ordered(this=each.this.copy(), desc=desc, nulls_first=not desc))
+    else:
+        yield from _condition_changes(node)
+
+
+def _condition_changes(node: Any) -> Iterator[Any]:
+    from sqlglot import exp
+
+    if isinstance(node, (exp.And, exp.Or)):
+        other = exp.Or if isinstance(node, exp.And) else exp.And
+        yield lambda each: _replace(each, each.left)
+        yield lambda each: _replace(each, each.right)
+        yield lambda each: _replace(each, other(this=each.left, expression=each.right))
+    elif isinstance(node, exp.Not):
+        yield lambda each: _replace(each, each.this)
+    elif isinstance(node, exp.Literal) and not node.is_string and _is_int(node.this):
+        for number in (int(node.this) + 1, int(node.this) - 1):
+            if number >= 0:
+                yield lambda each, number=number: _replace(each, exp.Literal.number(number))
+    for kind in _comparisons().get(type(node), ()):
+        yield lambda each, kind=kind: _replace(each, kind(this=each.left, expression=each.right))
+
+
+def _replace(node: Any, new: Any) -> Any:
+    if node.parent is not None:
+        node.replace(new)
+    return new
+
+
+def _comparisons() -> dict[Any, tuple[Any, ...]]:
+    from sqlglot import exp
+
+    return {
+        exp.GT: (exp.GTE, exp.LT),
+        exp.GTE: (exp.GT, exp.LTE),
+        exp.LT: (exp.LTE, exp.GT),
+        exp.LTE: (exp.LT, exp.GTE),
+        exp.EQ: (exp.NEQ, exp.GTE),
+        exp.NEQ: (exp.EQ,),
+        exp.Like: (exp.EQ,),
+    }
+
+
+def _aggregate_changes(node: Any) -> Iterator[Any]:
+    from sqlglot import exp
+
+    inner = node.this
+    if isinstance(node, exp.Count):
+        if isinstance(inner, exp.Distinct) and len(inner.expressions) == 1:
+            yield lambda each: each.set("this", each.this.expressions[0])
+        elif isinstance(inner, exp.Column) and not isinstance(inner.this, exp.Star):
+            yield lambda each: each.set("this", exp.Distinct(expressions=[each.this]))
+        return
+    if not isinstance(node, exp.Min | exp.Max | exp.Sum | exp.Avg):
+        return
+    for kind in (exp.Min, exp.Max, exp.Sum, exp.Avg):
+        if kind is not type(node):
+            yield lambda each, kind=kind: _replace(each, kind(this=each.this.copy()))
+
+
+def _select_changes(node: Any, columns: Mapping[str, Sequence[str]]) -> Iterator[Any]:
+    from sqlglot import exp
+
+    if node.args.get("distinct"):
+        yield lambda each: each.set("distinct", None)
+    elif isinstance(node.parent, exp.Subquery | exp.In) or all(each.find(exp.AggFunc) for each in node.expressions):
+        pass  # it makes no difference there
+    elif not node.args.get("group"):
+        yield lambda each: each.set("distinct", exp.Distinct())
+    tables = {t.alias_or_name.lower(): t.name.lower() for t in node.find_all(exp.Table)}
+    for position, selected in enumerate(node.expressions):
+        column = selected.find(exp.Column)
+        if column is None or isinstance(column.this, exp.Star):
+            continue
+        name, owner = column.name.lower(), tables.get(column.table.lower(), "")
+        owners = [owner] if owner else list(tables.values())
+        siblings = next((list(columns[o]) for o in owners if name in columns.get(o, ())), [])
+        for sibling in _next_two(siblings, name):
+            yield (
+                lambda each, position=position, sibling=sibling: (
+                    each.expressions[position].find(exp.Column).set("this", exp.to_identifier(sibling, quoted=True))
+                )
+            )
+
+
+def _next_two(names: list[str], name: str) -> list[str]:
+    at = names.index(name) if name in names else 0
+    return [each for each in (names[at + 1 :] + names[:at])[:2] if each != name]
+
+
+def _join_changes(node: Any) -> Iterator[Any]:
+    if not node.args.get("side"):
+        yield lambda each: each.set("side", "LEFT")
+    else:
+        yield lambda each: each.set("side", None)
+    used = {column.table.lower() for column in node.parent_select.find_all(_column())} if node.parent_select else set()
+    on = {column.table.lower() for column in node.find_all(_column())}
+    if node.this.alias_or_name.lower() not in used - on:
+        yield lambda each: each.pop() and None
+
+
+def _column() -> Any:
+    from sqlglot import exp
+
+    return exp.Column
+
+
+def _is_int(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16
+
+
+def literals(gold: str) -> tuple[dict[str, list[Any]], list[int], list[tuple[str, str]]]:
+    """The values that ``gold`` compares columns with (by column name, in lower case), the numbers that it compares
+    counts with, and the pairs of column names that it compares with one another."""
+    from sqlglot import exp
+
+    tree = parse(gold)
+    values: dict[str, list[Any]] = {}
+    counts: list[int] = []
+    pairs: list[tuple[str, str]] = []
+    if tree is None:
+        return values, counts, pairs
+    kinds = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Like, exp.Between, exp.In)
+    for node in tree.find_all(*kinds):
+        parts = [node.this, *(node.args.get(key) for key in ("expression", "low", "high")), *node.expressions]
+        names = [part.name.lower() for part in parts if isinstance(part, exp.Column) and not _is_text(part)]
+        found = [value for part in parts if part is not None and (value := _value(part)) is not None]
+        if isinstance(node.this, exp.AggFunc):
+            counts += [value for value in found if isinstance(value, int)]
+        elif len(names) == 2 and isinstance(node, exp.EQ):
+            pairs.append((names[0], names[1]))
+        for name in names[:1]:
+            values.setdefault(name, []).extend(found)
+    return values, counts, pairs
+
+
+def _is_text(column: Any) -> bool:
+    """SQLite takes a name in double quotes for a text if no column has it, and Spider writes texts so."""
+    return not column.table and bool(column.this.args.get("quoted"))
+
+
+def _value(node: Any) -> Any:
+    from sqlglot import exp
+
+    if isinstance(node, exp.Neg):
+        inner = _value(node.this)
+        return -inner if isinstance(inner, (int, float)) else None
+    if isinstance(node, exp.Column):
+        return node.name if _is_text(node) else None
+    if not isinstance(node, exp.Literal):
+        return None
+    if node.is_string:
+        return node.this
+    with contextlib.suppress(ValueError):
+        return int(node.this) if _is_int(node.this) else float(node.this)
+    return None

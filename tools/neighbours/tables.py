@@ -1,0 +1,155 @@
+"""The tables of a database with a sample of their rows: all that its neighbours are made of.
+
+At most a few hundred rows of a table are read, so a database of any size takes the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from groundwire.tools.sql import DatabaseError, QueryError, connections, run_query
+
+__all__ = ["Column", "Schema", "Table", "read_schema"]
+
+_SAMPLE_ROWS = 200
+_SAMPLE_BYTES = 1_000_000
+_MAX_TABLES = 200
+
+
+@dataclass(frozen=True)
+class Column:
+    """``unique``: no value occurs twice, by declaration or in the sample. ``link``: table and column of the values."""
+
+    name: str
+    type: str
+    unique: bool
+    null_share: float
+    values: tuple[Any, ...]
+    link: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """``rows`` are the sampled ones, with the values of ``columns`` in their order."""
+
+    name: str
+    ddl: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Tables so that each follows those that it is linked to, and the statements that make the views."""
+
+    tables: tuple[Table, ...]
+    views: tuple[str, ...] = field(default=())
+
+    def columns_by_table(self) -> dict[str, list[str]]:
+        """The names of the columns of each table, in lower case."""
+        return {table.name.lower(): [column.name.lower() for column in table.columns] for table in self.tables}
+
+
+def read_schema(database: str, pairs: Sequence[tuple[str, str]] = ()) -> Schema:
+    """The schema of the SQLite file ``database`` with sampled rows.
+
+    ``pairs`` are names of columns that queries compare with each other: links that no foreign key declares. Raises
+    :class:`groundwire.tools.sql.DatabaseError`, also for a database with virtual tables, which cannot be made again.
+    """
+    try:
+        with contextlib.closing(connections.open_readonly(database)) as connection:
+            entries = connection.execute(
+                "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND sql IS NOT NULL"
+                " AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+            ).fetchall()
+            tables = [_read_table(connection, database, name, ddl) for kind, name, ddl in entries if kind == "table"]
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseError(connections.read_error(database, error)) from error
+    if len(tables) > _MAX_TABLES:
+        raise DatabaseError(f"{database} has {len(tables)} tables; neighbours are made of {_MAX_TABLES} at most")
+    views = tuple(ddl for kind, _, ddl in entries if kind == "view")
+    return Schema(_sorted_by_links(_with_observed_links(tables, pairs)), views)
+
+
+def _read_table(connection: Any, database: str, name: str, ddl: str) -> Table:
+    if ddl[:20].upper().startswith("CREATE VIRTUAL"):
+        raise DatabaseError(f"{database} has the virtual table {name}; databases with one have no neighbours")
+    quoted = connections.quote_identifier(name)
+    described = [row for row in connection.execute(f"PRAGMA table_xinfo({quoted})") if row[6] == 0]
+    names = [row[1] for row in described]
+    key = tuple(row[1] for row in sorted(described, key=lambda row: row[5]) if row[5])
+    links: dict[str, tuple[str, str]] = {}
+    for _, _, parent, child, target, *_ in connection.execute(f"PRAGMA foreign_key_list({quoted})"):
+        links[child.lower()] = (parent.lower(), (target or "").lower())
+    selected = ", ".join(map(connections.quote_identifier, names))
+    try:
+        sql = f"SELECT {selected} FROM {quoted}"  # noqa: S608 - quoted names
+        rows = run_query(database, sql, max_rows=_SAMPLE_ROWS, max_bytes=_SAMPLE_BYTES).rows
+    except QueryError:
+        rows = []
+    columns = []
+    for index, (_, column, kind, *_) in enumerate(described):
+        values = [row[index] for row in rows if row[index] is not None]
+        columns.append(
+            Column(
+                name=column,
+                type=kind.upper(),
+                unique=key == (column,) or (len(values) > 1 and len(set(values)) == len(values)),
+                null_share=1 - len(values) / len(rows) if rows else 0.0,
+                values=tuple(dict.fromkeys(values)),
+                link=links.get(column.lower()),
+            )
+        )
+    return Table(name=name, ddl=ddl, columns=tuple(columns), key=key, rows=tuple(rows))
+
+
+def _with_observed_links(tables: list[Table], pairs: Sequence[tuple[str, str]]) -> list[Table]:
+    """The tables with full links: the key of a parent that is not named, and pairs whose values are a subset."""
+    by_name = {table.name.lower(): table for table in tables}
+    wanted = set(pairs) | {(b, a) for a, b in pairs}
+    found = []
+    for table in tables:
+        columns = []
+        for column in table.columns:
+            link = _declared_link(column, by_name)
+            if link is None and column.values:
+                link = _observed_link(table, column, tables, wanted)
+            columns.append(replace(column, link=link))
+        found.append(replace(table, columns=tuple(columns)))
+    return found
+
+
+def _declared_link(column: Column, tables: Mapping[str, Table]) -> tuple[str, str] | None:
+    if column.link is None or (parent := tables.get(column.link[0])) is None:
+        return None
+    target = column.link[1] or (parent.key[0].lower() if parent.key else "")
+    return (column.link[0], target) if target in {each.name.lower() for each in parent.columns} else None
+
+
+def _observed_link(
+    table: Table, column: Column, tables: Sequence[Table], wanted: set[tuple[str, str]]
+) -> tuple[str, str] | None:
+    for parent in tables:
+        for other in parent.columns:
+            if parent is table or not other.unique or (column.name.lower(), other.name.lower()) not in wanted:
+                continue
+            if (column.unique and table.name > parent.name) or not column.unique:
+                return parent.name.lower(), other.name.lower()
+    return None
+
+
+def _sorted_by_links(tables: Sequence[Table]) -> tuple[Table, ...]:
+    """Parents first; in a cycle the order of the file."""
+    left, done, result = list(tables), set[str](), list[Table]()
+    while left:
+        ready = [t for t in left if all(c.link is None or c.link[0] in done | {t.name.lower()} for c in t.columns)]
+        table = (ready or left)[0]
+        left.remove(table)
+        done.add(table.name.lower())
+        result.append(table)
+    return tuple(result)

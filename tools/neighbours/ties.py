@@ -1,0 +1,75 @@
+"""Whether the result of a query depends on the order in which SQLite happens to read rows."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from groundwire.tools.neighbours.mutations import parse
+from groundwire.tools.sql import QueryError, run_query
+
+__all__ = ["TieProbe", "depends_on_ties", "tie_probes"]
+
+TieProbe = tuple[str, int, int | None]
+"""A query without its limit and with its sort keys as last columns, the number of keys, the last row of its limit."""
+
+_TIMEOUT_S = 1.0
+_MAX_ROWS = 5000
+
+
+def tie_probes(gold: str) -> list[TieProbe]:
+    """The probes of all SELECTs of ``gold`` with ORDER BY; without those that sqlglot cannot change."""
+    from sqlglot import exp
+
+    tree = parse(gold)
+    if tree is None:
+        return []
+    found: list[TieProbe] = []
+    with contextlib.suppress(RecursionError):
+        for select in tree.find_all(exp.Select):
+            # An order without a limit matters at the end of the query only.
+            if select.args.get("order") and (select.args.get("limit") or select is tree):
+                found.append(_probe(select.copy()))
+    return found
+
+
+def _probe(select: Any) -> TieProbe:
+    from sqlglot import exp
+
+    aliases = {each.alias.lower(): each.this for each in select.expressions if isinstance(each, exp.Alias)}
+    keys = []
+    for ordered in select.args["order"].expressions:
+        key = ordered.this
+        if isinstance(key, exp.Column) and not key.table and key.name.lower() in aliases:
+            key = aliases[key.name.lower()]
+        elif isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(select.expressions):
+            key = select.expressions[int(key.this) - 1].unalias()
+        keys.append(key.copy())
+    limit, offset = (_number(select.args.get(name)) for name in ("limit", "offset"))
+    last = None if limit is None else limit + (offset or 0)
+    select.set("limit", None)
+    select.set("offset", None)
+    select.set("expressions", [*select.expressions, *keys])
+    return select.sql(dialect="sqlite"), len(keys), last
+
+
+def _number(node: Any) -> int | None:
+    try:
+        return int(node.expression.this) if node is not None else None
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def depends_on_ties(database: str, probes: Sequence[TieProbe]) -> bool:
+    """Whether two different rows with equal sort keys meet where their order, or the limit, makes a difference."""
+    for sql, keys, last in probes:
+        try:
+            rows = run_query(database, sql, timeout_s=_TIMEOUT_S, max_rows=_MAX_ROWS).rows
+        except QueryError:  # the probe of a correlated subquery
+            continue
+        end = len(rows) if last is None else last + 1
+        if any(a[-keys:] == b[-keys:] and a[:-keys] != b[:-keys] for a, b in itertools.pairwise(rows[:end])):
+            return True
+    return False
