@@ -131,7 +131,10 @@ class PromptTooLongError(EndpointError):
 
 @runtime_checkable
 class Backend(Protocol):
-    """An agent framework. ``agents`` are the names that ``agent_match`` can select; empty if unknown in advance."""
+    """An agent framework. ``agents`` are the names that ``agent_match`` can select; empty if unknown in advance.
+
+    With the optional attribute ``reads_only = True`` its agents get the task's database itself, else a private copy.
+    """
 
     agents: tuple[str, ...]
 

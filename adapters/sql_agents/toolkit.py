@@ -28,6 +28,7 @@ class SQLToolkit:
     ``full``, with rules and common mistakes for models that read instructions.
     """
 
+    reads_only = True
     table_info_truncate: int | None = None
     example_values: int = 3
     show_keys: bool = True

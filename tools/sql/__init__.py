@@ -6,11 +6,14 @@ in a process of its own (:mod:`groundwire.tools.sql._query_worker`), and an erro
 continue (:mod:`groundwire.tools.sql.errors`).
 """
 
+from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
 from groundwire.tools.sql.errors import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, SqlError
 from groundwire.tools.sql.query import QueryResult, is_sqlite, render, run_query
 
 __all__ = [
+    "DatabaseCopies",
     "DatabaseError",
+    "DatabaseStates",
     "NotAllowedError",
     "QueryError",
     "QueryResult",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -112,6 +113,9 @@ def run_evaluation(
         except KeyboardInterrupt:
             kept = "" if run.is_empty() else f"; the samples that were complete are in {run.path}"
             raise CommandError(f"stopped{kept}", 130) from None
+        finally:
+            if warning := job.databases.warning():
+                print(f"warning: {warning}", file=sys.stderr)
     return run, table_entry(run, job.domain)
 
 

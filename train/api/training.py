@@ -173,6 +173,8 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
         from groundwire.train.verl import launch
 
         launch.collect(run)
+    if warning := job.databases.warning():
+        print(f"warning: {warning}", file=sys.stderr)
     if not (metrics := run.metrics()):
         return {}
     note = STARTER_NOTES[domains.answer_form(job.domain)] if job.config.model == "starter" else ""
@@ -180,6 +182,8 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
     with suppress(RunDirError):  # a validation cannot be read: the means in the metrics remain
         for name, change in paired_changes(run).items():
             summary[name] |= change if "after" in summary[name] else {}
+    if warning:
+        summary["warning"] = warning
     run.write_json("summary.json", summary)
     with spinner("writing rollouts.parquet and the curve"):
         damaged = run.merge_rollouts()

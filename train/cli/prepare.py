@@ -15,6 +15,7 @@ from groundwire import adapters, domains, rewards
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets, masked_values
+from groundwire.tools.sql import DatabaseStates
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.algorithms.model_size import rl_learning_rate
@@ -67,6 +68,8 @@ class Job:
     backend: adapters.Backend
     reward: rewards.Reward
     objects: Objects
+    databases: DatabaseStates
+    """The state of the databases before any rollout."""
     notes: list[str]
 
 
@@ -135,6 +138,7 @@ def prepare(
         backend=backend,
         reward=reward,
         objects=objects,
+        databases=DatabaseStates.of({domain.database(task) for task in (*data.train, *data.validation)} - {""}),
         notes=notes,
     )
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from agentlightning.emitter import emit_reward
@@ -24,6 +27,7 @@ from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, answer_form, visible_columns
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import mask_secrets, masked_values
+from groundwire.tools.sql import DatabaseCopies
 from groundwire.train.config.failures import zero_failures
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
@@ -43,7 +47,8 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
     """Runs one backend on the tasks of one domain, scored by one reward.
 
     ``failures`` is the setting of that name; ``check`` is for the requests of a store that other processes can write
-    to.
+    to. An agent gets one of the ``copies`` of its database, unless its backend has ``reads_only = True``; the reward
+    reads the original.
     """
 
     def __init__(
@@ -55,8 +60,10 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         timeout_s: float = 120.0,
         failures: str = "",
         check: RequestCheck | None = None,
+        copies: DatabaseCopies | None = None,
     ) -> None:
         super().__init__()
+        self._copies = copies or DatabaseCopies()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
         self._check, self._final = check, _NEVER_RETRIED | zero_failures(failures)
 
@@ -94,19 +101,49 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
     ) -> adapters.Answer:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""
         _, endpoint = _policy(resources, rollout)
-        question = adapters.Question(
-            id=task["id"],
-            text=task["question"],
-            database=self.domain.database(task),
-            form=answer_form(self.domain),
-            columns=visible_columns(self.domain, task),
-        )
+        async with self._private(task) as (private, database):
+            question = adapters.Question(
+                id=task["id"],
+                text=task["question"],
+                database=database,
+                form=answer_form(self.domain),
+                columns=visible_columns(self.domain, private),
+            )
+            try:
+                return await self.backend.run(question, endpoint)
+            except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # an agent's SystemExit or KeyboardInterrupt ends its rollout, not the run
+                raise adapters.AgentError(f"the agent raised {error!r}") from error
+
+    @asynccontextmanager
+    async def _private(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:
+        """The task with a copy in place of its database, and the copy's path."""
+        database = self.domain.database(task)
+        if not self._may_write(database):
+            yield task, database
+            return
         try:
-            return await self.backend.run(question, endpoint)
-        except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):
+            copy = await asyncio.to_thread(self._copies.take, database)
+        except OSError as error:
+            raise adapters.ToolError(
+                f"the agent's copy of {database} cannot be made: {error}; make room, or set TMPDIR to another folder"
+            ) from error
+        reusable = True
+        try:
+            yield {name: copy.path if value == database else value for name, value in task.items()}, copy.path
+        except asyncio.CancelledError:  # the agent's thread runs on
+            reusable = False
             raise
-        except BaseException as error:  # an agent's SystemExit or KeyboardInterrupt ends its rollout, not the run
-            raise adapters.AgentError(f"the agent raised {error!r}") from error
+        finally:
+            self._copies.give_back(copy, reusable=reusable)
+
+    def _may_write(self, database: str) -> bool:
+        return os.path.isfile(database) and not getattr(self.backend, "reads_only", False)
+
+    def close(self) -> None:
+        """Remove the copies of databases."""
+        self._copies.close()
 
     async def _own_reward(
         self,
@@ -120,7 +157,8 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         backend.agent.set_runner(self.get_runner())
         # One resource: Agent Lightning warns if an agent of the first one finds two.
         given = {MAIN_LLM: policy.model_copy(update={"sampling_parameters": dict(endpoint.sampling)})}
-        value = await backend.rollout(task, given, rollout, endpoint)
+        async with self._private(task) as (private, _):
+            value = await backend.rollout(private, given, rollout, endpoint)
         if not isinstance(value, int | float):
             raise rewards.RewardError(f"the agent's rollout returned {value!r:.200}: it returns its reward as a number")
         return emit_reward(rewards.total(value), propagate=False)
@@ -195,6 +233,7 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
         super().__init__()
         self._check, self._reward = check, make_reward(check.settings, check.domain)
         self._agents: dict[AgentSettings, RolloutAgent] = {}
+        self._copies = DatabaseCopies()
         self._agent_for({})
 
     async def rollout_async(
@@ -212,10 +251,13 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
         return await agent.rollout_async(task, resources, rollout)
 
     async def stop(self) -> None:
-        """Close the connections and processes of the backends."""
+        """Close the connections and processes of the backends, and check that the databases are unchanged."""
         for agent in self._agents.values():
             if isinstance(agent.backend, adapters.Stoppable):
                 await agent.backend.stop()
+        self._copies.close()
+        if warning := self._copies.originals.warning():
+            _log.warning("%s", warning)
 
     def _agent_for(self, given: Any) -> RolloutAgent:
         check = self._check.for_rollout(given)
@@ -232,5 +274,6 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
                 timeout_s=settings.rollout_timeout_s,
                 failures=settings.failures,
                 check=check,
+                copies=self._copies,
             )
         return self._agents[settings]

@@ -163,6 +163,7 @@ class RolloutRuntime:
             token = token_for(external, config.token_file)
             store = StoreClient(external, token=token, timeout_s=config.step_deadline_s)
             await self._start_part(store)
+        self._parts.callback(self._agent.close)
         proxy = self._proxy(store)
         await self._start_part(proxy)
         if isinstance(self._agent.backend, adapters.Stoppable):

@@ -1,0 +1,195 @@
+"""Private copies of databases, for agents whose own tools could change them; and a check that originals are unchanged.
+
+A copy belongs to one rollout at a time. If its agent left it unchanged, a later rollout gets it: it is copied once, its
+path stays the same, and the agent's caches work. A database of more than 16 MB has one copy for all rollouts of the
+process, in read-only mode. An agent that runs as root can change it nevertheless; later rollouts get a new copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from groundwire.tools.sql.connections import signature
+
+__all__ = ["DatabaseCopies", "DatabaseCopy", "DatabaseStates"]
+
+_log = logging.getLogger(__name__)
+_PRIVATE_BYTES = 16 << 20
+_IDLE_BYTES = 256 << 20
+"""Bytes of copies that are kept for later rollouts; the one that was used last is always kept."""
+_LOGS = ("-wal", "-journal")
+_FICLONE = 0x40049409
+_State: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
+
+
+class DatabaseStates(dict[str, _State]):
+    """The state of database files by path: their inode, time of modification and size, and those of their logs."""
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> DatabaseStates:
+        """The state of the files now."""
+        return cls((path, _state(path)) for path in paths)
+
+    def warning(self) -> str:
+        """A message that names the files that have changed since; empty if none has."""
+        changed = [path for path, state in self.items() if _state(path) != state]
+        if not changed:
+            return ""
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        return (
+            f"{len(changed)} of {len(self)} databases were changed during the run ({', '.join(changed[:3])}{more}): "
+            "rewards before and after the change cannot be compared. If a tool of the agent did it, have the tool open "
+            "the task's database, which is a private copy, and no path of its own; then restore the files"
+        )
+
+
+@dataclass(eq=False)
+class DatabaseCopy:
+    """A copy of ``original``, at ``path``."""
+
+    original: str
+    path: str
+    shared: bool
+    size: int
+    original_state: _State
+    state: Mapping[str, tuple[int, ...]]
+    users: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the copy, which nothing else uses."""
+        return Path(self.path).parent.parent
+
+
+class DatabaseCopies:
+    """Copies in a temporary folder, for any number of threads. ``originals`` is their state at their first copy."""
+
+    def __init__(self, *, private_bytes: int = _PRIVATE_BYTES, idle_bytes: int = _IDLE_BYTES) -> None:
+        self._private_bytes, self._idle_bytes = private_bytes, idle_bytes
+        self._lock, self._copying = threading.Lock(), threading.Lock()
+        self._root: tempfile.TemporaryDirectory[str] | None = None
+        self._copies: dict[str, list[DatabaseCopy]] = {}
+        self._idle: dict[DatabaseCopy, None] = {}
+        self._warned: set[str] = set()
+        self.originals = DatabaseStates()
+
+    def take(self, database: str) -> DatabaseCopy:
+        """A copy that no other rollout uses, or the read-only one. Raises ``OSError`` if it cannot be made."""
+        state = _state(database)
+        if (copy := self._reuse(database, state)) is not None:
+            return copy
+        files = _files(database)
+        size = sum(os.path.getsize(file) for file in files)
+        if size <= self._private_bytes:
+            return self._make(database, state, files, size, shared=False)
+        with self._copying:  # one thread copies a large file, and the others wait for it
+            return self._reuse(database, state) or self._make(database, state, files, size, shared=True)
+
+    def give_back(self, copy: DatabaseCopy, *, reusable: bool = True) -> None:
+        """The rollout has ended. Not ``reusable``: its agent may still be running."""
+        changed = _folder_state(copy.folder) != copy.state
+        with self._lock:
+            copy.users -= 1
+            if changed and copy.original not in self._warned:
+                self._warned.add(copy.original)
+                _log.warning("an agent changed its copy of %s; the original is as it was", copy.original)
+            if changed or not reusable:
+                self._forget(copy)
+            elif not copy.users:
+                self._idle[copy] = None
+            while len(self._idle) > 1 and sum(each.size for each in self._idle) > self._idle_bytes:
+                self._forget(next(iter(self._idle)))
+
+    def close(self) -> None:
+        """Remove all copies."""
+        with self._lock:
+            if self._root is not None:
+                self._root.cleanup()
+            self._root, self._copies, self._idle = None, {}, {}
+
+    def _reuse(self, database: str, state: _State) -> DatabaseCopy | None:
+        with self._lock:
+            for copy in [*self._copies.get(database, ())]:
+                if copy.original_state != state:
+                    self._forget(copy)
+                elif copy.shared or not copy.users:
+                    copy.users += 1
+                    self._idle.pop(copy, None)
+                    return copy
+            return None
+
+    def _make(self, database: str, state: _State, files: list[Path], size: int, *, shared: bool) -> DatabaseCopy:
+        with self._lock:
+            self._root = self._root or tempfile.TemporaryDirectory(prefix="groundwire-databases-")
+            self.originals.setdefault(database, state)
+            folder = Path(tempfile.mkdtemp(dir=self._root.name)) / (Path(database).parent.name or "database")
+        folder.mkdir()
+        try:
+            for file in files:
+                _copy(file, folder / file.name)
+                if shared:
+                    (folder / file.name).chmod(stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH)
+        except OSError:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            raise
+        path = str(folder / Path(database).name)
+        copy = DatabaseCopy(database, path, shared, size, state, _folder_state(folder.parent))
+        with self._lock:
+            self._copies.setdefault(database, []).append(copy)
+        return copy
+
+    def _forget(self, copy: DatabaseCopy) -> None:
+        """Give the copy to no other rollout, and remove it when none uses it."""
+        self._idle.pop(copy, None)
+        with suppress(KeyError, ValueError):
+            self._copies[copy.original].remove(copy)
+        if not copy.users:
+            shutil.rmtree(copy.folder, ignore_errors=True)
+
+
+def _state(path: str) -> _State:
+    return tuple(_signature(f"{path}{end}") for end in ("", *_LOGS))
+
+
+def _signature(path: str) -> tuple[int, ...] | None:
+    try:
+        return signature(path)
+    except OSError:
+        return None
+
+
+def _folder_state(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {
+        file: found
+        for root, _, names in os.walk(folder)
+        for name in names
+        if (found := _signature(file := os.path.join(root, name))) is not None
+    }
+
+
+def _files(database: str) -> list[Path]:
+    """The database and its logs; for ``<db>/<db>.sqlite``, everything in its folder, which describes it."""
+    path = Path(database)
+    if path.parent.name == path.stem:
+        return [file for file in path.parent.iterdir() if file.is_file() and not file.name.endswith("-shm")]
+    return [path, *(log for end in _LOGS if (log := Path(f"{database}{end}")).is_file())]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file; on a file system that can, the two share their blocks until one changes."""
+    with suppress(ImportError, OSError), source.open("rb") as read, target.open("wb") as written:
+        import fcntl
+
+        fcntl.ioctl(written, _FICLONE, read.fileno())
+        return
+    shutil.copyfile(source, target)
