@@ -21,6 +21,10 @@ from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import Task
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.sql import DatabaseCopies, DatabaseStates
+from groundwire.train import evaluate
+from groundwire.train.api.arguments import parse_arguments
+from groundwire.train.api.training import _conclude, make_job
+from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
@@ -209,3 +213,29 @@ async def test_reference_agents_read_the_database_itself(task: Task) -> None:
         assert private == task
         assert database == task["db_path"]
     await asyncio.gather(agent.backend.stop())
+
+
+async def test_a_run_ends_with_a_warning_about_changed_data(
+    task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def own_path(question: Question, endpoint: Endpoint) -> Answer:
+        answer = await careless(question, endpoint)
+        with closing(sqlite3.connect(task["db_path"])) as connection:
+            connection.executescript(WRITES)
+        return answer
+
+    async with ScriptedPolicyServer(replies=lambda _: "SELECT 1") as policy:
+        given = {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path / "runs", "quiet": True}
+        await asyncio.to_thread(evaluate, own_path, [task], lambda task, answer: 1.0, **given)
+    assert f"warning: 1 of 1 databases were changed during the run ({task['db_path']})" in capsys.readouterr().err
+
+    tasks = [{**task, "id": f"t{number}"} for number in range(2)]
+    given, objects = parse_arguments(
+        own_path, tasks, lambda task, answer: 1.0, {"output_dir": str(tmp_path)}, train=True
+    )
+    job = make_job(given, objects=objects)
+    with closing(sqlite3.connect(task["db_path"])) as connection:
+        connection.executescript("CREATE TABLE more (t text)")
+    run = RunDir.create(tmp_path, backend="custom", domain="spider", config=job.config.to_dict())
+    _conclude(job, run)
+    assert "warning: 1 of 1 databases were changed during the run" in capsys.readouterr().err
