@@ -13,7 +13,7 @@ import pytest
 from groundwire.train.pretrain.corpus import Stage, dialogues
 from groundwire.train.pretrain.wording import HELD_OUT
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "frameworks"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -51,5 +51,5 @@ def test_names_arguments_and_prompts_vary(items):
 
 def test_the_names_of_the_examples_tools_are_held_out(items):
     assert not HELD_OUT & {tool["name"] for item in items for tool in tools_of(item)}
-    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.glob("*/*.py")))
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.rglob("*.py")))
     assert all(name in source or name.startswith("sql_db_") for name in HELD_OUT)

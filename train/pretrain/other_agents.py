@@ -40,6 +40,13 @@ from groundwire.train.pretrain.wrong_queries import corrupt
 
 __all__ = ["Asked", "other_dialogues"]
 
+KINDS = {"plain": 32, "tools": 45, "explore": 15, "triage": 8}
+"""The kinds of agents and their weights."""
+PLAIN_FORMS = {"fenced": 55, "bare": 20, "json": 25}
+"""The forms of answers of an agent without tools, and their weights."""
+UNSTATED = 0.15
+"""Share of agents whose instructions do not name the form of the answer."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -54,7 +61,8 @@ def other_dialogues(rng: random.Random, asked: Asked) -> Dialogues:
     """Dialogues of one agent."""
     connection = fill(asked.database)
     try:
-        make = rng.choices((_plain, _tools, _explore, _triage), (32, 45, 15, 8))[0]
+        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        make = {"plain": _plain, "tools": _tools, "explore": _explore, "triage": _triage}[kind]
         return make(rng, asked, connection)
     finally:
         connection.close()
@@ -78,7 +86,7 @@ class _Answer:
             instruction = f"{instruction} {_name_field(rng, key)}" if rng.random() < 0.5 else instruction
         elif form == "tool":
             key = argument_name(rng, "final_arguments")
-        return cls(form, "" if rng.random() < 0.15 and form != "bare" else instruction, key, final)
+        return cls(form, "" if rng.random() < UNSTATED and form != "bare" else instruction, key, final)
 
     def segment(self, rng: random.Random, sql: str, result: str = "") -> Segment:
         """The last reply, after ``result`` if the agent runs its queries."""
@@ -143,7 +151,7 @@ def _prompt(rng: random.Random, instructions: str, schema: str, tools: list[Defi
 
 def _plain(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> Dialogues:
     """An agent that asks for a query, and for a better one if it fails."""
-    answer = _Answer.sample(rng, {"fenced": 55, "bare": 20, "json": 25})
+    answer = _Answer.sample(rng, PLAIN_FORMS)
     sentences = [phrase(rng, "tasks")]
     in_user = rng.random() < 0.35
     schema = format_schema(rng, asked.database, connection)
@@ -248,8 +256,8 @@ def _explore(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -
     """An agent that reads the names and the schema of the tables with its tools."""
     style = Style.sample(rng)
     tool, argument = query_tool(rng, style)
-    lister = other_tool(rng, style, "list_tools") if rng.random() < 0.85 else None
-    describer = other_tool(rng, style, "schema_tools")
+    lister = other_tool(rng, style, "list_tools") if rng.random() < 0.8 else None
+    describer = other_tool(rng, style, "schema_tools" if lister or rng.random() < 0.5 else "all_schema_tools")
     tools = [tool, *([lister] if lister else []), describer]
     if rng.random() < 0.3:
         tools.append(other_tool(rng, style, "check_tools"))
@@ -258,7 +266,7 @@ def _explore(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -
     hint = phrase(rng, "explore", list=lister["name"] if lister else "a tool", schema=describer["name"])
     sentences = [hint, phrase(rng, "use_tool", tool=tool["name"]), answer.instruction]
     names = [table.name for table in asked.database.tables]
-    shown = "" if lister else f"Tables: {', '.join(names)}"
+    shown = "" if lister or not _properties(describer) else f"Tables: {', '.join(names)}"
     prefix = system_turn("\n".join(filter(None, [_instructions(rng, sentences), shown])), tools)
     run = rows_format(rng, connection)
     explored = _exploration(rng, asked.database, connection, lister, describer)
@@ -287,7 +295,10 @@ def _exploration(
         listed = rng.choice((", ".join(names), json.dumps(names), "\n".join(names), str(names)))
         segments += [tool_call(lister["name"], {}), tool_turn(listed)]
     describe = schema_formats(rng, database, connection)
-    ((argument, schema),) = describer["parameters"]["properties"].items()
+    properties = _properties(describer)
+    if not properties:
+        return [*segments, tool_call(describer["name"], {}), tool_turn(describe(database.tables))]
+    ((argument, schema),) = properties.items()
     if argument == "table":
         calls: list[Any] = names
     else:
@@ -296,6 +307,12 @@ def _exploration(
         shown = describe([database.table(value)] if argument == "table" else database.tables)
         segments += [tool_call(describer["name"], {argument: value}), tool_turn(shown)]
     return segments
+
+
+def _properties(tool: Definition) -> dict[str, Any]:
+    """The arguments of a tool."""
+    properties: dict[str, Any] = tool["parameters"]["properties"]
+    return properties
 
 
 def _triage(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> Dialogues:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from groundwire.train.pretrain.wording import WORDING, argument_name, choose, phrase, tool_name
+from groundwire.train.pretrain.wording import HELD_OUT, WORDING, argument_name, choose, phrase, random_words, tool_name
 
 __all__ = ["Definition", "Run", "Style", "final_tool", "handoff", "other_tool", "query_tool", "rows_format"]
 
@@ -22,8 +22,9 @@ _Argument = tuple[str, Any, str]
 
 @dataclass(frozen=True)
 class Style:
-    """How a framework writes the definitions of its tools."""
+    """How a framework writes the definitions of its tools; ``prefix`` begins the names of all tools of a kit."""
 
+    prefix: str
     titles: bool
     strict: bool | None
     closed: bool
@@ -38,12 +39,17 @@ class Style:
             rng.shuffle(order)
         strict = rng.choice((None, None, True, True, False))
         titles, closed = rng.random() < 0.35, rng.random() < 0.5
-        return cls(titles, strict, closed, rng.random() < 0.6, tuple(order))
+        prefix = ""
+        if rng.random() < 0.2:
+            prefix = rng.choice(("sql", "db", "mcp", "data", "sqlite", "_".join(random_words(rng, 2)))) + "_"
+        return cls(prefix, titles, strict, closed, rng.random() < 0.6, tuple(order))
 
     def define(
         self, rng: random.Random, name: str, description: str, arguments: Sequence[_Argument], required: int
     ) -> Definition:
         """The definition of a tool, of which the first ``required`` arguments are required."""
+        if not name.startswith(self.prefix) and f"{self.prefix}{name}" not in HELD_OUT:
+            name = f"{self.prefix}{name}"
         properties = {}
         for argument, kind, about in arguments:
             value = {"type": kind} if isinstance(kind, str) else dict(kind)
@@ -76,18 +82,21 @@ def query_tool(rng: random.Random, style: Style) -> tuple[Definition, str]:
 
 
 def other_tool(rng: random.Random, style: Style, kind: str) -> Definition:
-    """A tool of a ``kind`` of the wording: list_tools, schema_tools, check_tools, other_tools."""
+    """A tool of a ``kind`` of the wording: list_tools, schema_tools, all_schema_tools, check_tools, other_tools."""
     pattern, about, *rest = rng.choice(WORDING[kind])
-    name, arguments = tool_name(rng, pattern), []
+    name, arguments, required = tool_name(rng, pattern), [], True
     if kind == "schema_tools":
         argument = argument_name(rng, "schema_arguments")
         several: Any = "string" if argument == "table" or rng.random() < 0.6 else None
         arguments = [(argument, several or {"type": "array", "items": {"type": "string"}}, "")]
+    elif kind == "list_tools" and rng.random() < 0.2:  # some frameworks give every tool an argument
+        empty = {"type": "string", "default": ""}
+        arguments, required = [(argument_name(rng, "empty_arguments"), empty, "An empty string.")], False
     elif kind == "check_tools":
         arguments = [(argument_name(rng), "string", phrase(rng, "argument_descriptions"))]
     elif rest:
         arguments = [(argument, "string", "") for argument in rest[0]]
-    return style.define(rng, name, choose(rng, about), arguments, len(arguments))
+    return style.define(rng, name, choose(rng, about), arguments, len(arguments) if required else 0)
 
 
 def final_tool(rng: random.Random, style: Style) -> tuple[Definition, str]:

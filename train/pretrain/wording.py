@@ -31,10 +31,12 @@ WORDING: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_by
 HELD_OUT = frozenset(
     [
         *("run_sql", "sql_engine", "sql_db_query", "sql_db_schema", "sql_db_list_tables", "sql_db_query_checker"),
-        *("execute_sql", "query_database", "run_query", "read_query", "sqlite_query"),
+        *("execute_sql", "query_database", "query_db", "run_query", "read_query", "sqlite_query", "describe_tables"),
     ]
 )
 """Names of tools that no dialogue has, because they measure whether the policy understands other agents' tools."""
+RANDOM_NAMES = 0.4
+"""Share of tools that run queries whose name is random: a name has to be copied, not remembered."""
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _NOISE: dict[str, list[str]] = {kind: words.split() for kind, words in WORDING["noise"].items()}
@@ -105,7 +107,7 @@ def tool_name(rng: random.Random, pattern: str = "") -> str:
     while True:
         if pattern:
             name = choose(rng, pattern)
-        elif rng.random() < 0.4:  # a name has to be copied, not remembered
+        elif rng.random() < RANDOM_NAMES:
             name = "_".join(random_words(rng, 3))
         elif rng.random() < 0.2:
             name = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3))))
