@@ -49,6 +49,14 @@ def test_names_arguments_and_prompts_vary(items):
     assert {len(tools_of(item)) for item in items} >= {0, 1, 2, 3}
 
 
+def test_some_kits_share_a_prefix_and_some_schemas_come_from_a_tool_without_arguments(items):
+    kits = [[tool["name"] for tool in tools_of(item)] for item in items]
+    assert sum(len(kit) > 2 and len({name.split("_")[0] for name in kit}) == 1 for kit in kits) > 5
+    learned = [[text for text, is_reply in item.dialogues[0] if is_reply] for item in items]
+    schema_first = [calls for calls in learned if len(calls) == 2 and '"arguments": {}}' in calls[0]]
+    assert sum("SELECT" in query for _, query in schema_first) > 5
+
+
 def test_the_names_of_the_examples_tools_are_held_out(items):
     assert not HELD_OUT & {tool["name"] for item in items for tool in tools_of(item)}
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(EXAMPLES.rglob("*.py")))

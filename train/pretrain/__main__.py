@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 SCHEDULE = (
-    Part(250, 24, Stage(drills=1.0, writes=6)),
+    Part(450, 24, Stage(drills=1.0, writes=6)),
     Part(
         330,
         16,
@@ -57,14 +57,14 @@ SCHEDULE = (
             n_attributes=(2, 2, 3),
             mix={"easy": 0.8, "medium": 0.2},
             writes=5,
-            others=0.5,
+            others=0.6,
             drills=0.25,
         ),
     ),
-    Part(300, 14, Stage(writes=4, tools=0.4, others=0.5, drills=0.1)),
-    Part(150, 14, Stage(writes=3, checks=1, rewrites=1, tools=0.4, others=0.5, drills=0.05)),
+    Part(390, 14, Stage(writes=4, tools=0.4, others=0.6, drills=0.1)),
+    Part(150, 14, Stage(writes=3, checks=1, rewrites=1, tools=0.4, others=0.6, drills=0.05)),
 )
-STEPS = 930
+STEPS = 1250
 """The schedule stops early in its last part, the first one with checks, rewrites and tool results. Their use is left to
 reinforcement learning."""
 LEARNING_RATE = 4e-3

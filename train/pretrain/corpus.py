@@ -35,10 +35,6 @@ from groundwire.train.pretrain.wrong_queries import corrupt
 __all__ = ["Stage", "dialogues", "encode", "prompt"]
 
 _RESULT_CHARS = 72
-RIGHT_QUERIES = 0.3
-"""Share of right queries in checks. Most are wrong, so that an unsure policy rejects, and learns from the rewrite."""
-LEARNED_ENDS = 1.0
-"""Share of our tool dialogues with two queries in which the reply that ends them is learned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +117,8 @@ def _graph_dialogues(rng: random.Random, stage: Stage, database: Database, path:
         turns.append((prompts.write_message(question.text), prompts.fence(question.sql)))
     for _ in range(stage.checks):
         question = _question(rng, stage, database)
-        sql = question.sql if rng.random() < RIGHT_QUERIES else corrupt(rng, database, question.sql)
+        # More wrong queries than right ones: an unsure policy then rejects, and learns from the rewrite.
+        sql = question.sql if rng.random() < 0.2 else corrupt(rng, database, question.sql)
         verdict = prompts.CORRECT if sql == question.sql else prompts.INCORRECT
         turns.append((prompts.check_message(question.text, sql, _result(path, sql)), verdict))
     for _ in range(stage.rewrites):
@@ -152,7 +149,8 @@ def _tool_dialogues(rng: random.Random, stage: Stage, database: Database, path: 
         else:  # as with checks, most first queries are wrong; half of the corrupted ones fail
             wrong = corrupt(rng, database, question.sql)
             begin = [start, call(wrong, learned=False), tool_turn(_result(path, wrong))]
-            end = reply(prompts.DONE, learned=rng.random() < LEARNED_ENDS)
+            # Ends are rarely learned: whether a second query is right is left to reinforcement learning.
+            end = reply(prompts.DONE, learned=rng.random() < 0.1)
             items.append([*begin, call(question.sql), rows, end])
     return Dialogues(system_turn(prompts.tool_system_message(schema_text(database)), [prompts.QUERY_TOOL]), items)
 

@@ -40,13 +40,6 @@ from groundwire.train.pretrain.wrong_queries import corrupt
 
 __all__ = ["Asked", "other_dialogues"]
 
-KINDS = {"plain": 32, "tools": 45, "explore": 15, "triage": 8}
-"""The kinds of agents and their weights."""
-PLAIN_FORMS = {"fenced": 55, "bare": 20, "json": 25}
-"""The forms of answers of an agent without tools, and their weights."""
-UNSTATED = 0.15
-"""Share of agents whose instructions do not name the form of the answer."""
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -61,8 +54,7 @@ def other_dialogues(rng: random.Random, asked: Asked) -> Dialogues:
     """Dialogues of one agent."""
     connection = fill(asked.database)
     try:
-        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        make = {"plain": _plain, "tools": _tools, "explore": _explore, "triage": _triage}[kind]
+        make = rng.choices((_plain, _tools, _explore, _triage), (25, 30, 40, 5))[0]
         return make(rng, asked, connection)
     finally:
         connection.close()
@@ -86,7 +78,7 @@ class _Answer:
             instruction = f"{instruction} {_name_field(rng, key)}" if rng.random() < 0.5 else instruction
         elif form == "tool":
             key = argument_name(rng, "final_arguments")
-        return cls(form, "" if rng.random() < UNSTATED and form != "bare" else instruction, key, final)
+        return cls(form, "" if rng.random() < 0.15 and form != "bare" else instruction, key, final)
 
     def segment(self, rng: random.Random, sql: str, result: str = "") -> Segment:
         """The last reply, after ``result`` if the agent runs its queries."""
@@ -151,7 +143,7 @@ def _prompt(rng: random.Random, instructions: str, schema: str, tools: list[Defi
 
 def _plain(rng: random.Random, asked: Asked, connection: sqlite3.Connection) -> Dialogues:
     """An agent that asks for a query, and for a better one if it fails."""
-    answer = _Answer.sample(rng, PLAIN_FORMS)
+    answer = _Answer.sample(rng, {"fenced": 55, "bare": 20, "json": 25})
     sentences = [phrase(rng, "tasks")]
     in_user = rng.random() < 0.35
     schema = format_schema(rng, asked.database, connection)

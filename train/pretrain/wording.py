@@ -35,8 +35,6 @@ HELD_OUT = frozenset(
     ]
 )
 """Names of tools that no dialogue has, because they measure whether the policy understands other agents' tools."""
-RANDOM_NAMES = 0.4
-"""Share of tools that run queries whose name is random: a name has to be copied, not remembered."""
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _NOISE: dict[str, list[str]] = {kind: words.split() for kind, words in WORDING["noise"].items()}
@@ -107,7 +105,7 @@ def tool_name(rng: random.Random, pattern: str = "") -> str:
     while True:
         if pattern:
             name = choose(rng, pattern)
-        elif rng.random() < RANDOM_NAMES:
+        elif rng.random() < 0.7:  # a name has to be copied, not remembered
             name = "_".join(random_words(rng, 3))
         elif rng.random() < 0.2:
             name = "".join(rng.choice(SYLLABLES) for _ in range(rng.choice((2, 3))))
