@@ -142,7 +142,7 @@ class RunConfig(AgentSettings):
         list, "Also send the metrics of each step to tensorboard, wandb or swanlab", metavar="NAME,NAME"
     )
 
-    steps: int = _training(28, "Training steps. With verl 0 means as many as its epochs have", ge=0)
+    steps: int = _training(36, "Training steps. With verl 0 means as many as its epochs have", ge=0)
     tasks_per_step: int = _sampling(12, "Tasks in one training step", ge=1)
     group_size: int = _sampling(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)
     sampling_budget: float = _sampling(
@@ -222,7 +222,7 @@ class RunConfig(AgentSettings):
         ge=0,
     )
     val_tasks: int = _validation(200, "Validation questions (in training: before and after it); 0 means all", ge=0)
-    val_every: int = _validation(7, "Steps between the shorter validations; 0 means never, with verl also -1", ge=-1)
+    val_every: int = _validation(9, "Steps between the shorter validations; 0 means never, with verl also -1", ge=-1)
     val_every_tasks: int = _validation(64, "Questions of the shorter validations", ge=0)
     keep_best: bool = _validation(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
 
