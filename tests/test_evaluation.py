@@ -26,6 +26,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
+from groundwire.train.evaluation.speed import read_speed, speed_cells
 from groundwire.train.evaluation.statistics import bootstrap, mcnemar
 from groundwire.train.evaluation.table import comparison, details, table
 from groundwire.train.policy import STARTER
@@ -192,6 +193,17 @@ def test_the_table_shows_both_ends_of_a_training_run() -> None:
     assert table([{**entry, "before": None}], "text").splitlines()[1].split()[4] == "-"
 
 
+def test_the_speed_of_a_run_with_verl_is_verls_own(tmp_path: Path) -> None:
+    """The figures of the published run, for one GPU."""
+    config = {**resolve("fast", trainer="verl").to_dict(), "steps": 2}
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+    logged = {"timing_s/step": 98.9, "timing_s/gen": 65.966, "timing_s/update_actor": 24.923}
+    logged |= {"perf/total_num_tokens": 98900.0, "perf/time_per_step": 98.9, "perf/throughput": 1000.0}
+    for step in (1, 2):
+        run.append_metrics({"step": step, "seconds": {"update": 0.0}, "wall_time_s": 99.0 * step, "verl": logged})
+    assert speed_cells("it", read_speed(run) or {}) == ["it", "1", "2", "0.06", "98.9", "66.7 %", "25.2 %"]
+
+
 # -- the command
 
 
@@ -240,17 +252,35 @@ def test_an_evaluations_predictions_are_in_the_order_of_the_questions(evaluated:
 def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = evaluated
     rows, _ = RunDir.open(folder).rollouts()
-    config = resolve("fast").to_dict()
+    config = resolve("fast", agent_match="write").to_dict()
     trained = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
     for step, score in ((0, 0.0), (3, 1.0)):
         one = [{**row, "step": step, "temperature": 0.0, "reward": score} for row in rows[:5]]
         trained.write_rollouts(step, one, kind="val-0")
+    seconds = {"update": 1.0, "sampling": 2.0, "agent": 0.5, "waiting": 0.5}
+    for step in (1, 2, 3):
+        trained.append_metrics({"step": step, "seconds": seconds, "wall_time_s": 60.0 * step})
     tabled = CliRunner().invoke(app, [str(folder), str(trained.path), "--format", "json"])
     first, second = json.loads(tabled.stdout)
     assert first["before"] is None
     assert (second["before"]["accuracy"], second["after"]["accuracy"]) == (0.0, 1.0)
     assert second["change"] == {"difference": 1.0, "difference_ci95": [0.3855, 1.0], "paired_questions": 5}
+    assert first["context"] == second["context"] == "4000 / 72"
+    calls = [sum(call["agent"] != "check_query" for call in row["calls"]) for row in rows[:5]]
+    assert second["after"]["calls_per_rollout"] == sum(calls) / 5 < first["after"]["calls_per_rollout"]
+    assert first["speed"] is None
+    assert second["speed"] == {
+        "gpus": 0,
+        "steps": 3,
+        "hours": 0.05,
+        "seconds_per_step": 4.0,
+        "rollout_share": 0.75,
+        "update_share": 0.25,
+    }
     text = CliRunner().invoke(app, [str(folder), str(trained.path)]).stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "Run GPUs Steps Hours Seconds per step Rollout Update" in lines
+    assert f"{trained.path.name} 0 3 0.05 4.0 75.0 % 25.0 %" in lines
     assert f"{trained.path.name}: +100.0 points [+38.6, +100.0] on 5 questions, after - before (95 %)" in text
     compared = CliRunner().invoke(app, ["--compare", str(folder), str(trained.path)])
     assert "McNemar's exact test" in compared.stdout
@@ -342,7 +372,7 @@ def test_the_settings_of_a_run_with_verl_or_with_runners_elsewhere_can_be_evalua
     shutil.copytree(STARTER, saved)
     (run.path / "model").symlink_to(saved)
     config = evaluation_settings({"model": str(run.path)})
-    assert (config.model, config.config, config.max_turns, config.n_runners) == (str(saved), "qwen", 3, 128)
+    assert (config.model, config.config, config.max_turns, config.n_runners) == (str(saved), "qwen", 3, 10)
     assert prepare(config).data.validation
 
 
@@ -382,7 +412,7 @@ class _Endpoint(BaseHTTPRequestHandler):
         if "return_token_ids" in body:
             return self._send(400, {"error": {"message": "unrecognized argument: return_token_ids"}})
         self.asked.append(body)
-        text = "CORRECT" if "CORRECT or" in body["messages"][-1]["content"] else "```sql\nSELECT 1\n```"
+        text = "CORRECT" if "VERDICT" in body["messages"][-1]["content"] else "```sql\nSELECT 1\n```"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
         usage = {"prompt_tokens": 70, "completion_tokens": 7, "total_tokens": 77}
         reply = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"], "usage": usage}

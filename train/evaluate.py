@@ -21,7 +21,7 @@ from groundwire.train.api.evaluation import DEFAULTS, Endpoint, make_evaluation_
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.options import given_settings, takes_settings
 from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.evaluation.table import changes, comparison, details, table
+from groundwire.train.evaluation.table import changes, comparison, details, speed_table, table
 
 __all__ = ["app"]
 
@@ -91,8 +91,9 @@ def _show_runs(paths: list[str], *, compare: bool, form: str) -> str:
     runs = [RunDir.open(path) for path in paths]
     if not compare:
         entries = [table_entry(run) for run in runs]
-        lines = "" if form == "json" else changes(entries, form)
-        return f"{table(entries, form)}\n\n{lines}" if lines else table(entries, form)
+        parts = [table(entries, form)]
+        parts += [] if form == "json" else [speed_table(entries, form), changes(entries, form)]
+        return "\n\n".join(filter(None, parts))
     try:
         result = compared(*(final_rows(run) for run in runs))
     except ValueError as error:

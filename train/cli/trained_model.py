@@ -19,12 +19,12 @@ __all__ = ["trained_model", "with_settings_of_run"]
 _FROM_RUN = (
     *AgentSettings.model_fields,
     *("config", "trainer", "data_dir", "device", "seed", "n_runners", "max_tokens", "max_model_len"),
-    *("retries", "step_deadline_s", "val_temperature"),
+    *("retries", "step_deadline_s", "val_temperature", "agent_match"),
 )
 """The settings of a run with which its model is evaluated."""
 _DEPENDENTS = {
-    "backend": {name for name in AgentSettings.model_fields if name.startswith("agent")},
-    "domain": {"data_dir", "reward", "judge"},
+    "backend": {"agent_match", *(name for name in AgentSettings.model_fields if name.startswith("agent"))},
+    "domain": {"agent_match", "data_dir", "reward", "judge"},
     "reward": {"judge"},
 }
 """Settings of a run that mean nothing with another backend, domain or reward than the run's."""
@@ -68,6 +68,7 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
             kept = {each: value for each, value in kept.items() if each not in dependents}
     if "agent" in given:  # its framework is found from the agent
         kept.pop("backend", None)
+        kept.pop("agent_match", None)
     return {**with_changes(kept, given), "model": str(folder)}
 
 

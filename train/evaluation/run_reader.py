@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +17,7 @@ from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.speed import read_speed
 from groundwire.train.evaluation.validation import validation_name
 
 __all__ = ["final_rows", "first_and_last", "paired_changes", "read_pass_rates", "summarize_change", "table_entry"]
@@ -27,8 +30,11 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     """A run as a row of :func:`groundwire.train.evaluation.table.table`.
 
     ``before`` and ``after`` are the metrics of a training run's first and last full validation, at the lowest
-    temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Without ``domain``
-    it is the one that the run names. Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
+    temperature that it validated at, and ``change`` compares them; an evaluation has only ``after``. Their calls are
+    those of the trained agents. ``context`` are the characters of schema and results in prompts, and ``speed`` is
+    :func:`groundwire.train.evaluation.speed.read_speed`. Without ``domain`` it is the one that the run names.
+
+    Raises :class:`groundwire.train.artifacts.run_dir.RunDirError`.
     """
     config = run.config()
     breakdowns: Breakdowns = {}
@@ -38,18 +44,45 @@ def table_entry(run: RunDir, domain: Domain | None = None) -> dict[str, Any]:
     change = None
     with suppress(ValueError):  # one validation, or no question that both judged
         change = summarize_change(before, after)
+    match = config.get("agent_match")
     agents = sorted({call["agent"] for row in [*before, *after] for call in row["calls"] or () if call["agent"]})
     return {
         "run": run.path.name,
         "model": _model_name(str(config.get("model"))),
         "backend": config.get("backend"),
-        "context": None if config.get("evaluation", {}).get("base_url") else config.get("max_model_len"),
+        "context": _context(config),
         "max_turns": config.get("max_turns"),
-        "agents": config.get("agent_match") or ", ".join(agents) or "-",
-        "before": compute_metrics(before, breakdowns) if before else None,
-        "after": compute_metrics(after, breakdowns),
+        "agents": match or ", ".join(agents) or "-",
+        "before": compute_metrics(_with_calls_of(before, match), breakdowns) if before else None,
+        "after": compute_metrics(_with_calls_of(after, match), breakdowns),
         "change": change,
+        "speed": read_speed(run),
     }
+
+
+def _context(config: Mapping[str, Any]) -> str:
+    """The truncation of the schema and of a query's result, in characters: ``2048``, or ``4000 / 72``."""
+    limits = [config.get(name) for name in ("table_info_truncate", "execution_truncate")]
+    return " / ".join(dict.fromkeys(str(limit) for limit in limits if limit is not None))
+
+
+def _with_calls_of(rows: Rows, agent_match: str | None) -> Rows:
+    """The rows with the calls of the agents whose names match."""
+    if agent_match is None:
+        return rows
+    pattern = re.compile(agent_match)
+
+    def matching(calls: Iterable[Mapping[str, Any]]) -> list[Any]:
+        return [call for call in calls if pattern.search(call["agent"] or "")]
+
+    return [
+        {
+            **row,
+            "calls": matching(row["calls"] or ()),
+            "untrainable": json.dumps(matching(json.loads(row.get("untrainable") or "[]"))),
+        }
+        for row in rows
+    ]
 
 
 def final_rows(run: RunDir) -> Rows:

@@ -1,6 +1,6 @@
 """Formats evaluations and comparisons as text, Markdown or JSON.
 
-The table has the columns that Agent Lightning publishes for its SQL agent; "Transitions" are LLM calls per rollout.
+The tables have the columns that Agent Lightning publishes for its SQL agent; "Transitions" are LLM calls per rollout.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 from groundwire.domains import Breakdowns
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
+from groundwire.train.evaluation.speed import SPEED_COLUMNS, speed_cells
 
-__all__ = ["changes", "comparison", "details", "table"]
+__all__ = ["changes", "comparison", "details", "speed_table", "table"]
 
 _COLUMNS = (
     *("Model", "Context", "Max turns", "Agents", "Accuracy first", "Accuracy last"),
@@ -30,13 +31,22 @@ def table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
     """One row per entry of :func:`groundwire.train.evaluation.run_reader.table_entry`."""
     if form == "json":
         return json.dumps(list(entries), indent=2, ensure_ascii=False)
-    rows = [_cells(entry) for entry in entries]
+    return _format_table(_COLUMNS, [_cells(entry) for entry in entries], form)
+
+
+def speed_table(entries: Sequence[Mapping[str, Any]], form: str) -> str:
+    """One row per training run: its GPUs, its time, and the shares of rollouts and updates; empty without one."""
+    rows = [speed_cells(entry["run"], entry["speed"]) for entry in entries if entry["speed"]]
+    return _format_table(SPEED_COLUMNS, rows, form) if rows else ""
+
+
+def _format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
     if form == "markdown":
-        return "\n".join(map(_markdown_row, [_COLUMNS, ["---"] * len(_COLUMNS), *rows]))
-    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
+        return "\n".join(map(_markdown_row, [columns, ["---"] * len(columns), *rows]))
+    widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [_COLUMNS, *rows]
+        for row in [columns, *rows]
     )
 
 
