@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULTS", "Endpoint", "evaluation_settings", "make_evaluation_job", "run_evaluation"]
 
-DEFAULTS = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations"}
+DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations", "track": []}
 """The settings whose defaults differ from those of a training run."""
 _REMOTE_RUNNERS = 16
 
