@@ -442,6 +442,23 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.parametrize("preset", [(), ("--trainer", "verl", "--config", "qwen")])
+def test_ten_tasks_run_against_any_endpoint_without_training(
+    endpoint: str, preset: tuple[str, ...], tmp_path: Path
+) -> None:
+    kept = {k: v for k, v in os.environ.items() if k not in ("SPIDER_DATA_DIR", "OPENAI_API_KEY")}
+    address = ("--base-url", endpoint) if not preset else ()
+    environment = {**kept, "OPENAI_API_KEY": "sesame", "OPENAI_API_BASE": endpoint, "COLUMNS": "200"}
+    arguments = ("--dev", *preset, *address, "--model", "big-1", "--output-dir", str(tmp_path))
+    done = run_program("-m", "train.run", *arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "10 rollouts, 20 calls, mean reward 0.000" in done.stdout
+    assert ": write_query, model " in done.stdout
+    assert "not trained: " in done.stdout
+    assert "SELECT 1" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_endpoint_without_token_ids_is_evaluated_with_its_token_counts(endpoint: str, tmp_path: Path) -> None:
     arguments = ("--base-url", endpoint, "--model", "big-1", "--tasks", "2", "--output-dir", str(tmp_path))
     done = _evaluate(*arguments, OPENAI_API_KEY="sesame")

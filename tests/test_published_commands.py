@@ -154,3 +154,11 @@ def test_a_presets_tracker_is_used_if_somebody_is_logged_in(monkeypatch: pytest.
         make_job({"trainer": "local", "track": ["wandb"]})
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
     assert make_job({"config": "qwen", "trainer": "verl"}).config.track == ["wandb"]
+
+
+def test_dev_with_verl_names_the_endpoint_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
+        monkeypatch.delenv(name, raising=False)
+    message = refused("--trainer", "verl", "--config", "qwen", "--dev")
+    assert "--dev with --trainer verl starts no model: give an endpoint that has one with --base-url URL" in message
+    assert "needs the name of its model" in refused("--dev", "--base-url", "http://127.0.0.1:9/v1")

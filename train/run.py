@@ -5,7 +5,6 @@ Heavy packages are imported after the arguments are checked, so that ``--help`` 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,9 @@ from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import Version, console
-from groundwire.train.api.training import import_trainer, make_job, nothing_left, train
+from groundwire.train.api.dev import check_endpoint, find_endpoint, run_dev
+from groundwire.train.api.evaluation import Endpoint
+from groundwire.train.api.training import make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import given_settings, takes_settings, with_preset
 from groundwire.train.cli.prepare import Job, format_config
@@ -41,6 +42,10 @@ def main(
     dev: Annotated[
         bool, typer.Option("--dev", help="No training: run ten tasks and print every call and triplet")
     ] = False,
+    base_url: Annotated[
+        str | None,
+        typer.Option(help="With --dev: an OpenAI-compatible endpoint that has --model. Its key is OPENAI_API_KEY"),
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR")
     ] = None,
@@ -57,12 +62,19 @@ def main(
     """
     if sum((ci_fast, ci, dev)) > 1:
         raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
+    if base_url and not dev:
+        raise typer.BadParameter("--base-url needs --dev: training updates a model of its own (or use train.evaluate)")
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
         read_env_file()
         given = {**short_form, **given_settings(*with_preset(settings, overrides or []))}
         run = RunDir.open(resume) if resume else None
-        job = make_job(given, resumed=run, dev=dev)
+        endpoint = find_endpoint(base_url, given) if dev else None
+        if endpoint is not None and not given.get("trainer"):
+            given.setdefault("config", "hf")
+        job = make_job(given, resumed=run, dev=dev, own_model=endpoint is None)
+        if dev:
+            check_endpoint(job.config, endpoint)
         shown = console()
         for note in job.notes:
             console(stderr=show_config).print(note, markup=False)
@@ -71,30 +83,17 @@ def main(
             return
         setup_logging(debug)
         if dev:
-            _dev(job, shown)
+            _dev(job, endpoint, shown)
         elif run is not None and (message := nothing_left(job, run)):
             shown.print(message)
         else:
             train(job, run, shown)
 
 
-def _dev(job: Job, shown: Console) -> None:
-    from tempfile import TemporaryDirectory
-
-    trainer = import_trainer()
-    from groundwire.train.cli.progress import ProgressDisplay
+def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:
+    results = run_dev(job, endpoint, shown)
     from groundwire.train.cli.rollout_view import show_rollouts
 
-    with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
-        results = trainer(
-            job.config,
-            data=job.data,
-            domain=job.domain,
-            backend=job.backend,
-            reward=job.reward,
-            run=RunDir(Path(folder)),
-            callback=display,
-        ).dev()
     show_rollouts(shown, results, job.domain, agent_match=job.config.agent_match)
 
 

@@ -41,11 +41,17 @@ __all__ = ["import_trainer", "make_job", "nothing_left", "train"]
 
 
 def make_job(
-    given: Mapping[str, Any], *, resumed: RunDir | None = None, objects: Objects | None = None, dev: bool = False
+    given: Mapping[str, Any],
+    *,
+    resumed: RunDir | None = None,
+    objects: Objects | None = None,
+    dev: bool = False,
+    own_model: bool = True,
 ) -> Job:
     """Check the ``given`` settings, which a file, a preset or the ``resumed`` run completes, and load the data.
 
-    Raises errors derived from :class:`groundwire.tools.errors.UserError`.
+    Without ``own_model`` an endpoint has the model. Raises errors derived from
+    :class:`groundwire.tools.errors.UserError`.
     """
     objects = objects or Objects()
     given = with_file(dict(given))
@@ -57,7 +63,7 @@ def make_job(
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
     check_store_settings(config.external_store_address, config.token_file)
-    job = prepare(config, run=resumed, objects=objects)
+    job = prepare(config, run=resumed, own_model=own_model, objects=objects)
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")

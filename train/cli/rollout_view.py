@@ -34,11 +34,12 @@ def show_rollouts(
         console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
         show("question", task["question"])
         shown: list[Mapping[str, Any]] = []
-        for call in result.calls:
+        for call in sorted([*result.calls, *result.untrainable], key=lambda call: call.sequence):
             console.print(
                 f"call {call.sequence}: {call.agent or 'agent'}, model {call.model}, "
                 f"{f'{call.wire_api} API, ' if call.wire_api else ''}"
-                f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}",
+                f"{call.ended - call.started:.3f} s, {call.finish_reason}, weights {call.weights_version}"
+                f"{f' (not trained: {call.untrainable_reason})' if call.untrainable_reason else ''}",
                 style="bold",
                 markup=False,
             )
@@ -51,7 +52,7 @@ def show_rollouts(
         _show_reward(show, result, domain)
     rewards = [result.reward for result in results if result.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
-    calls = sum(len(result.calls) for result in results)
+    calls = sum(len(result.calls) + len(result.untrainable) for result in results)
     console.rule()
     console.print(f"{len(results)} rollouts, {calls} calls, mean reward {format_accuracy(mean)}")
 
