@@ -36,7 +36,7 @@ $(VENV)/.pip:
 
 $(VENV)/.train: $(VENV)/.pip pyproject.toml
 	$(BIN)/python -m pip install --quiet "torch>=2.8,<2.14"
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet -e ".[train]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train

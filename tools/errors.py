@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from groundwire.tools.layers import missing_layer
 from groundwire.tools.secrets import mask_secrets
 
 __all__ = ["CommandError", "UserError", "exit_now", "exit_on_user_error", "raise_keyboard_interrupt"]
@@ -65,6 +66,10 @@ def exit_on_user_error(debug: bool = False, exit_code: int | None = None) -> Ite
         return
     except UserError as caught:
         error = caught
+    except ModuleNotFoundError as caught:
+        if not (message := missing_layer(caught)):
+            raise
+        error = CommandError(message)
     except KeyboardInterrupt:
         error = CommandError("stopped", CommandError.INTERRUPTED)
     except OSError as caught:

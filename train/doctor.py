@@ -167,7 +167,7 @@ def _check_python() -> Iterator[Check]:
 def _check_packages() -> Iterator[Check]:
     found = installed_version("agentlightning")
     if found is None:
-        yield Check("failure", "agentlightning is not installed", "pip install -e . in a clone")
+        yield Check("failure", "agentlightning is not installed", "pip install -e '.[train]' in a clone")
     else:
         level = "ok" if found == _AGENTLIGHTNING else "warning"
         yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")

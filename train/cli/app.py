@@ -13,6 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from groundwire.tools.errors import CommandError, exit_on_user_error
+from groundwire.tools.layers import missing_layer
 from groundwire.tools.terminal import Version
 
 __all__ = ["COMMANDS", "app"]
@@ -48,7 +50,14 @@ class _Commands(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    return typer.main.get_command(import_module(COMMANDS[name][0]).app)
+    with exit_on_user_error():
+        try:
+            module = import_module(COMMANDS[name][0])
+        except ModuleNotFoundError as error:
+            if not (message := missing_layer(error, extra="runner" if name == "runner" else "train")):
+                raise
+            raise CommandError(message) from error
+    return typer.main.get_command(module.app)
 
 
 app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, rich_markup_mode="rich", no_args_is_help=True)

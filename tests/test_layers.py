@@ -1,0 +1,123 @@
+"""The base install is light: it needs no model, no trainer and no agent framework; a missing layer is one sentence."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from programs import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# A sitecustomize of programs: the modules of packages that the base does not install are missing.
+BASE = """
+import sys
+
+MISSING = frozenset({missing!r})
+
+class Base:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Base())
+"""
+
+
+def _name(distribution_name: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution_name).lower()
+
+
+def _closure(requirements: list[str]) -> set[str]:
+    """The installed distributions that ``requirements`` need."""
+    found: set[tuple[str, str]] = set()
+    left = [(Requirement(each), "") for each in requirements]
+    while left:
+        requirement, parent_extra = left.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": parent_extra}):
+            continue
+        name = _name(requirement.name)
+        for extra in requirement.extras or {""}:
+            if (name, extra) not in found:
+                found.add((name, extra))
+                try:
+                    needed = distribution(name).requires or []
+                except PackageNotFoundError:
+                    continue
+                left += [(Requirement(each), extra) for each in needed]
+    return {name for name, _ in found}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a program that finds the base's packages only."""
+    folder = tmp_path_factory.mktemp("base")
+    base = {*_closure(PROJECT["dependencies"]), "groundwire"}
+    modules = packages_distributions().items()
+    missing = [module for module, owners in modules if base.isdisjoint(map(_name, owners))]
+    (folder / "sitecustomize.py").write_text(BASE.format(missing=sorted(missing)))
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'src'}"}
+
+
+def _python(*arguments: str, base: dict[str, str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], check=False, cwd=folder, capture_output=True, text=True, env=base
+    )
+
+
+def test_the_base_has_no_model_no_trainer_and_no_framework() -> None:
+    closure = _closure(PROJECT["dependencies"])
+    heavy = (
+        "torch transformers litellm agentlightning langgraph langchain-core openai-agents openai pandas pyarrow numpy"
+    )
+    assert not closure & set(heavy.split())
+
+
+def test_the_base_changes_no_package_of_an_application() -> None:
+    for each in PROJECT["dependencies"]:
+        bounds = {part.operator for part in Requirement(each).specifier}
+        assert bounds <= {">="} or Requirement(each).name == "fastmcp", each
+
+
+def test_tools_rewards_adapters_and_the_mcp_server_work_with_the_base(base: dict[str, str], tmp_path: Path) -> None:
+    code = """
+import sqlite3
+sqlite3.connect("a.sqlite").executescript("CREATE TABLE t (n int); INSERT INTO t VALUES (3);")
+import groundwire.adapters, groundwire.domains, groundwire.rewards, groundwire.tools.mcp_sql.server
+import groundwire.adapters.tracing.proxy, groundwire.adapters.unmodified.redirection
+from groundwire.adapters.unmodified.backend import agent_backend
+from groundwire.rewards import get
+from groundwire.tools.schema import table_info
+from groundwire.rewards.spider.execution_match import execution_match
+agent_backend(lambda task: "SELECT 3")
+get("spider_exec_match"), get("spider_dense"), get("executes")
+print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, table_info("a.sqlite").text)
+"""
+    done = _python("-c", code, base=base, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1.0 CREATE TABLE")
+    help_text = _python("-m", "groundwire.train.cli.app", "mcp-sql", "--help", base=base)
+    assert "--database" in help_text.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [(["run", "--steps", "1"], "train"), (["serve", "starter"], "train"), (["runner", "--help"], "runner")],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], command: list[str], extra: str) -> None:
+    done = _python("-m", "groundwire.train.cli.app", *command, base=base)
+    assert (done.returncode, done.stdout) == (2, "")
+    message = rf"error: this needs [a-z]+, which is not installed: pip install 'groundwire\[{extra}\]'\n"
+    assert re.fullmatch(message, done.stderr), done.stderr
