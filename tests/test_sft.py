@@ -174,7 +174,7 @@ def test_a_changed_schema_keeps_the_tables_of_the_query_and_renames_both_alike()
         kept += len(ddl) == 3
         renamed += bool(variant.names)
         reordered += variant.text.split("\n")[0] != SCHEMA.split("\n", maxsplit=1)[0]
-    assert 0 < kept < 60
+    assert 30 < kept < 60  # unused tables are dropped at times, not always
     assert renamed > 10
     assert reordered > 10
     assert make_variant(random.Random(0), SCHEMA, [GOLD], augment=0.0).text == SCHEMA

@@ -48,8 +48,8 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> list[
     for row in sorted(rows, key=lambda each: (-each["reward"], -each["step"])):
         accepted = tasks.setdefault(row["task_id"], {})
         replies = tuple(tuple(call["response_ids"]) for call in row["calls"])
-        if replies not in accepted and (not per_task or len(accepted) < per_task):
-            accepted[replies] = [Example(call["prompt_ids"], call["response_ids"]) for call in row["calls"]]
+        if not per_task or len(accepted) < per_task:
+            accepted.setdefault(replies, [Example(call["prompt_ids"], call["response_ids"]) for call in row["calls"]])
     return [[each for rollout in accepted.values() for each in rollout] for accepted in tasks.values()]
 
 
