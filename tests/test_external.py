@@ -267,6 +267,26 @@ def test_a_wrong_address_is_reported_in_one_line(address: str, message: str) -> 
     assert "\n" not in str(caught.value)
 
 
+def test_a_store_may_start_after_trainer_and_runners(pieces: _Pieces) -> None:
+    lines: list[str] = []
+
+    def start(line: str) -> None:
+        lines.append(line)
+        pieces.start(processes.store, pieces.path, pieces.port)
+
+    assert check_store(pieces.address, timeout_s=60, on_wait=start)["status"] == "ok"
+    assert lines == [f"waiting up to 60 s for the store at {pieces.address}"]
+
+
+@pytest.mark.parametrize("module", ["groundwire.train.run", "groundwire.train.runner"])
+def test_trainer_and_runners_wait_as_long_as_they_are_told(module: str) -> None:
+    done = run("-m", module, "--external-store-address", "http://127.0.0.1:1", "--store-wait-s", "1.2")
+    assert done.returncode == 2
+    progress, error = done.stderr.splitlines()
+    assert progress == "waiting up to 1.2 s for the store at http://127.0.0.1:1"
+    assert error.startswith("error: no store answers at http://127.0.0.1:1 (connection refused)")
+
+
 async def _answering(routes: dict[str, Any]) -> Any:
     from aiohttp import web
 

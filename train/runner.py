@@ -69,6 +69,9 @@ def main(
         ),
     ] = None,
     n_runners: Annotated[int, typer.Option(help="Rollouts that run at once", metavar="N", min=1)] = 16,
+    store_wait_s: Annotated[
+        float, typer.Option(help="Seconds to wait for the store to start", metavar="SECONDS", min=0)
+    ] = 120.0,
     token_file: TokenFile = None,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", help="Stop when standard input ends, as it does when the parent process ends")
@@ -99,7 +102,7 @@ def main(
         )
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token
-        check_store(external_store_address, token=token)
+        check_store(external_store_address, token=token, timeout_s=store_wait_s, on_wait=_print_progress)
         with suppress(KeyboardInterrupt):  # the usual end
             _run(external_store_address, token, settings, data_dir, policy_host or [], n_runners, until_eof, debug)
     exit_now(0)
@@ -150,6 +153,10 @@ def _run(
         loop.wait(in_thread(_eof, name="eof") if until_eof else Future[None]())
     finally:
         loop.stop(stop())
+
+
+def _print_progress(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _eof() -> None:

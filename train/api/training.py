@@ -62,7 +62,7 @@ def make_job(
         config = _with_usable_trackers(resolve(given.pop("config", None) or "fast", **given), given)
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
-    check_store_settings(config.external_store_address, config.token_file)
+    check_store_settings(config.external_store_address, config.token_file, config.store_wait_s)
     job = prepare(config, run=resumed, own_model=own_model, objects=objects)
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"

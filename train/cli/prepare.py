@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,8 +202,11 @@ def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.
         )
 
 
-def check_store_settings(address: str | None, token_file: str | None = None) -> None:
-    """Check the store's address, also against ``AGL_MANAGED_STORE``: Agent Lightning's switch for a trainer's store."""
+def check_store_settings(address: str | None, token_file: str | None = None, wait_s: float = 3.0) -> None:
+    """Check the store's address, also against ``AGL_MANAGED_STORE``: Agent Lightning's switch for a trainer's store.
+
+    The store may start within ``wait_s`` seconds.
+    """
     name = "AGL_MANAGED_STORE"
     value = os.environ.get(name, "").strip().lower()
     if value not in ("", *_YES, *_NO):
@@ -214,7 +218,11 @@ def check_store_settings(address: str | None, token_file: str | None = None) -> 
             f"{name}={value} asks for a store in the trainer, --external-store-address for {address}: give one of them"
         )
     if address is not None:
-        check_store(address, token=token_for(address, token_file))
+        check_store(address, token=token_for(address, token_file), timeout_s=wait_s, on_wait=_print_progress)
+
+
+def _print_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _find_model(model: str, trainer: str) -> Path | None:

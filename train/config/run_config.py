@@ -242,6 +242,7 @@ class RunConfig(AgentSettings):
     external_store_address: str | None = _store(
         None, "Train through the Lightning store at this address, http://HOST:PORT", metavar="URL"
     )
+    store_wait_s: float = _store(120.0, "Seconds to wait for the external store to start", ge=0)
     token_file: str | None = _store(
         None, "File with the store's token. Without it: GROUNDWIRE_TOKEN, else the user's own token", metavar="FILE"
     )

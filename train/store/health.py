@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.http.access_token import VARIABLE, token_for
@@ -17,16 +18,22 @@ API = "/v1/agl"
 """The path prefix of agentlightning 0.3's API."""
 HEALTH = {"status": "ok", "api": "agentlightning 0.3", "batches": True}
 """The health report of our store. Agent Lightning's own store reports only the status."""
-_RETRY_S = 0.1
+_RETRY_S, _QUIET_S, _REQUEST_S = 0.1, 1.0, 3.0
 
 
 def check_store(
-    address: str, *, token: str | None = None, timeout_s: float = 3.0, starting: bool = True
+    address: str,
+    *,
+    token: str | None = None,
+    timeout_s: float = 3.0,
+    starting: bool = True,
+    on_wait: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Return the health report of the store at ``address``.
 
-    While ``starting``, a refused or interrupted connection is retried for ``timeout_s`` seconds: the store may be
-    restarting. Without a ``token``, that of the environment or the user is sent. Raises :class:`StoreAddressError`.
+    While ``starting``, a refused or interrupted connection is retried for ``timeout_s`` seconds: the store may start
+    later or be restarting. ``on_wait`` gets a line about it after a second. Without a ``token``, that of the environment
+    or the user is sent. Raises :class:`StoreAddressError`.
     """
     import httpx
 
@@ -44,10 +51,11 @@ def check_store(
         )
     token = token or token_for(address)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    deadline = time.monotonic() + timeout_s
+    began, request_s, told = time.monotonic(), min(timeout_s or _REQUEST_S, _REQUEST_S), False
+    deadline = began + timeout_s
     # Proxies named in the environment are not meant for machines of the local network.
     base_url = address.rstrip("/") + API
-    with httpx.Client(base_url=base_url, headers=headers, timeout=timeout_s, trust_env=False) as client:
+    with httpx.Client(base_url=base_url, headers=headers, timeout=request_s, trust_env=False) as client:
         while True:
             try:
                 return _read_health(client, address)
@@ -55,11 +63,14 @@ def check_store(
                 refused = isinstance(error, httpx.ConnectError) and "refused" in str(error)
                 interrupted = isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError))
                 if starting and (refused or interrupted) and time.monotonic() < deadline:
+                    if not told and time.monotonic() - began > _QUIET_S:
+                        told = True
+                        on_wait(f"waiting up to {timeout_s:g} s for the store at {address}")
                     time.sleep(_RETRY_S)
                     continue
                 reason = str(error).rpartition("] ")[2].lower() or type(error).__name__  # without [Errno N]
                 if isinstance(error, httpx.TimeoutException):
-                    reason = f"no answer within {timeout_s:g} s"
+                    reason = f"no answer within {request_s:g} s"
                 start = f"python -m train.store --path FILE --port {url.port or 4747}"
                 raise StoreAddressError(f"no store answers at {address} ({reason}); start one with: {start}") from error
 
