@@ -208,6 +208,24 @@ def test_your_split_is_kept_and_a_missing_id_is_generated(tmp_path: Path) -> Non
     assert (ids(data.train), ids(data.validation)) == (["questions-0"], ["questions-1", "questions-2"])
 
 
+def test_the_published_files_are_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "parts", [], ".json")
+    (folder / "questions.json").unlink()
+    for name, rows in (("train", QUESTIONS[:2]), ("val", QUESTIONS[2:3])):
+        pq.write_table(
+            pa.Table.from_pylist([{**row, "id": i} for i, row in enumerate(rows)]), folder / f"{name}.parquet"
+        )
+    data = medical.load(str(folder))
+    assert (ids(data.train), ids(data.validation)) == (["train-0", "train-1"], ["val-0"])
+    (folder / "val.parquet").unlink()
+    assert "has train.parquet without val.parquet; add it" in refusal(folder)
+    one = folder_of(tmp_path / "one")
+    (one / "questions.jsonl").rename(one / "qa_dataset.jsonl")
+    assert sorted(ids([*medical.load(str(one)).train, *medical.load(str(one)).validation])) == sorted(
+        row["id"] for row in QUESTIONS
+    )
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

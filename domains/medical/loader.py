@@ -1,7 +1,7 @@
-"""Read a folder with one SQLite database and one file of questions: the bundled one, or your own.
+"""Read a folder with one SQLite database and questions: the bundled one, or your own.
 
-The file is ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` with the columns ``question`` and ``answer``.
-Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
+The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in two,
+``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``. Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
 fifth of the questions is for validation, chosen by a hash of their ids, so the split does not depend on the order or on
 questions added later.
 
@@ -24,7 +24,8 @@ from groundwire.tools.types import AnswerForm
 __all__ = ["BUNDLED", "MedicalDomain", "domain"]
 
 BUNDLED = Path(__file__).parent / "bundled"
-_QUESTIONS = ("questions.parquet", "questions.csv", "questions.jsonl", "questions.json")
+_QUESTIONS = ("questions.parquet", "questions.csv", "questions.jsonl", "questions.json", "qa_dataset.jsonl")
+_PARTS = {"train.parquet": "train", "val.parquet": "validation"}
 _DATABASES = (".sqlite", ".sqlite3", ".db")
 _SPLITS = ("train", "validation")
 
@@ -43,14 +44,13 @@ class MedicalDomain:
         files = sorted(path for path in folder.iterdir() if path.is_file())
         database = _only_one([file for file in files if file.suffix in _DATABASES], folder, "SQLite file", _DATABASES)
         _check_database(database)
-        file = _only_one([file for file in files if file.name in _QUESTIONS], folder, "file of questions", _QUESTIONS)
-        rows = read_tasks(file, text_columns=("question", "answer"))
-        tasks = [{**_with_split(row, file), "db_path": str(database)} for row in rows]
-        check_unique_ids(tasks, file)
+        rows = _read_questions(folder, files)
+        tasks = [{**row, "db_path": str(database)} for row in rows]
+        check_unique_ids(tasks, folder)
         parts: dict[str, list[Task]] = {split: [task for task in tasks if task["split"] == split] for split in _SPLITS}
         for split, part in parts.items():
             if not part:
-                raise DataError(f"{file} has no {split} questions; add some, or leave out the column split.")
+                raise DataError(f"{folder} has no {split} questions; add some, or leave out the column split.")
         sizes = ", ".join(f"{split} {len(part):,} questions" for split, part in parts.items())
         return TaskData(train=parts["train"], validation=parts["validation"], source=f"{origin}: {sizes}")
 
@@ -60,6 +60,27 @@ class MedicalDomain:
 
 
 domain = MedicalDomain()
+
+
+def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
+    """The questions with their splits: of the two parts, or of one file."""
+    columns = ("question", "answer")
+    parts = {file: split for name, split in _PARTS.items() if (file := folder / name).is_file()}
+    found = [file for file in files if file.name in _QUESTIONS]
+    if len(parts) == len(_PARTS) and not found:
+        rows = [(file, row) for file in parts for row in read_tasks(file, text_columns=columns)]
+        unique = len({row["id"] for _, row in rows}) == len(rows)  # both files may count from 0
+        return [
+            {**row, "id": row["id"] if unique else f"{file.stem}-{row['id']}", "split": parts[file]}
+            for file, row in rows
+        ]
+    choices = [*_QUESTIONS, " with ".join(_PARTS)]
+    file = _only_one([*found, *parts], folder, "file of questions", choices)
+    if file in parts:
+        raise DataError(
+            f"{folder} has {file.name} without {next(name for name in _PARTS if name != file.name)}; add it."
+        )
+    return [_with_split(row, file) for row in read_tasks(file, text_columns=columns)]
 
 
 def _only_one(found: list[Path], folder: Path, kind: str, choices: Iterable[str]) -> Path:

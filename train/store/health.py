@@ -32,8 +32,8 @@ def check_store(
     """Return the health report of the store at ``address``.
 
     While ``starting``, a refused or interrupted connection is retried for ``timeout_s`` seconds: the store may start
-    later or be restarting. ``on_wait`` gets a line about it after a second. Without a ``token``, that of the environment
-    or the user is sent. Raises :class:`StoreAddressError`.
+    later or be restarting. ``on_wait`` gets a line about it after a second. Without a ``token``, that of the
+    environment or the user is sent. Raises :class:`StoreAddressError`.
     """
     import httpx
 
