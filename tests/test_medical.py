@@ -253,7 +253,7 @@ def test_a_missing_or_broken_file_has_a_one_line_error(tmp_path: Path) -> None:
     assert "needs one SQLite file (.sqlite, .sqlite3, .db), and has none" in refusal(tmp_path / "a")
     folder = folder_of(tmp_path / "b")
     (folder / "questions.jsonl").unlink()
-    assert "questions.jsonl, questions.json), and has none" in refusal(folder)
+    assert "qa_dataset.jsonl, train.parquet with val.parquet), and has none" in refusal(folder)
     folder = folder_of(tmp_path / "c")
     (folder / "questions.csv").write_text("question,answer")
     assert "has questions.csv and questions.jsonl" in refusal(folder)

@@ -1,9 +1,9 @@
 """Read a folder with one SQLite database and questions: the bundled one, or your own.
 
-The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in two,
-``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``. Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
-fifth of the questions is for validation, chosen by a hash of their ids, so the split does not depend on the order or on
-questions added later.
+The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in
+two, ``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``. Optional are ``id``, ``split``
+(``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a fifth of the questions is for
+validation, chosen by a hash of their ids, so the split does not depend on the order or on questions added later.
 
 The database may have any tables: the agent reads its schema.
 """
@@ -70,10 +70,8 @@ def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]
     if len(parts) == len(_PARTS) and not found:
         rows = [(file, row) for file in parts for row in read_tasks(file, text_columns=columns)]
         unique = len({row["id"] for _, row in rows}) == len(rows)  # both files may count from 0
-        return [
-            {**row, "id": row["id"] if unique else f"{file.stem}-{row['id']}", "split": parts[file]}
-            for file, row in rows
-        ]
+        ids = {file: "" if unique else f"{file.stem}-" for file in parts}
+        return [{**row, "id": f"{ids[file]}{row['id']}", "split": parts[file]} for file, row in rows]
     choices = [*_QUESTIONS, " with ".join(_PARTS)]
     file = _only_one([*found, *parts], folder, "file of questions", choices)
     if file in parts:
