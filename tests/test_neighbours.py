@@ -19,7 +19,7 @@ from groundwire.domains.spider.prepare import app, prepare
 from groundwire.rewards import RewardError, get
 from groundwire.rewards.audit import audit
 from groundwire.rewards.spider.execution_match import execution_match
-from groundwire.rewards.spider.test_suite import suite_match
+from groundwire.rewards.spider.test_suite import _tokens, suite_match
 from groundwire.tools.neighbours import FOLDER, Built, Job, build_all, build_neighbours
 from groundwire.tools.neighbours.fuzz import write_database
 from groundwire.tools.neighbours.mutations import mutations
@@ -113,6 +113,18 @@ def test_golds_and_rewrites_with_the_same_meaning_win_on_all_neighbours(pets: st
             assert suite_match(other, gold, pets).score == 1, (gold, other, suite_match(other, gold, pets).reason)
 
 
+@pytest.mark.parametrize(
+    ("other", "skipped"),
+    [
+        ("select  NAME from pet where age>4 AND kind = 'cat' ;", True),
+        ("SELECT name FROM pet WHERE age > 4 AND kind = 'CAT'", False),
+        ("SELECT name FROM pet WHERE age > 4 AND kind = 'cat' --", False),
+    ],
+)
+def test_only_the_gold_in_another_layout_is_not_run_on_neighbours(other: str, skipped: bool) -> None:
+    assert (_tokens(other) == _tokens(GOLDS[0])) is skipped
+
+
 def test_in_and_select_distinct_are_equal_on_neighbours(pets: str) -> None:
     other = "SELECT DISTINCT city FROM owner WHERE id IN (SELECT owner_id FROM pet)"
     for file in files(pets):
@@ -138,6 +150,8 @@ def test_ties_are_found_where_a_limit_or_an_order_meets_them(tmp_path: Path) -> 
     assert ties("SELECT b FROM t WHERE a = (SELECT a FROM t ORDER BY b DESC LIMIT 1)")
     assert not ties("SELECT a FROM t ORDER BY b LIMIT 2")
     assert not ties("SELECT b FROM t ORDER BY b DESC LIMIT 1")
+    assert depends_on_ties(str(path), tie_probes("SELECT b FROM t ORDER BY b DESC LIMIT 1"), equal_rows=True)
+    assert not depends_on_ties(str(path), tie_probes("SELECT b FROM t ORDER BY b DESC LIMIT 2"), equal_rows=True)
     assert not ties("SELECT a AS x FROM t ORDER BY x LIMIT 1")
     assert not ties("SELECT a FROM t")
 
@@ -198,6 +212,18 @@ def test_a_schema_that_does_more_than_create_tables_is_refused(
     with pytest.raises(sqlite3.Error):
         write_database(tmp_path / "n.sqlite", Schema(tables=(pet, hostile)), {"pet": [], "x": []})
     assert {path.name for path in tmp_path.iterdir()} <= {"n.sqlite", "n.sqlite-journal"}
+
+
+def test_a_row_whose_parent_was_refused_is_left_out(tmp_path: Path) -> None:
+    script = """
+    CREATE TABLE owner (id integer PRIMARY KEY, code text CHECK (code <> 'b'));
+    CREATE TABLE pet (id integer PRIMARY KEY, owner_id int REFERENCES owner (id));
+    """
+    make_database(tmp_path / "pets.sqlite", script)
+    schema = read_schema(str(tmp_path / "pets.sqlite"))
+    made = {"owner": [(1, "a"), (2, "b"), (3, "c")], "pet": [(1, 1), (2, 2), (3, 3)]}
+    write_database(tmp_path / "n.sqlite", schema, made)
+    assert rows(tmp_path / "n.sqlite", "SELECT * FROM pet ORDER BY id") == [(1, 1), (3, 3)]
 
 
 def test_without_neighbours_the_reward_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:

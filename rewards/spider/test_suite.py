@@ -10,7 +10,9 @@ as both are written: ``SELECT DISTINCT`` and ``IN`` have one meaning, and their 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from groundwire.rewards._types import RewardError
@@ -19,6 +21,8 @@ from groundwire.tools.neighbours import NeighboursError, neighbours_of
 from groundwire.tools.types import AgentStep
 
 __all__ = ["spider_test_suite", "suite_match"]
+
+_TOKEN = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|\[[^]]*\]|--.*|/\*|\w+|\S""")
 
 
 def suite_match(predicted: str, gold: str, database: str, *, timeout_s: float = 5.0) -> MatchResult:
@@ -32,15 +36,25 @@ def suite_match(predicted: str, gold: str, database: str, *, timeout_s: float = 
     except NeighboursError as error:
         raise RewardError(str(error)) from error
     result = execution_match(predicted, gold, database, timeout_s=timeout_s)
-    if not result.score or predicted.strip() == gold.strip():
+    if not result.score or _tokens(predicted) == _gold_tokens(gold):
         return result
     for neighbour in neighbours:
-        found = execution_match(predicted, gold, neighbour, timeout_s=timeout_s)
+        # What safe mode adds does not depend on the rows, so the first database has decided it.
+        match = partial(execution_match, predicted, gold, neighbour, mode="official", timeout_s=timeout_s)
+        found = match()
         if not found.score and "distinct" in f"{predicted} {gold}".lower():
-            found = execution_match(predicted, gold, neighbour, timeout_s=timeout_s, keep_distinct=True)
+            found = match(keep_distinct=True)
         if not found.score:
             return MatchResult(0.0, f"right on {database}; on its neighbour {neighbour} {found.reason}", executed=True)
     return result
+
+
+def _tokens(sql: str) -> list[str]:
+    """The query without the case of its words, its blanks and its last semicolon; a comment is one token."""
+    return [each if each[0] in "'\"`[" else each.lower() for each in _TOKEN.findall(sql.rstrip("; \t\r\n"))]
+
+
+_gold_tokens = lru_cache(maxsize=4096)(_tokens)
 
 
 async def spider_test_suite(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:

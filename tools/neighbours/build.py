@@ -32,7 +32,7 @@ from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 __all__ = ["Built", "Job", "build_all", "build_neighbours"]
 
-_VERSION = 1
+_VERSION = 2
 _CANDIDATES = 48
 _PATIENCE = 10
 """Variants without a gain, one after the other, after which no more are made."""
@@ -222,7 +222,7 @@ def _separated(path: str, gold: _Gold) -> set[str] | None:
     """The mutations with another result than the gold's on a variant; None if this gold cannot use the variant."""
     ordered = _is_ordered(gold.sql)
     expected = _outcome(path, gold.sql, ordered)
-    if expected is None or depends_on_ties(path, gold.probes):
+    if expected is None or depends_on_ties(path, gold.probes, equal_rows=True):
         return None
     counts = _counts(gold)
     left = [each for each in (*gold.misses, *gold.others) if counts[each] < _ENOUGH]

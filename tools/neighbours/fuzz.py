@@ -22,6 +22,7 @@ from groundwire.tools.sql import connections
 __all__ = ["Style", "make_rows", "write_database"]
 
 _WRITE_S = 5.0
+_ORPHAN_ROUNDS, _ORPHANS = 10, 0.6
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,30 @@ def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple
             except sqlite3.Error:
                 continue  # a query that needs it fails here, and this variant is not used for it
         connection.set_authorizer(None)
+        _delete_orphans(connection)
         connection.execute("COMMIT")
+
+
+def _delete_orphans(connection: sqlite3.Connection) -> None:
+    """Delete rows whose foreign key has no row, because a constraint refused that row; not most rows of a table.
+
+    A foreign key that most rows break is broken in the original, too: it points to the wrong column.
+    """
+    for _ in range(_ORPHAN_ROUNDS):
+        try:
+            broken = connection.execute("PRAGMA foreign_key_check").fetchall()
+        except sqlite3.OperationalError:  # a key that points to no unique column
+            return
+        deleted = 0
+        for table in {row[0] for row in broken}:
+            orphans = {row[1] for row in broken if row[0] == table and row[1] is not None}
+            quoted = connections.quote_identifier(table)
+            (count,) = connection.execute(f"SELECT count(*) FROM {quoted}").fetchone()  # noqa: S608
+            if len(orphans) <= _ORPHANS * count:
+                connection.executemany(f"DELETE FROM {quoted} WHERE rowid = ?", [(row,) for row in orphans])  # noqa: S608
+                deleted += len(orphans)
+        if not deleted:
+            return
 
 
 _ALLOWED = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ class NeighboursError(Exception):
 
 def neighbours_of(database: str, gold: str) -> list[str]:
     """The paths of the neighbours on which an answer to ``gold`` must be right. Raises :class:`NeighboursError`."""
-    file = Path(database).parent / FOLDER / INDEX
+    file = os.path.join(os.path.dirname(database), FOLDER, INDEX)
     try:
-        golds = _read(str(file), connections.signature(str(file)))
+        golds = _read(file, connections.signature(file))
     except OSError as error:
         raise NeighboursError(f"{database} has no neighbours; prepare the data with --neighbours") from error
     try:

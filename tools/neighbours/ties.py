@@ -62,14 +62,20 @@ def _number(node: Any) -> int | None:
         return None
 
 
-def depends_on_ties(database: str, probes: Sequence[TieProbe]) -> bool:
-    """Whether two different rows with equal sort keys meet where their order, or the limit, makes a difference."""
+def depends_on_ties(database: str, probes: Sequence[TieProbe], *, equal_rows: bool = False) -> bool:
+    """Whether two different rows with equal sort keys meet where their order, or the limit, makes a difference.
+
+    With ``equal_rows`` equal rows count, too, where a limit cuts them: a query for all rows with the largest value has
+    another result there.
+    """
     for sql, keys, last in probes:
         try:
             rows = run_query(database, sql, timeout_s=_TIMEOUT_S, max_rows=_MAX_ROWS).rows
         except QueryError:  # the probe of a correlated subquery
             continue
         end = len(rows) if last is None else last + 1
-        if any(a[-keys:] == b[-keys:] and a[:-keys] != b[:-keys] for a, b in itertools.pairwise(rows[:end])):
-            return True
+        for index, (row, following) in enumerate(itertools.pairwise(rows[:end])):
+            cut = equal_rows and index + 1 == last
+            if row[-keys:] == following[-keys:] and (cut or row[:-keys] != following[:-keys]):
+                return True
     return False
