@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train.doctor import Check, app, examine
+from groundwire.train.doctor import Check, _check_imports, app, examine
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
 
@@ -102,3 +102,17 @@ def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(settings: list[str
     result = CliRunner().invoke(app, ["--plan", "--model", "starter", *settings])
     assert result.exit_code == code
     assert text in " ".join(result.output.split())
+
+
+def test_the_packages_of_verl_are_imported_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    (tmp_path / "flash_attn.py").write_text("import os; os.abort()")
+    (tmp_path / "omegaconf.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = {check.text: check.level for check in _check_imports("failure")}
+    assert found["import vllm fails: ImportError: libcudart.so.13: cannot open shared object file"] == "failure"
+    assert found["import flash_attn fails: the process ended with -6"] == "failure"
+    assert found["import omegaconf"] == "ok"

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ KNOWN_GOOD = {
 _AGENTLIGHTNING = "0.3.0"
 _OTEL_LIMIT = (1, 45)
 _DISK_GB = {"verl": 50, "local": 1}
-_TIMEOUT_S = 10.0
+_TIMEOUT_S, _IMPORT_S = 10.0, 180.0
+_IMPORTED = ("omegaconf", "ray", "flash_attn", "vllm", "verl")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Ray keeps objects on Linux)
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -192,6 +194,7 @@ def _check_trainer(wanted: bool) -> Iterator[Check]:
     if missing:
         yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
     yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
+    yield from _check_imports(bad)
     if "verl" not in missing and (problem := peft_problem()):
         yield Check("warning", f"LoRA: {problem[0]}", problem[1])
     if importlib.util.find_spec("flash_attn") is None:
@@ -208,6 +211,31 @@ def _check_trainer(wanted: bool) -> Iterator[Check]:
         yield Check("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
     else:
         yield Check("ok", "trainer: local")
+
+
+def _check_imports(level: str) -> Iterator[Check]:
+    """Import the packages of ``--trainer verl`` that are installed, each in a process of its own: some end with it."""
+    found = [name for name in _IMPORTED if importlib.util.find_spec(name) is not None]
+    programs = {
+        name: subprocess.Popen(  # noqa: S603 (our own interpreter)
+            [sys.executable, "-c", f"import {name}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for name in found
+    }
+    for name, program in programs.items():
+        try:
+            errors = program.communicate(timeout=_IMPORT_S)[1]
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.communicate()
+            yield Check(level, f"import {name} takes more than {_IMPORT_S:g} s")
+            continue
+        if program.returncode:
+            lines = [line.strip() for line in errors.splitlines() if line.strip()]
+            reason = lines[-1] if lines else f"the process ended with {program.returncode}"
+            yield Check(level, f"import {name} fails: {reason}", INSTALL)
+        else:
+            yield Check("ok", f"import {name}")
 
 
 def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Check]:
