@@ -347,6 +347,8 @@ def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path) -> None:
     [folder] = [each for each in tmp_path.iterdir() if each.is_dir()]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["held_out_loss"] < metrics[0]["held_out_loss"]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 99}\n')  # of a step after the last checkpoint, when the process was killed
     lines = list(run(SFTSettings(), resume=folder, given={"epochs": 2.0}))
     more = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [each["step"] for each in more] == list(range(1, len(more) + 1))
