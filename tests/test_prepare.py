@@ -18,6 +18,7 @@ from spider_folder import DEV, make_database, make_spider
 from typer.testing import CliRunner
 
 from groundwire.domains import DataError
+from groundwire.domains.spider import suspects
 from groundwire.domains.spider.golds import FAILS, NO_ROWS, SLOW
 from groundwire.domains.spider.loader import domain
 from groundwire.domains.spider.prepare import app, prepare
@@ -225,3 +226,27 @@ def test_a_too_small_disk_is_detected_before_writing(tmp_path: Path, monkeypatch
     with pytest.raises(DataError, match="0 MB free"):
         prepare(make_spider(tmp_path / "source"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_suspicious_golds_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    golds = {
+        "SELECT maker FROM car ORDER BY doors LIMIT 1": suspects.TIES,
+        "SELECT sum(doors) FROM car WHERE maker = 'Fiat'": suspects.CONSTANT,
+        "SELECT 7": suspects.NO_TABLE,
+        'SELECT doors FROM car WHERE maker = "maker"': suspects.COLUMN,
+        "SELECT maker FROM car WHERE doors > 9": NO_ROWS,
+        'SELECT doors FROM car WHERE maker = "Volvo"': None,
+        "SELECT maker FROM car ORDER BY maker LIMIT 1": None,
+    }
+    tasks = [{"db_id": "cars", "question": "?", "query": gold} for gold in golds]
+    source = make_spider(tmp_path / "source", train=tasks, dev=[{**tasks[-1], "id": "d"}])
+    database = source / "database" / "cars" / "cars.sqlite"
+    database.unlink()
+    make_database(database, "CREATE TABLE car (maker, doors); INSERT INTO car VALUES ('Volvo', 5), ('Saab', 5)")
+    report = prepare(source, tmp_path / "out")
+    listed = json.loads((tmp_path / "out" / "suspects.json").read_text())
+    assert {row["query"]: row["reasons"] for row in listed} == {
+        gold: [reason] for gold, reason in golds.items() if reason
+    }
+    assert [row["trust"] for row in listed] == sorted(row["trust"] for row in listed)
+    assert report["suspects"] == len(listed) == 5

@@ -24,6 +24,7 @@ import typer
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.spider import golds, loader
 from groundwire.domains.spider.neighbours import write_neighbours
+from groundwire.domains.spider.suspects import suspects
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.files import read_json
 from groundwire.tools.terminal import Version, progress
@@ -32,6 +33,7 @@ __all__ = ["app", "prepare"]
 
 WRITTEN_BY = "groundwire.domains.spider.prepare"
 SAMPLE = 500
+SUSPECTS = "suspects.json"
 
 app = typer.Typer(add_completion=False)
 
@@ -64,6 +66,7 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0, neighbours: int 
     sample), ``test.parquet`` if the source has a test set, ``database/``, ``test_database/`` (if the source has it) and
     ``report.json``. A gold is slow after ``timeout_s`` seconds. ``neighbours`` is the largest number of
     :mod:`groundwire.tools.neighbours` of a database; those that ``out`` has of the same data are kept.
+    ``suspects.json`` lists the golds that are probably wrong, the most suspicious first.
     """
     if not source.exists():
         raise DataError(f"--source {source} does not exist; name a Spider folder or its zip.")
@@ -80,6 +83,11 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0, neighbours: int 
         _check_space(out.parent, {Path(task["db_path"]) for task in every})
         problems = golds.check_golds(every, timeout_s=timeout_s)
         report = _write(staging / "new", source.name, train=train, splits=splits, problems=problems)
+        suspicious = suspects(every, problems)
+        listed = json.dumps(suspicious, indent=1, ensure_ascii=False) + "\n"
+        (staging / "new" / SUSPECTS).write_text(listed, encoding="utf-8")
+        report["suspects"] = len(suspicious)
+        _write_report(staging / "new", report)
         if neighbours:
             placed = [(task, _database_path(task)) for task in every]
             report["neighbours"] = write_neighbours(staging / "new", out, placed, problems, neighbours)
@@ -251,6 +259,7 @@ def _summary(report: dict[str, Any], out: Path) -> str:
         f"{out}: {tasks}; {report['databases']:,} databases\n"
         f"left out of training: {left_out}\n"
         f"golds that fail, are slow or return no rows: {len(report['golds']):,}, listed in {out / loader.REPORT}"
+        f"\nsuspicious golds: {report['suspects']:,}, listed in {out / SUSPECTS}"
         f"{_neighbours_line(report.get('neighbours'))}"
     )
 
