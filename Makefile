@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint bench chaos frameworks clean
+.PHONY: train test lint wheel lock bench chaos frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -17,6 +17,19 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Builds the wheel, installs its base into an empty environment, and checks it there, outside of the clone.
+wheel: $(VENV)/.dev
+	rm -rf build/wheel && $(BIN)/python -m hatchling build -t wheel -d build/wheel
+	$(PYTHON) -m venv build/wheel/base
+	build/wheel/base/bin/python -m pip install --quiet build/wheel/*.whl
+	cd build/wheel && base/bin/python ../../tests/installed_base.py
+
+# The versions of everything that [train] installs, for Python 3.10 to 3.13 and any system.
+lock: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra train --universal --python-version 3.10 --upgrade --no-header \
+		--no-annotate --quiet --output-file requirements/train.txt
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks $(ARGS)

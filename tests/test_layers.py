@@ -121,3 +121,20 @@ def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], 
     assert (done.returncode, done.stdout) == (2, "")
     message = rf"error: this needs [a-z]+, which is not installed: pip install 'groundwire\[{extra}\]'\n"
     assert re.fullmatch(message, done.stderr), done.stderr
+
+
+def test_the_lock_file_has_a_version_of_everything_that_the_trainer_installs() -> None:
+    locked: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements" / "train.txt").read_text().splitlines():
+        name, _, version = line.partition(";")[0].strip().partition("==")
+        locked.setdefault(_name(name.partition("[")[0]), []).append(version)
+    extras = PROJECT["optional-dependencies"]
+    wanted = [
+        *PROJECT["dependencies"],
+        *(each for extra in ("runner", "langgraph", "openai-agents") for each in extras[extra]),
+    ]
+    wanted += [each for each in extras["train"] if not each.startswith("groundwire[")]
+    for each in map(Requirement, wanted):
+        versions = locked.get(_name(each.name), [])
+        assert versions, f"{each} is not in requirements/train.txt: make lock"
+        assert all(each.specifier.contains(version) for version in versions), f"{each}: {versions}: make lock"
