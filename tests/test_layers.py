@@ -59,14 +59,19 @@ def _closure(requirements: list[str]) -> set[str]:
     return {name for name, _ in found}
 
 
+def _write_finder(folder: Path, requirements: list[str]) -> None:
+    """A sitecustomize with which a program finds only what ``requirements`` install."""
+    installed = {*_closure(requirements), "groundwire"}
+    modules = packages_distributions().items()
+    missing = [module for module, owners in modules if installed.isdisjoint(map(_name, owners))]
+    (folder / "sitecustomize.py").write_text(BASE.format(missing=sorted(missing)))
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a program that finds the base's packages only."""
     folder = tmp_path_factory.mktemp("base")
-    base = {*_closure(PROJECT["dependencies"]), "groundwire"}
-    modules = packages_distributions().items()
-    missing = [module for module, owners in modules if base.isdisjoint(map(_name, owners))]
-    (folder / "sitecustomize.py").write_text(BASE.format(missing=sorted(missing)))
+    _write_finder(folder, PROJECT["dependencies"])
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'src'}"}
 
 
@@ -138,3 +143,23 @@ def test_the_lock_file_has_a_version_of_everything_that_the_trainer_installs() -
         versions = locked.get(_name(each.name), [])
         assert versions, f"{each} is not in requirements/train.txt: make lock"
         assert all(each.specifier.contains(version) for version in versions), f"{each}: {versions}: make lock"
+
+
+def test_a_runner_needs_the_base_and_the_runners_extra_only(tmp_path: Path) -> None:
+    _write_finder(tmp_path, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["runner"]])
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"}
+    (tmp_path / "app.py").write_text("async def answer(question, endpoint): ...\n")
+    code = """
+import groundwire.train.runner
+from groundwire import domains
+from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.rollouts.agent import RemoteRolloutAgent
+from groundwire.train.rollouts.request_check import RequestCheck
+from groundwire.train.rollouts.runners import RunnerPool
+from groundwire.train.store.client import StoreClient
+settings = AgentSettings(backend="custom", agent="app:answer", domain="spider")
+url = "http://127.0.0.1:9"
+RemoteRolloutAgent(RequestCheck.of(settings, domains.get("spider"), data_dir=None, policy_hosts=[], store=url))
+"""
+    done = _python("-c", code, base=environment, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
