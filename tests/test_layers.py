@@ -163,3 +163,9 @@ RemoteRolloutAgent(RequestCheck.of(settings, domains.get("spider"), data_dir=Non
 """
     done = _python("-c", code, base=environment, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_function_of_python_names_the_missing_layer(base: dict[str, str]) -> None:
+    done = _python("-c", "from groundwire.train import fit; fit(print, [])", base=base)
+    message = "CommandError: this needs agentlightning, which is not installed: pip install 'groundwire[train]'"
+    assert done.stderr.splitlines()[-1].endswith(message)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from groundwire.tools.layers import missing_layer
 from groundwire.tools.secrets import mask_secrets
 
-__all__ = ["CommandError", "UserError", "exit_now", "exit_on_user_error", "raise_keyboard_interrupt"]
+__all__ = ["CommandError", "UserError", "exit_now", "exit_on_user_error", "named_layer", "raise_keyboard_interrupt"]
 
 _USER_ERRNOS = {
     *(getattr(errno, name) for name in ("ENOSPC", "EACCES", "EROFS", "EDQUOT", "ENOENT", "ENOTDIR", "EISDIR")),
@@ -46,6 +46,17 @@ class CommandError(UserError):
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@contextmanager
+def named_layer(extra: str | None = None) -> Iterator[None]:
+    """Raise :class:`CommandError` with the command that installs the layer of a module that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (message := missing_layer(error, extra=extra)):
+            raise
+        raise CommandError(message) from error
 
 
 @contextmanager

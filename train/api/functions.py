@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from groundwire.tools.errors import CommandError, named_layer
+
 if TYPE_CHECKING:
     from groundwire.train.api.results import EvaluationResult, TrainingResult
     from groundwire.train.api.serving import ServedModel
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "fit", "serve"]
 
 
+@named_layer("train")
 def fit(
     agent: Any = None,
     tasks: Any = None,
@@ -72,6 +75,7 @@ def fit(
     return training_result(run)
 
 
+@named_layer("train")
 def evaluate(
     agent: Any = None,
     tasks: Any = None,
@@ -116,6 +120,7 @@ def evaluate(
     return EvaluationResult(run_dir=run.path.resolve(), accuracy=Accuracy.of(entry["after"]), figures=entry["after"])
 
 
+@named_layer("train")
 def serve(
     checkpoint: str | Path,
     *,
@@ -162,8 +167,6 @@ def serve(
 @contextmanager
 def _keyboard_interrupts() -> Iterator[None]:
     """Raise the error with which a command ends on Ctrl-C as ``KeyboardInterrupt``, which a script expects."""
-    from groundwire.tools.errors import CommandError
-
     try:
         yield
     except CommandError as error:

@@ -13,8 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from groundwire.tools.errors import CommandError, exit_on_user_error
-from groundwire.tools.layers import missing_layer
+from groundwire.tools.errors import exit_on_user_error, named_layer
 from groundwire.tools.terminal import Version
 
 __all__ = ["COMMANDS", "app"]
@@ -50,13 +49,8 @@ class _Commands(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    with exit_on_user_error():
-        try:
-            module = import_module(COMMANDS[name][0])
-        except ModuleNotFoundError as error:
-            if not (message := missing_layer(error, extra="runner" if name == "runner" else "train")):
-                raise
-            raise CommandError(message) from error
+    with exit_on_user_error(), named_layer("runner" if name == "runner" else "train"):
+        module = import_module(COMMANDS[name][0])
     return typer.main.get_command(module.app)
 
 
