@@ -21,9 +21,9 @@ from groundwire.adapters.tracing import calls_from_spans, trajectories, triplets
 from groundwire.adapters.tracing.calls import UNKNOWN_GRAMMAR, LLMCall, from_span, to_span  # noqa: E402
 from groundwire.adapters.tracing.wire.exchange import HttpExchange, read_exchange  # noqa: E402
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.local.grpo import GRPO, ScoredRollout  # noqa: E402
-from groundwire.train.local.grpo_config import GRPOConfig  # noqa: E402
-from groundwire.train.local.rows import Item, Row  # noqa: E402
+from groundwire.train.local.update.grpo import GRPO, ScoredRollout  # noqa: E402
+from groundwire.train.local.update.grpo_config import GRPOConfig  # noqa: E402
+from groundwire.train.local.update.rows import Item, Row  # noqa: E402
 from groundwire.train.policy.chat import fields  # noqa: E402
 from groundwire.train.policy.chat.request import parse_request  # noqa: E402
 from groundwire.train.policy.constraint import Constraints  # noqa: E402

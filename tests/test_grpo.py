@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from groundwire.adapters.tracing import Trajectory, Triplet, trajectories
 from groundwire.train.algorithms.credit import normalize
 from groundwire.train.algorithms.losses import clipped_policy_loss
-from groundwire.train.local.grpo import GRPO, ScoredRollout
-from groundwire.train.local.grpo_config import GRPOConfig
+from groundwire.train.local.update.grpo import GRPO, ScoredRollout
+from groundwire.train.local.update.grpo_config import GRPOConfig
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1.json").read_text())["cases"]
 

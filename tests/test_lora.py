@@ -13,9 +13,9 @@ from test_grpo import _batch, _logprobs, _policy
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.local.grpo import GRPO, check_state
-from groundwire.train.local.grpo_config import GRPOConfig
-from groundwire.train.local.lora import adapters, add_adapters, check_rank, merged_weights, without_adapters
+from groundwire.train.local.update.grpo import GRPO, check_state
+from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.update.lora import adapters, add_adapters, check_rank, merged_weights, without_adapters
 from groundwire.train.policy.model import load_policy
 
 

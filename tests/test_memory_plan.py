@@ -8,8 +8,8 @@ import pytest
 from transformers import LlamaConfig
 
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.local.grpo_config import GRPOConfig
-from groundwire.train.local.memory_plan import MemoryPlan, plan_memory
+from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.update.memory_plan import MemoryPlan, plan_memory
 
 SMOLLM2 = LlamaConfig(
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,

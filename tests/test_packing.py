@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from groundwire.train.local.packing import pack, packed_hidden, packed_logits, tree_mask
+from groundwire.train.local.update.packing import pack, packed_hidden, packed_logits, tree_mask
 from groundwire.train.policy import attention
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import new_policy

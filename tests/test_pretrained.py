@@ -20,7 +20,7 @@ from groundwire.train.cli.resume import resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.chat.template import is_trusted, render
 from groundwire.train.policy.model import load_policy
-from groundwire.train.policy.pretrained import find_model, is_hub_name
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 
 TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object", "properties": {}}}}
 

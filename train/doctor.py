@@ -242,7 +242,7 @@ def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Ch
     """The predicted memory of a local run on a GPU."""
     import torch
 
-    from groundwire.train.local.memory_plan import plan_run
+    from groundwire.train.local.update.memory_plan import plan_run
 
     if gigabytes is None:
         if not torch.cuda.is_available():

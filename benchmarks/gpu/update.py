@@ -19,9 +19,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from groundwire.adapters.tracing import Trajectory, Triplet, trajectories
-from groundwire.train.local.grpo import GRPO, ScoredRollout
-from groundwire.train.local.grpo_config import GRPOConfig
-from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.local.update.grpo import GRPO, ScoredRollout
+from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
 
 SHAPES: dict[str, Any] = {

@@ -16,7 +16,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.prepare import Job
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy.pretrained import NAMES
+from groundwire.train.policy.pretrained.locate import NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console

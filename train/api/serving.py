@@ -14,7 +14,7 @@ from groundwire.tools.http.access_token import access_token, check_listen, given
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.cli.trained_model import trained_model
-from groundwire.train.policy.pretrained import find_model
+from groundwire.train.policy.pretrained.locate import find_model
 
 if TYPE_CHECKING:
     from groundwire.train.policy.engine import LocalEngine

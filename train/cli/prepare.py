@@ -29,7 +29,7 @@ from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.published import differences
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
-from groundwire.train.policy.pretrained import find_model, is_hub_name
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.store.health import check_store
 
@@ -237,7 +237,7 @@ def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConf
     if folder is None:
         raise ConfigError(f"the size of {config.model} is not known before its download: give learning_rate")
     with fast_import():
-        from groundwire.train.policy.model_files import count_stored_parameters
+        from groundwire.train.policy.pretrained.model_files import count_stored_parameters
     try:
         parameters = count_stored_parameters(folder)
     except (OSError, ValueError) as error:

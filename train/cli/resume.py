@@ -16,7 +16,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.validation import validation_missing
-from groundwire.train.policy.pretrained import NAMES
+from groundwire.train.policy.pretrained.locate import NAMES
 from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.local.grpo import GRPO
-from groundwire.train.local.lora import merged_weights
-from groundwire.train.policy.model_files import save_policy
+from groundwire.train.local.update.grpo import GRPO
+from groundwire.train.local.update.lora import merged_weights
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 __all__ = ["CheckpointWriter"]
 

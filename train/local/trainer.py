@@ -47,10 +47,10 @@ from groundwire.train.local.checkpoint_writer import CheckpointWriter
 from groundwire.train.local.dynamic_sampling import groups_to_start, sample_groups
 from groundwire.train.local.errors import NonFiniteGradientError
 from groundwire.train.local.graceful_shutdown import GracefulShutdown
-from groundwire.train.local.grpo import GRPO, ScoredRollout, check_state
-from groundwire.train.local.lora import add_adapters, check_rank, merged_weights
-from groundwire.train.local.memory_plan import settings_for_model
 from groundwire.train.local.task_schedule import max_groups, training_groups
+from groundwire.train.local.update.grpo import GRPO, ScoredRollout, check_state
+from groundwire.train.local.update.lora import add_adapters, check_rank, merged_weights
+from groundwire.train.local.update.memory_plan import settings_for_model
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import (

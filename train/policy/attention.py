@@ -91,9 +91,9 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scal
 
 
 def tree_block_mask(segment: Tensor, prefix: Tensor) -> BlockMask:
-    """The mask of :func:`groundwire.train.local.packing.tree_mask` by blocks of 128 tokens.
+    """The mask of :func:`groundwire.train.local.update.packing.tree_mask` by blocks of 128 tokens.
 
-    ``segment`` and ``prefix`` are int64 [B, T], as in :class:`groundwire.train.local.packing.Packed`.
+    ``segment`` and ``prefix`` are int64 [B, T], as in :class:`groundwire.train.local.update.packing.Packed`.
     """
 
     def attends(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:

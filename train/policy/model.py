@@ -27,8 +27,8 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.chat.template import TemplateRefusedError, is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError
-from groundwire.train.policy.model_files import check_model_files, save_policy
-from groundwire.train.policy.pretrained import find_model
+from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.policy.pretrained.model_files import check_model_files, save_policy
 
 __all__ = [
     "InitialState",

@@ -26,7 +26,7 @@ from groundwire.domains import Task, get
 from groundwire.domains.spider.generate.lexicon import words
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
-from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.model import count_parameters, new_policy, save_policy

@@ -26,7 +26,7 @@ from groundwire.domains.spider.generate.databases import Database, fill, make_da
 from groundwire.domains.spider.generate.lexicon import FAMILIAR_SUBJECTS
 from groundwire.domains.spider.generate.questions import MIX, GeneratedQuestion, write_question
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
-from groundwire.train.local.packing import Branch
+from groundwire.train.local.update.packing import Branch
 from groundwire.train.pretrain.drills import drills
 from groundwire.train.pretrain.other_agents import Asked, other_dialogues
 from groundwire.train.pretrain.turns import Dialogues, Segment, reply, system_turn, tool_call, tool_turn, user_turn
@@ -90,7 +90,7 @@ def prompt(schema: str, user: str) -> tuple[str, str]:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, items: list[Dialogues]) -> list[tuple[list[int], list[Branch]]]:
-    """Sequences for :func:`groundwire.train.local.packing.pack`: replies are targets, the other text is context."""
+    """Sequences for :func:`groundwire.train.local.update.packing.pack`: replies are targets, the rest is context."""
     ids = iter(tokenizer([text for item in items for text in item.texts()])["input_ids"])
     sequences: list[tuple[list[int], list[Branch]]] = []
     for item in items:

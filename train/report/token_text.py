@@ -15,7 +15,7 @@ from typing import Any
 from groundwire.tools.files import read_bytes
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.policy.pretrained import local_folder
+from groundwire.train.policy.pretrained.locate import local_folder
 
 __all__ = ["TokenDecoder", "token_decoder"]
 

@@ -23,7 +23,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.policy.decoder import check_supported
 from groundwire.train.policy.model import check_device, load_policy
-from groundwire.train.policy.pretrained import find_model
+from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.sft.accuracy import first_query_accuracy
 from groundwire.train.sft.batches import Row, Step, make_rows, make_steps
 from groundwire.train.sft.data import Data, Groups, open_source

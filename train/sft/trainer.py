@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from groundwire.train.algorithms.model_size import sft_learning_rate
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.local.packing import pack, packed_logits, to_device
+from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import count_parameters
-from groundwire.train.policy.model_files import save_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.sft.batches import Row, Step, forwards, prefetch
 
 __all__ = ["SFTTrainer"]

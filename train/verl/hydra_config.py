@@ -26,7 +26,7 @@ from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
 from groundwire.train.config.verl_names import LOGGER, MINIBATCH, RUN_NAMES, SHARED, loss_keys
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
-from groundwire.train.policy.pretrained import local_folder
+from groundwire.train.policy.pretrained.locate import local_folder
 from groundwire.train.verl.credit_assignment import ESTIMATOR
 
 __all__ = [

@@ -25,11 +25,11 @@ from groundwire.train.algorithms.losses import (
     learning_rate,
     token_weights,
 )
-from groundwire.train.local.grpo_config import GRPOConfig
-from groundwire.train.local.lora import adapters, load_adapters, without_adapters
-from groundwire.train.local.packing import Packed, pack, packed_hidden, to_device
-from groundwire.train.local.rows import Item, Row, forward_batches, make_rows
-from groundwire.train.local.token_logprobs import token_logprobs
+from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.update.lora import adapters, load_adapters, without_adapters
+from groundwire.train.local.update.packing import Packed, pack, packed_hidden, to_device
+from groundwire.train.local.update.rows import Item, Row, forward_batches, make_rows
+from groundwire.train.local.update.token_logprobs import token_logprobs
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.constraint import Constraints
 

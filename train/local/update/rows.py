@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from groundwire.adapters.tracing import Trajectory
-from groundwire.train.local.packing import Branch
+from groundwire.train.local.update.packing import Branch
 
 __all__ = ["Item", "Row", "forward_batches", "make_rows"]
 

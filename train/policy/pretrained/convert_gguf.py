@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from groundwire.train.policy.chat.template import smollm2_template
 from groundwire.train.policy.errors import ModelUnreadableError
-from groundwire.train.policy.model_files import save_policy
+from groundwire.train.policy.pretrained.model_files import save_policy
 
 __all__ = ["convert"]
 

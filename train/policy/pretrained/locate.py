@@ -35,7 +35,7 @@ def find_model(name: str | Path) -> Path:
     """
     folder = local_folder(name)
     if folder is None:
-        from groundwire.train.policy.hub import download
+        from groundwire.train.policy.pretrained.hub import download
 
         return download(str(name))
     if not (folder / "config.json").is_file():
@@ -86,7 +86,7 @@ def _converted(file: Path, *, template: str = "") -> Path:
             raise ConfigError(
                 f"{file} cannot be read without the package {package}: pip install 'gguf>=0.17' 'accelerate>=1'"
             )
-    from groundwire.train.policy.convert_gguf import convert
+    from groundwire.train.policy.pretrained.convert_gguf import convert
 
     parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))

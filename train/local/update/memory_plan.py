@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.local.grpo_config import GRPOConfig
-from groundwire.train.local.lora import adapters
+from groundwire.train.local.update.grpo_config import GRPOConfig
+from groundwire.train.local.update.lora import adapters
 from groundwire.train.policy.model import count_parameters
-from groundwire.train.policy.pretrained import find_model
+from groundwire.train.policy.pretrained.locate import find_model
 
 __all__ = ["MemoryPlan", "plan_memory", "plan_run", "settings_for_model"]
 
