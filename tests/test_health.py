@@ -156,7 +156,7 @@ class _OwnSampling:
     agents = ("solo",)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
-        body = {"messages": [{"role": "user", "content": question.text}], "temperature": 0.0, "max_tokens": 3}
+        body = {"messages": [{"role": "user", "content": question.text}], "temperature": 0.0, "max_tokens": 1}
         async with aiohttp.ClientSession(headers=endpoint.agent_headers("solo")) as session:
             await (await session.post(f"{endpoint.base_url}/chat/completions", json=body)).read()
         return Answer(text="an answer")
