@@ -317,7 +317,7 @@ def test_a_step_in_which_all_rollouts_fail_in_the_same_way_ends_the_training(tmp
             made.service.finish_sampling("train", 4, {})
 
 
-def test_groups_with_different_rewards_are_counted(tmp_path: Path) -> None:
+def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend()) as made:
         made.servers.answers = itertools.chain(["right", "wrong"] * 2, itertools.repeat("wrong"))
         for number, uid in enumerate(("u", "v"), 1):
@@ -325,6 +325,10 @@ def test_groups_with_different_rewards_are_counted(tmp_path: Path) -> None:
             made.until_done(number)
     figures = made.service.finish_sampling("train", 4, {})
     assert (figures["rollouts/groups_total"], figures["rollouts/groups_used_total"]) == (2, 1)
+    assert (figures["rollouts/ended_total"], figures["rollouts/rollouts_trained_total"]) == (8, 4)
+    assert figures["rollouts/tokens_sampled_total"] == figures["rollouts/tokens_trained_total"] + 4 * len("wrong.")
+    assert figures["rollouts/gradient_share"] == 0.5
+    assert figures["rollouts/truncated_share"] == 0
     assert "rollouts/groups_total" not in made.service.finish_sampling("train", 5, {})
 
 
@@ -341,19 +345,6 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
     assert figures["rollouts/groups_skipped_total"] == 0
     assert figures["rollouts/gradient_share"] == 0
     assert "rollouts/rollouts_trained_total" not in figures
-
-
-def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> None:
-    with _service(tmp_path, _Backend()) as made:
-        made.servers.answers = itertools.chain(["right", "wrong"] * 2, itertools.repeat("wrong"))
-        for number, uid in enumerate(("u", "v"), 1):
-            made.service.submit([_prompt(uid)])
-            made.until_done(number)
-    figures = made.service.finish_sampling("train", 4, {})
-    assert (figures["rollouts/ended_total"], figures["rollouts/rollouts_trained_total"]) == (8, 4)
-    assert figures["rollouts/tokens_sampled_total"] == figures["rollouts/tokens_trained_total"] + 4 * len("wrong.")
-    assert figures["rollouts/gradient_share"] == 0.5
-    assert figures["rollouts/truncated_share"] == 0
 
 
 def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> None:

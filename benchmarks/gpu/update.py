@@ -2,8 +2,7 @@
 
 64 groups of 8 rollouts; prompts of 886 tokens in the mean and 2,265 at most, shared by a group; replies of 42 in the
 mean: the shape of the SQL agent on real Spider. The weights are random, because the time does not depend on them. The
-alternatives are padded rows (torch's scaled dot product attention, a mask for each row) and the trainer's own tree of
-shared prompts. It also compares log-probabilities with those of a plain forward pass of each sequence.
+alternative to blocks of a mask that are skipped is a dense mask for each row; both compute a shared prompt once. It also compares log-probabilities with those of a plain forward pass of each sequence.
 """
 
 from __future__ import annotations
@@ -89,11 +88,11 @@ def new_model(shape: str) -> Any:
     return model_class._from_config(config, attn_implementation="sdpa", dtype=torch.float32).cuda()
 
 
-def measure(shape: str, rollouts: list[ScoredRollout], *, padded: bool, settings: dict[str, Any]) -> dict[str, float]:
+def measure(shape: str, rollouts: list[ScoredRollout], *, dense: bool, settings: dict[str, Any]) -> dict[str, float]:
     """Seconds and peak GB of the second update; the first one compiles kernels."""
     model = new_model(shape)
     trainer = GRPO(model, GRPOConfig(minibatches=1, **settings))
-    if padded:
+    if dense:
         model.set_attn_implementation("sdpa")
     times = []
     for _ in range(3):
@@ -159,17 +158,17 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--size", type=int, default=8, help="rollouts of a group; default: 8")
     parser.add_argument("--settings", default="{}", help="JSON with fields of GRPOConfig")
-    parser.add_argument("--padded", action="store_true", help="also measure padded rows")
+    parser.add_argument("--dense-mask", action="store_true", help="also measure rows with a dense mask")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for shape in options.shapes.split(","):
         rollouts = make_rollouts(SHAPES[shape].vocab_size, options.groups, options.size)
         part: dict[str, Any] = {"differences": differences(shape, rollouts)}
-        for padded in (False, True) if options.padded else (False,):
-            name = "padded" if padded else "tree"
+        for dense in (False, True) if options.dense_mask else (False,):
+            name = "dense mask" if dense else "tree"
             try:
-                part[name] = measure(shape, rollouts, padded=padded, settings=json.loads(options.settings))
+                part[name] = measure(shape, rollouts, dense=dense, settings=json.loads(options.settings))
             except torch.OutOfMemoryError as error:
                 part[name] = {"error": str(error).splitlines()[0]}
             torch.cuda.empty_cache()

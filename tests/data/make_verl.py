@@ -17,9 +17,11 @@ HERE = Path(__file__).parent
 
 
 def settings() -> list[str]:
-    from train.verl.config import compose, keys
+    from omegaconf import OmegaConf
 
-    return sorted(keys(compose({})))
+    from groundwire.train.verl.hydra_config import _dotted_keys, compose
+
+    return sorted(_dotted_keys(OmegaConf.to_container(compose({}), resolve=False)))
 
 
 def groups() -> list[dict[str, Any]]:
