@@ -2,7 +2,8 @@
 
 64 groups of 8 rollouts; prompts of 886 tokens in the mean and 2,265 at most, shared by a group; replies of 42 in the
 mean: the shape of the SQL agent on real Spider. The weights are random, because the time does not depend on them. The
-alternative to blocks of a mask that are skipped is a dense mask for each row; both compute a shared prompt once. It also compares log-probabilities with those of a plain forward pass of each sequence.
+alternative to blocks of a mask that are skipped is a dense mask for each row; both compute a shared prompt once. It also
+compares log-probabilities with those of a plain forward pass of each sequence.
 """
 
 from __future__ import annotations
@@ -23,6 +24,19 @@ from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
 
+
+def _qwen(width: int, feed_forward: int, layers: int, heads: int) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=151936,
+        hidden_size=width,
+        intermediate_size=feed_forward,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+
+
 SHAPES: dict[str, Any] = {
     "135m": LlamaConfig(
         vocab_size=49152,
@@ -34,24 +48,8 @@ SHAPES: dict[str, Any] = {
         max_position_embeddings=8192,
         tie_word_embeddings=True,
     ),
-    "0.5b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "1.5b": Qwen2Config(
-        vocab_size=151936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
+    "0.5b": _qwen(896, 4864, 24, 14),
+    "1.5b": _qwen(1536, 8960, 28, 12),
 }
 
 
