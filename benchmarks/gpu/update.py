@@ -2,8 +2,8 @@
 
 64 groups of 8 rollouts; prompts of 886 tokens in the mean and 2,265 at most, shared by a group; replies of 42 in the
 mean: the shape of the SQL agent on real Spider. The weights are random, because the time does not depend on them. The
-alternative to blocks of a mask that are skipped is a dense mask for each row; both compute a shared prompt once. It also
-compares log-probabilities with those of a plain forward pass of each sequence.
+alternative to blocks of a mask that are skipped is a dense mask for each row; both compute a shared prompt once. It
+also compares log-probabilities with those of a plain forward pass of each sequence.
 """
 
 from __future__ import annotations
