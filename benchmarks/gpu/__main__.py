@@ -20,6 +20,9 @@ LoRA: --parts ci --config lora --model FOLDER
 Two GPUs compared with one: run this on both machines. A smaller model would
 measure the sequential sampling of tokens, which more GPUs do not speed up.
   --parts speed --only-ours --shape llama-3072x28 --batch 128
+
+The shape of an agent's calls, long prompts and short replies, needs real Spider:
+  --parts speed --spider FOLDER --shape 0.5b --reply 42
 """
 
 from __future__ import annotations
@@ -109,12 +112,15 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     runners = ["--n-runners", str(8 * options.batch)]
     if options.external_store_address is not None:
         runners = ["--external-store-address", options.external_store_address, "--n-runners", "0"]
-    ours, _ = suite.train("speed-ours", [*_verl(suite, model), *_agent("once"), "--steps", steps, *runners, *settings])
+    spider = ["--spider", options.spider] if options.spider else []
+    data = ["--data-dir", options.spider, "--max-model-len", "3072"] if options.spider else []
+    arguments = [*_verl(suite, model), *_agent("once_full" if options.spider else "once"), *data, "--steps", steps]
+    ours, _ = suite.train("speed-ours", [*arguments, *runners, *settings])
     result["ours"] = ours
     if options.only_ours:
         return result
     out = suite.out / "runs" / "speed-verl"
-    command = ["-m", "benchmarks.gpu.verl_baseline", model, str(out), steps, *settings]
+    command = ["-m", "benchmarks.gpu.verl_baseline", model, str(out), steps, *spider, *settings]
     theirs = suite.run("speed-verl", [*command, f"trainer.n_gpus_per_node={gpus}"])
     result["verl"] = theirs | {"figures": verl_metrics(out)}
     times = [each.get("figures", {}).get("step_s") for each in (ours, result["verl"])]
@@ -238,11 +244,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each program; default: %(default)g")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="ci: default %(default)s")
     parser.add_argument("--full-ci", action="store_true", help="ci: --ci (20 steps) instead of --ci-fast")
-    parser.add_argument("--spider", metavar="FOLDER", help="spider: folder of real Spider; default: the bundled data")
+    parser.add_argument(
+        "--spider", metavar="FOLDER", help="spider, speed: folder of real Spider; default: the bundled data"
+    )
     parser.add_argument("--steps", type=int, default=40, help="spider: training steps; default: %(default)s")
     parser.add_argument("--val-tasks", type=int, default=200, help="spider: validation tasks, 0 is all; default: 200")
     parser.add_argument(
-        "--shape", default="llama-1024x24", help="speed, uneven: TYPE-WIDTHxLAYERS of the model; default: %(default)s"
+        "--shape",
+        default="llama-1024x24",
+        help="speed, uneven: TYPE-WIDTHxLAYERS, 135m, 0.5b or 1.5b; default: %(default)s",
     )
     parser.add_argument("--batch", type=int, default=64, help="speed: prompts of eight rollouts per step; default: 64")
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply; default: %(default)s")

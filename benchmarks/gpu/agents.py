@@ -13,9 +13,11 @@ from groundwire.tools.schema import table_info
 _clients = Clients(timeout_s=600)
 
 
-def sql_messages(question: str, database: str) -> list[dict[str, str]]:
-    """The messages of a first call, for both agent loops."""
-    schema = table_info(database, max_chars=1500, example_values=0, show_keys=False).text
+def sql_messages(question: str, database: str, *, full: bool = False) -> list[dict[str, str]]:
+    """The messages of a first call, for both agent loops; ``full`` adds keys, example values and more tables."""
+    schema = table_info(
+        database, max_chars=6000 if full else 1500, example_values=2 if full else 0, show_keys=full
+    ).text
     return [
         {"role": "system", "content": prompts.system_message(schema)},
         {"role": "user", "content": prompts.write_message(question)},
@@ -25,6 +27,11 @@ def sql_messages(question: str, database: str) -> list[dict[str, str]]:
 async def once(question: Question, endpoint: Endpoint) -> str:
     """One call."""
     return await _ask(endpoint, sql_messages(question.text, question.database))
+
+
+async def once_full(question: Question, endpoint: Endpoint) -> str:
+    """One call with the longer prompt."""
+    return await _ask(endpoint, sql_messages(question.text, question.database, full=True))
 
 
 async def uneven(question: Question, endpoint: Endpoint) -> str:

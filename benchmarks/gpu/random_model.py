@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from benchmarks.gpu.update import SHAPES
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy, save_policy
+from groundwire.train.policy.pretrained.locate import find_model
 
 __all__ = ["save_random_model"]
 
@@ -17,12 +19,30 @@ __all__ = ["save_random_model"]
 def save_random_model(shape: str, folder: Path) -> None:
     """Save a model with the starter's tokenizer; ``llama-1024x24`` is model type, hidden size and number of layers.
 
+    ``135m``, ``0.5b`` and ``1.5b`` are Llama models of :data:`benchmarks.gpu.update.SHAPES` with SmolLM2's tokenizer.
     Beside ``qwen2`` transformers reads the tokenizer as one of that family, which makes more tokens of the same text.
     Raises ``ValueError`` for another form.
     """
+    torch.manual_seed(0)
+    if shape in SHAPES:
+        base, tokenizer = SHAPES[shape], AutoTokenizer.from_pretrained(find_model("smollm2"))
+        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        config = LlamaConfig(
+            **{name: getattr(base, name) for name in names},
+            vocab_size=len(tokenizer),
+            max_position_embeddings=8192,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
+        return
     match = re.fullmatch(r"(\w+)-(\d+)x(\d+)", shape)
     if match is None:
-        raise ValueError(f"the shape {shape!r} is not TYPE-WIDTHxLAYERS, e.g. llama-1024x24 or qwen2-896x24")
+        raise ValueError(
+            f"the shape {shape!r} is neither {', '.join(SHAPES)} nor TYPE-WIDTHxLAYERS, e.g. llama-1024x24"
+        )
     _, tokenizer = load_policy(STARTER)
     width = int(match[2])
     heads = width // (64 if width <= 1024 else 128)
@@ -40,5 +60,4 @@ def save_random_model(shape: str, folder: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    torch.manual_seed(0)
     save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)

@@ -1,12 +1,14 @@
 """verl's own single-turn agent loop, for comparison: the same model, prompts, batch size and number of tokens.
 
-python -m benchmarks.gpu.verl_baseline MODEL OUT STEPS [KEY=VALUE ...]
+Rows are padded, because verl needs flash-attn for rows without padding.
+
+python -m benchmarks.gpu.verl_baseline MODEL OUT STEPS [--spider FOLDER] [KEY=VALUE ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,17 @@ def no_reward(*_: Any, **__: Any) -> float:
     return 0.0
 
 
-def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
-    """Train for ``steps``; verl's log is ``verl.jsonl`` in ``out``."""
+def main(model: str, out: Path, steps: int, *, spider: str | None, settings: list[str]) -> None:
+    """Train for ``steps`` on the bundled data, or on ``spider``; verl's log is ``verl.jsonl`` in ``out``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
     out.mkdir(parents=True, exist_ok=True)
-    tasks = domains.get("spider").load(None).train
+    tasks = domains.get("spider").load(spider).train
     rows = [
         {
-            "prompt": sql_messages(str(task["question"]), str(task["db_path"])),
+            "prompt": sql_messages(str(task["question"]), str(task["db_path"]), full=spider is not None),
             "data_source": "spider",
             "reward_model": {"style": "rule", "ground_truth": json.dumps(task["query"])},
             "extra_info": {"index": index},
@@ -44,7 +46,9 @@ def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
     (out / "tasks").mkdir(exist_ok=True)
     for name in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), out / "tasks" / f"{name}.parquet")
-    config = resolve("starter", trainer="verl", model=model, steps=steps, verl=parse_overrides(arguments))
+    overrides = {"actor_rollout_ref.model.use_remove_padding": False, **parse_overrides(settings)}
+    length = 3072 if spider else 2048
+    config = resolve("starter", trainer="verl", model=model, steps=steps, max_model_len=length, verl=overrides)
     chosen = flat_config(config, run_dir=str(out.resolve()), model=model)
     chosen = {key: value for key, value in chosen.items() if not any(name in key for name in _OURS)}
     chosen["reward.custom_reward_function.path"] = __file__
@@ -55,4 +59,11 @@ def main(model: str, out: Path, steps: int, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.verl_baseline", description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--spider", metavar="FOLDER", help="real Spider and the longer prompts")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    given = parser.parse_args()
+    main(given.model, given.out, given.steps, spider=given.spider, settings=given.settings)

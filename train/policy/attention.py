@@ -115,7 +115,6 @@ def _tree(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention by a block mask; shapes as in :func:`_varlen`, with any number of rows."""
-    query, key = query.to(value.dtype), key.to(value.dtype)  # autocast leaves rotated queries and keys in float32
     attend = _compiled_flex() if query.is_cuda else flex_attention
     query, key = query.to(value.dtype), key.to(value.dtype)  # in autocast their rotation is computed in float32
     out = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
