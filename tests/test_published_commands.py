@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
+import re
+import shlex
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from programs import ROOT
 from spider_folder import make_spider
 from typer.testing import CliRunner
 
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError
 from groundwire.train import run
@@ -20,7 +28,10 @@ from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.published import differences
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.store.__main__ import app as store_app
 from groundwire.train.verl.hydra_config import flat_config
+
+PAGE = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -119,24 +130,6 @@ def test_the_differences_from_the_published_recipe_are_printed_without_verl() ->
     assert "table_info_truncate: 4000, published 2048" in configured("--trainer", "local", "--diff")
 
 
-def test_fast_is_one_step_with_the_whole_validation() -> None:
-    config = resolve("fast", trainer="verl")
-    assert (config.steps, config.val_tasks, config.val_every) == (1, 0, 1)
-
-
-def test_every_published_experiment_is_a_preset() -> None:
-    names = {
-        f"qwen3b-turns{turns}-chars{chars}{check}"
-        for turns in (1, 3)
-        for chars in (2048, 4096)
-        for check in ("", "-check")
-    }
-    assert {"qwen", "qwen3b", "llama", "llama3b", *names} <= VERL_PRESETS.keys()
-    config = resolve("qwen3b-turns1-chars4096-check", trainer="verl")
-    found = (config.max_turns, config.table_info_truncate, config.execution_truncate, config.agent_match)
-    assert found == (1, 4096, 4096, "write|check")
-
-
 def test_another_agent_than_the_sql_graph_has_no_agent_match_of_a_preset() -> None:
     assert resolve("qwen", trainer="verl").agent_match == "write"
     for given in ({"backend": "openai-agents"}, {"agent": "my_app:graph"}, {"domain": "medical"}):
@@ -162,3 +155,164 @@ def test_dev_with_verl_names_the_endpoint_that_it_needs(monkeypatch: pytest.Monk
     message = refused("--trainer", "verl", "--config", "qwen", "--dev")
     assert "--dev with --trainer verl starts no model: give an endpoint that has one with --base-url URL" in message
     assert "needs the name of its model" in refused("--dev", "--base-url", "http://127.0.0.1:9/v1")
+
+
+# -- every line of docs/published.md, one by one
+
+
+def settings_of(*arguments: str) -> dict[str, Any]:
+    """The settings that ``train.run ... --print-config`` prints, with the local trainer."""
+    text = configured(*arguments)
+    return dict(json.loads(text[text.index("{") :]))
+
+
+def _presets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("qwen", "fast", "llama", "npu"):
+        lines = configured("--trainer", "verl", name, "--diff").splitlines()
+        other = [line for line in lines if line.startswith("model: ")]
+        assert bool(other) == (name in ("fast", "llama")), name
+
+
+def _active_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of("--active-agent", "write")["agent_match"] == "write"
+    assert settings_of("--agent-match", "write")["agent_match"] == "write"
+
+
+def _ci_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = settings_of("--ci-fast")
+    assert (found["steps"], found["val_tasks"]) == (1, 32)
+
+
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("fast", trainer="verl")
+    assert (config.model, config.steps, config.val_tasks) == ("Qwen/Qwen2.5-Coder-0.5B-Instruct", 1, 0)
+
+
+def _llm_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted = settings_of("--llm-proxy")
+    assert accepted.pop("llm_proxy")
+    assert accepted.items() <= settings_of().items()
+
+
+def _external_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_MANAGED_STORE", "0")
+    assert "AGL_MANAGED_STORE=0 asks for an external store: give --external-store-address" in refused()
+    address = ("--external-store-address", "http://127.0.0.1:9", "--store-wait-s", "0")
+    assert "no store answers at http://127.0.0.1:9" in refused(*address)  # tests/test_external.py has a run with one
+
+
+def _store(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(store_app, ["--port", "4747"])
+    assert "give one of --path FILE, --memory" in result.stderr  # tests/test_external.py starts stores, agl's also
+
+
+def _debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start() -> ScriptedPolicyServer:
+        server = ScriptedPolicyServer(lambda body: "```sql\nSELECT 1\n``` CORRECT", model="big")
+        await server.start()
+        return server
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result()
+        result = CliRunner().invoke(run.app, ["--dev", "--base-url", server.base_url, "--model", "big"])
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    assert result.exit_code == 0, result.output
+    for node in ("write_query", "check_query"):
+        assert result.stdout.count(node) >= 10
+    assert result.stdout.count("reward") >= 10
+
+
+def _data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_spider(Path("data"))
+    assert configured("--data-dir", "data").startswith(f"data: --data-dir {Path('data').resolve()}: train 1 tasks")
+    for name in ("SPIDER_DATA_DIR", "VERL_SPIDER_DATA_DIR"):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, "data")
+            assert configured().startswith(f"data: {name} data: train 1 tasks")
+
+
+def _files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("data.train_files", "data.val_files"):
+        assert f"{key} cannot be set: give the folder" in refused("--config", "fast", f"{key}=x.parquet")
+
+
+def _estimator(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of("algorithm.adv_estimator=grpo")["verl"] == {}
+    given = parse_overrides(["algorithm.adv_estimator=rloo"])
+    assert flat_config(resolve("qwen", trainer="verl", verl=given))["algorithm.adv_estimator"] == "rloo"
+
+
+def _port(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of("agentlightning.port=9999")["proxy_port"] == 9999
+
+
+def _logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("qwen", trainer="verl", verl=parse_overrides(["trainer.logger=[console,wandb,swanlab]"]))
+    assert config.track == ["wandb", "swanlab"]
+
+
+def _verls_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("qwen", trainer="verl", verl=parse_overrides(["trainer.n_gpus_per_node=1"]))
+    assert flat_config(config, n_gpus=8)["trainer.n_gpus_per_node"] == 1
+
+
+def _runners(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings_of("--n-runners", "10")["n_runners"] == 10
+
+
+def _agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = PAGE[PAGE.index("LitSQLAgent(") :]
+    options = dict(re.findall(r"(\w+)=(\d+)", row[: row.index("|")]))
+    found = settings_of(*shlex.split(row.split("`")[2]))
+    assert {name: str(found[name]) for name in options} == options
+
+
+WALK: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "python train_sql_agent.py qwen": _presets,
+    "--active-agent write": _active_agent,
+    "python train_sql_agent.py fast": _fast,
+    "--ci-fast": _ci_fast,
+    "--llm-proxy": _llm_proxy,
+    "--external-store-address URL": _external_store,
+    "agl store --port 4747": _store,
+    "python sql_agent.py": _debugging,
+    "VERL_SPIDER_DATA_DIR": _data_dir,
+    "data.train_files=...": _files,
+    "algorithm.adv_estimator=grpo": _estimator,
+    "agentlightning.port=9999": _port,
+    "trainer.logger=[console,wandb,swanlab]": _logger,
+    "trainer.n_gpus_per_node=1": _verls_own,
+    "Trainer(n_runners=10)": _runners,
+    'Trainer(adapter={"agent_match": "write"})': _active_agent,
+    "LitSQLAgent(max_turns=3, table_info_truncate=2048, execution_truncate=2048)": _agent,
+}
+"""What a reader types, by the first part of each line of the page's table, and a check that it means the same here."""
+
+
+def test_every_line_of_the_page_is_tried() -> None:
+    table = PAGE[PAGE.index("## Commands and settings") :]
+    assert re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) == list(WALK)
+
+
+@pytest.mark.parametrize("published", WALK)
+def test_a_published_line_means_here_what_it_meant(published: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    WALK[published](monkeypatch)
+
+
+def test_every_command_of_an_accuracy_is_a_preset_with_its_model() -> None:
+    rows = re.findall(r"^\| ([A-Z][\w.-]+) \| .*`python -m train.run ([\w-]+)` \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for model, preset in rows:
+        assert VERL_PRESETS[preset]["model"].endswith(f"/{model}")
+    for preset in re.findall(r"`python -m train.run (qwen3b-[\w-]+)`", PAGE):
+        turns, chars, check = re.fullmatch(r"qwen3b-turns(\d)-chars(\d+)(-check)?", preset).groups()  # type: ignore[union-attr]
+        config = resolve(preset, trainer="verl")
+        assert (config.max_turns, config.table_info_truncate) == (int(turns), int(chars))
+        assert config.agent_match == ("write|check" if check else "write")
