@@ -66,7 +66,7 @@ def test_a_random_model_has_its_shape_and_reads_its_tokenizers_ids(model_type: s
 
 
 def test_a_shape_of_another_form_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the shape .300m. is neither 135m, 0.5b, 1.5b nor TYPE-WIDTHxLAYERS"):
+    with pytest.raises(ValueError, match=r"the shape .300m. is neither 135m, 0\.5b, 1.5b nor TYPE-WIDTHxLAYERS"):
         save_random_model("300m", tmp_path)
 
 
