@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint wheel lock bench chaos frameworks clean
+.PHONY: train test lint wheel docs lock bench chaos frameworks clean
 
 train: $(VENV)/.train
 	$(BIN)/python -m train.run --backend langgraph --domain spider $(ARGS)
@@ -24,6 +24,10 @@ wheel: $(VENV)/.dev
 	$(PYTHON) -m venv build/wheel/base
 	build/wheel/base/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/wheel && base/bin/python ../../tests/installed_base.py
+
+# The documentation site, in build/site; a warning is an error. The code is read, not imported.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 # The versions of everything that [train] installs, for Python 3.10 to 3.13 and any system.
 lock: $(VENV)/.dev
@@ -54,6 +58,10 @@ $(VENV)/.train: $(VENV)/.pip pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.train
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
 	@touch $@
 
 clean:

@@ -18,7 +18,8 @@ from groundwire.train import evaluate, fit, serve
 from groundwire.train.config.__main__ import tables
 from groundwire.train.config.run_config import RunConfig
 
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
 
 
@@ -35,10 +36,11 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in _anchors(there), f"{target}#{anchor}"
 
 
-def test_the_index_has_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    assert not [page for page in pages if f"({page})" not in index]
+@pytest.mark.parametrize(("index", "link"), [("docs/README.md", "({})"), ("mkdocs.yml", ": {}\n")])
+def test_the_index_and_the_navigation_have_every_page(index: str, link: str) -> None:
+    text = (ROOT / index).read_text()
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in DOCS} - {"README.md"}
+    assert not [page for page in pages if link.format(page) not in text]
 
 
 def test_the_domain_that_is_shown_is_the_example() -> None:
