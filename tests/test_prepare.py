@@ -18,10 +18,10 @@ from spider_folder import DEV, make_database, make_spider
 from typer.testing import CliRunner
 
 from groundwire.domains import DataError
-from groundwire.domains.spider import suspects
-from groundwire.domains.spider.golds import FAILS, NO_ROWS, SLOW
 from groundwire.domains.spider.loader import domain
 from groundwire.domains.spider.prepare import app, prepare
+from groundwire.domains.text_to_sql import suspects
+from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS, SLOW
 
 
 def zipped(folder: Path, archive: Path, *, under: str = "spider_data") -> Path:

@@ -13,8 +13,8 @@ from spider_folder import DEV, OTHERS, REAL, TRAIN, make_database, make_spider, 
 from groundwire import domains
 from groundwire.domains import DataError
 from groundwire.domains.spider import loader, schema_files
-from groundwire.domains.spider.golds import FAILS, NO_ROWS, SLOW, check_golds
 from groundwire.domains.spider.prepare import prepare
+from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS, SLOW, check_golds
 from groundwire.tools.sql import run_query
 
 spider = domains.get("spider")

@@ -13,24 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from groundwire.domains._readers import check_unique_ids, choose_folder, first_names, read_json
 from groundwire.domains._readers import read_tasks as read_file
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.spider import schema_files
-from groundwire.domains.spider.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.spider.predictions import write_predictions
+from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
+from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
 from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import is_sqlite
 
 __all__ = [
     "BUNDLED",
     "FILES",
-    "REPORT",
     "SPLITS",
     "SpiderDomain",
     "domain",
@@ -42,7 +42,7 @@ __all__ = [
 
 BUNDLED = Path(__file__).parent / "bundled"
 _DATABASE_FOLDERS = ("database", "test_database")
-REPORT, _ZERO_ROWS = "report.json", "gold_zero_rows.json"
+_ZERO_ROWS = "gold_zero_rows.json"
 _ENVIRONMENT = ("SPIDER_DATA_DIR", "VERL_SPIDER_DATA_DIR")
 # For each layout, all training files and the validation files, of which the first found is read.
 _LAYOUTS = (
@@ -58,7 +58,7 @@ SPLITS = {
 """The names of the sets of questions besides training, and their files, of which the first found is read."""
 FILES = {REPORT, _ZERO_ROWS, *(name for layout in _LAYOUTS for names in layout for name in names)}
 FILES |= {name for names in SPLITS.values() for name in names}
-_LEFT_OUT, _IDS = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]]), TypeAdapter(list[str])
+_IDS = TypeAdapter(list[str])
 _TEXTS = ("db_path", "hardness")
 # Each gold again, as tokens and as a parse tree: ten times the bytes.
 _DROPPED_COLUMNS = ("query_toks", "query_toks_no_value", "question_toks", "sql")
@@ -93,7 +93,7 @@ class SpiderDomain:
         if split is not None:
             validation_files = [find_split(folder, split)]
         train, validation = read_tasks(train_files, folder), read_tasks(validation_files, folder, test=True)
-        left_out = _reported_left_out(folder, train_files)
+        left_out = reported_left_out(folder) if train_files[0].suffix == ".parquet" else None
         if left_out is None:
             problems = _listed_problems(folder, train=train, dev=validation)
             if problems is None:
@@ -112,6 +112,12 @@ class SpiderDomain:
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""
         return str(task["db_path"])
+
+    def prepare(self, source: Path, out: Path, *, neighbours: int = 0) -> dict[str, Any]:
+        """See :func:`groundwire.domains.spider.prepare.prepare`."""
+        from groundwire.domains.spider.prepare import prepare
+
+        return prepare(source, out, neighbours=neighbours)
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, those of its databases, which may be links, and the databases made of scripts."""
@@ -175,20 +181,6 @@ def read_tasks(files: Iterable[Path], folder: Path, *, test: bool = False) -> li
         task["hardness"] = task.get("hardness") or hardness(task["query"])
     _set_database_paths(tasks, folder, _DATABASE_FOLDERS[::-1] if test else _DATABASE_FOLDERS)
     return list(tasks)
-
-
-def _reported_left_out(folder: Path, train_files: list[Path]) -> dict[str, int] | None:
-    """What ``prepare`` left out of the parquet files; None if it did not write them."""
-    if train_files[0].suffix != ".parquet" or not (folder / REPORT).is_file():
-        return None
-    report = read_json(folder / REPORT)
-    if not isinstance(report, dict) or report.get("left_out_of_training") is None:
-        return None
-    if problem := first_error(_LEFT_OUT, report["left_out_of_training"]):
-        raise DataError(
-            f"{folder / REPORT}: left_out_of_training: {problem}; remove the file, or prepare the data again."
-        )
-    return dict(report["left_out_of_training"])
 
 
 def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProblem] | None:

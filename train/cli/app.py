@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": ("groundwire.train.doctor", "Check that this machine is ready"),
     "audit": ("groundwire.train.audit", "Check whether a reward is fit to train on"),
     "replay": ("groundwire.train.replay", "Score a run's rollouts with another reward"),
-    "prepare": ("groundwire.domains.spider.prepare", "Check a Spider download and write it as parquet"),
+    "prepare": ("groundwire.domains.prepare", "Check the gold queries of a folder and write it as parquet"),
     "store": ("groundwire.train.store.__main__", "Run a Lightning store in its own process"),
     "runner": ("groundwire.train.runner", "Run agents for a trainer in another process"),
     "mcp-sql": ("groundwire.tools.mcp_sql.__main__", "Serve read-only SQL over MCP"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains._types import Task
-from groundwire.domains.spider.golds import FAILS, SLOW, Gold, GoldProblem, gold_of
+from groundwire.domains.text_to_sql.golds import FAILS, SLOW, Gold, GoldProblem, gold_of
 from groundwire.tools.neighbours import FOLDER, Job, build_all
 from groundwire.tools.terminal import progress
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from groundwire.domains._types import Task
-from groundwire.domains.spider.golds import Gold, GoldProblem, gold_of
+from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
 from groundwire.tools.neighbours.mutations import parse
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
 from groundwire.tools.sql import QueryError, run_query
@@ -30,7 +30,7 @@ _TIMEOUT_S = 5.0
 def suspects(tasks: Iterable[Task], problems: Mapping[Gold, GoldProblem]) -> list[dict[str, Any]]:
     """One row for each task with a suspicious gold: id, db_id, question, query, reasons and ``trust``, 0 to 1.
 
-    ``problems`` are those that :func:`groundwire.domains.spider.golds.check_golds` found. Lowest trust first.
+    ``problems`` are those that :func:`groundwire.domains.text_to_sql.golds.check_golds` found. Lowest trust first.
     """
     reasons: dict[Gold, list[str]] = {}
     rows = []

@@ -1,0 +1,213 @@
+"""The folder that ``prepare`` writes: checked tasks as parquet, their databases, a report and the suspicious golds.
+
+It is written to a temporary folder next to ``out`` and renamed at the end, so a broken source or a full disk leaves
+``out`` unchanged. Only a folder that the same command wrote is ever replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from groundwire.domains._readers import read_json
+from groundwire.domains._types import DataError, Task
+from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of
+from groundwire.domains.text_to_sql.neighbours import write_neighbours
+from groundwire.domains.text_to_sql.suspects import suspects
+from groundwire.tools import files as json_files
+from groundwire.tools.files import first_error
+from groundwire.tools.terminal import progress
+
+__all__ = ["REPORT", "SUSPECTS", "broken_golds", "replaced", "reported_left_out", "summary", "write_folder"]
+
+REPORT, SUSPECTS = "report.json", "suspects.json"
+_LEFT_OUT = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
+_FIRST_COLUMNS = ("id", "split", "db_id", "question", "query", "db_path", "hardness")
+_SENTENCES = 20
+"""Broken golds that the summary shows; the report has them all."""
+
+
+@contextmanager
+def replaced(out: Path, source: Path, written_by: str) -> Iterator[Path]:
+    """A temporary folder, whose folder ``new`` is moved to ``out`` at the end.
+
+    Raises :class:`DataError` if ``out`` holds ``source`` or anything that ``written_by`` did not write.
+    """
+    out = out.resolve()
+    _check_target(source.resolve(), out, written_by)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
+        staging = Path(name)
+        yield staging
+        _swap(staging / "new", out, staging / "previous")
+
+
+def write_folder(
+    target: Path,
+    previous: Path,
+    parts: Mapping[str, list[Task]],
+    *,
+    files: Callable[[Mapping[Gold, GoldProblem]], tuple[Mapping[str, list[Task]], dict[str, int]]],
+    place: Callable[[Task], str],
+    about: Mapping[str, Any],
+    link: bool = False,
+    where: Callable[[Task], str] = lambda task: f"task {task['id']}",
+    timeout_s: float = 5.0,
+    neighbours: int = 0,
+) -> dict[str, Any]:
+    """Check the golds of all ``parts``, write ``target`` and return its report, which begins with ``about``.
+
+    ``files`` returns the tasks of each parquet file and the number left out of training by reason. ``place`` is the
+    path of a task's database in ``target``: a copy, or with ``link`` a symbolic link. ``where`` names a task's row for
+    people. A gold is slow after ``timeout_s`` seconds. ``neighbours`` is the largest number of
+    :mod:`groundwire.tools.neighbours` of a database; those that ``previous`` has of the same data are kept.
+    """
+    every = [task for tasks in parts.values() for task in tasks]
+    if not link:
+        _check_space(previous.parent, {Path(task["db_path"]) for task in every})
+    problems = check_golds(every, timeout_s=timeout_s)
+    databases = {place(task): task["db_path"] for task in every}
+    with progress("Linking databases" if link else "Copying databases", len(databases)) as advance:
+        for name, path in databases.items():
+            (target / name).parent.mkdir(parents=True)
+            if link:
+                (target / name).symlink_to(path)
+            else:
+                shutil.copyfile(path, target / name)
+            advance()
+    written, left_out = files(problems)
+    for name, tasks in written.items():
+        _write_parquet([{**task, "db_path": place(task)} for task in tasks], target / f"{name}.parquet")
+    suspicious = suspects(every, problems)
+    _write_json(target / SUSPECTS, suspicious)
+    report = {
+        **about,
+        "tasks": {name: len(tasks) for name, tasks in written.items()},
+        "databases": len(databases),
+        "left_out_of_training": left_out,
+        "golds": [
+            {
+                "id": task["id"],
+                "where": where(task),
+                "split": part,
+                "db_id": task["db_id"],
+                **problems[gold_of(task)]._asdict(),
+            }
+            for part, tasks in parts.items()
+            for task in tasks
+            if gold_of(task) in problems
+        ],
+        "suspects": len(suspicious),
+    }
+    if neighbours:
+        placed = [(task, place(task)) for task in every]
+        report["neighbours"] = write_neighbours(target, previous, placed, problems, neighbours)
+    _write_json(target / REPORT, report)
+    return report
+
+
+def reported_left_out(folder: Path) -> dict[str, int] | None:
+    """What ``prepare`` left out of training in ``folder``, by reason; None without its report."""
+    if not (folder / REPORT).is_file():
+        return None
+    report = read_json(folder / REPORT)
+    if not isinstance(report, dict) or report.get("left_out_of_training") is None:
+        return None
+    if problem := first_error(_LEFT_OUT, report["left_out_of_training"]):
+        raise DataError(
+            f"{folder / REPORT}: left_out_of_training: {problem}; remove the file, or prepare the data again."
+        )
+    return dict(report["left_out_of_training"])
+
+
+def broken_golds(report: Mapping[str, Any]) -> list[str]:
+    """One sentence for each gold of the report that fails or is slow, with its row."""
+    return [
+        f"{gold['where']} ({gold['db_id']}): {gold['reason']}: {gold['detail']}; correct the query, or remove the row."
+        for gold in report["golds"]
+        if gold["reason"] != NO_ROWS
+    ]
+
+
+def summary(report: Mapping[str, Any], out: Path) -> str:
+    """The report in some lines."""
+    tasks = ", ".join(f"{count:,} in {name}.parquet" for name, count in report["tasks"].items())
+    left_out = ", ".join(f"{count:,} ({why})" for why, count in report["left_out_of_training"].items()) or "none"
+    broken = broken_golds(report)
+    more = [f"… and {len(broken) - _SENTENCES:,} more"] if len(broken) > _SENTENCES else []
+    return "\n".join(
+        [
+            f"{out}: {tasks}; {report['databases']:,} databases",
+            f"left out of training: {left_out}",
+            f"golds that fail, are slow or return no rows: {len(report['golds']):,}, listed in {out / REPORT}",
+            *(f"  {sentence}" for sentence in (*broken[:_SENTENCES], *more)),
+            f"suspicious golds: {report['suspects']:,}, listed in {out / SUSPECTS}",
+            *_neighbours_lines(report.get("neighbours")),
+        ]
+    )
+
+
+def _neighbours_lines(made: Mapping[str, Any] | None) -> list[str]:
+    if made is None:
+        return []
+    without = f"; {len(made['databases_without'])} databases have none" if made["databases_without"] else ""
+    return [
+        f"neighbours: {made['files']:,}; of {made['near_misses']:,} near misses that the original databases accept, "
+        f"they separate {made['separated']:,}{without}"
+    ]
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_parquet(tasks: list[dict[str, Any]], file: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = {name for task in tasks for name, value in task.items() if isinstance(value, str)}
+    names = [name for name in _FIRST_COLUMNS if name in texts or name == "query"]
+    names += sorted(texts.difference(names))
+    columns = {name: pa.array([task.get(name) for task in tasks], pa.string()) for name in names}
+    pq.write_table(pa.table(columns), file)
+
+
+def _check_target(source: Path, out: Path, written_by: str) -> None:
+    if out == source or out in source.parents:
+        raise DataError(f"--out {out} holds the source {source}; choose another folder.")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    try:
+        ours = json_files.read_json(out / REPORT).get("written_by") == written_by
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        raise DataError(f"--out {out} exists and was not written by this command; choose another, or empty it.")
+
+
+def _check_space(folder: Path, databases: Iterable[Path]) -> None:
+    needed = sum(path.stat().st_size for path in databases)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"the databases take {needed / 1e6:.0f} MB and {folder} has {free / 1e6:.0f} MB free; free some."
+        )
+
+
+def _swap(new: Path, out: Path, previous: Path) -> None:
+    """Move ``out`` to ``previous`` and ``new`` to ``out``."""
+    try:
+        if out.exists():
+            out.rename(previous)
+        new.rename(out)
+    except BaseException:  # Ctrl-C between the two renames
+        if previous.exists() and not out.exists():
+            previous.rename(out)
+        raise
