@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.algorithms.health import FIGURES
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.verl.hydra_config import flat_config
 from groundwire.train.verl.launch import collect
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log
+from groundwire.train.verl.ray_job import SETUP_HOOK, forwarded_variables
 
 
 def _wait_for_steps(run: RunDir, steps: list[int]) -> None:
@@ -111,17 +116,39 @@ def test_repeated_steps_replace_those_of_the_interrupted_run(tmp_path: Path) -> 
 
 _JOBS = """
 import os, ray
-from groundwire.train.verl.launch import _unique_ray_job
-with _unique_ray_job():
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-job = ray.remote(lambda: ray.get_runtime_context().get_job_id())
-print(ray.JobID.from_int(os.getpid()).hex(), ray.get_runtime_context().get_job_id(), ray.get(job.remote()))
+from groundwire.train.verl.ray_job import RUN, SETUP_HOOK, ray_job
+connect = ray.init
+def init(**options):
+    context = connect(**options)
+    os.environ["WANDB_API_KEY"] = "of-the-trainers-shell"  # Ray's other processes have started without it
+    return context
+ray.init = init
+environment = {"env_vars": {RUN: "/runs/one"}, "worker_process_setup_hook": SETUP_HOOK}
+with ray_job("/runs/one"):
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    job = ray.remote(lambda: [ray.get_runtime_context().get_job_id(), os.environ.get("WANDB_API_KEY")])
+    print(ray.JobID.from_int(os.getpid()).hex(), ray.get_runtime_context().get_job_id(), *ray.get(job.remote()))
 """
 
 
-def test_the_first_job_of_each_ray_has_its_own_number() -> None:
+def test_each_ray_job_has_its_own_number_and_the_keys_of_its_user() -> None:
     pytest.importorskip("ray")
     command = [sys.executable, "-c", _JOBS]
-    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    own, driver, worker = output.split()
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
+    output = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
+    own, driver, worker, key = output.split()
     assert own == driver == worker
+    assert key == "of-the-trainers-shell"
+
+
+def test_keys_reach_other_hosts_and_no_file_or_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ["WANDB_API_KEY", "HF_TOKEN", "SWANLAB_API_KEY", "OPENAI_API_KEY", API_KEY, "ANTHROPIC_API_KEY"]
+    for name in keys:
+        monkeypatch.setenv(name, f"the {name}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not asked for")
+    forwarded = forwarded_variables(os.environ)
+    assert {name: forwarded[name] for name in keys} == {name: f"the {name}" for name in keys}
+    assert "AWS_SECRET_ACCESS_KEY" not in forwarded
+    flat = json.dumps(flat_config(resolve("qwen", trainer="verl")), default=str)
+    assert not [name for name in keys if f"the {name}" in flat]
+    assert SETUP_HOOK in flat

@@ -28,6 +28,7 @@ from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import local_folder
 from groundwire.train.verl.credit_assignment import ESTIMATOR
+from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
     "INSTALL",
@@ -55,7 +56,7 @@ _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 _EPOCHS = "trainer.total_epochs"
 _ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
-_RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env.env_vars."
+_RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env."
 
 
 def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
@@ -137,7 +138,8 @@ def flat_config(
         flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
     flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
     environment = _environment(run_dir, wandb="wandb" in config.track)
-    flat |= {f"{_RUNTIME_ENV}{name}": value for name, value in environment.items()}
+    flat |= {f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment.items()}
+    flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them
     flat["+groundwire"] = {"run_dir": run_dir, "config": config.to_dict()}
     return flat
 
@@ -236,6 +238,7 @@ def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
     return {
         "PYTHONPATH": child_python_path(),
         "VERL_FILE_LOGGER_PATH": f"{run_dir}/verl.jsonl",
+        RUN: run_dir,
         **{name: os.environ.get(name, value) for name, value in defaults.items()},
     }
 

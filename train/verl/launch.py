@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from groundwire.domains import Task, TaskData
 from groundwire.tools.errors import UserError
@@ -24,6 +23,7 @@ from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.verl.checks import check
 from groundwire.train.verl.hydra_config import compose_for_run
 from groundwire.train.verl.metrics import archive_verl_log, follow_verl_log, write_metrics
+from groundwire.train.verl.ray_job import ray_job
 
 __all__ = ["TrainingError", "check", "collect", "link_newest_model", "merge_adapters", "train"]
 
@@ -53,7 +53,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str
     composed = compose_for_run(config, data, str(run.path.resolve()))
     auto_set_device(composed)
     try:
-        with follow_verl_log(run, on_note), _unique_ray_job():
+        with follow_verl_log(run, on_note), ray_job(str(run.path.resolve())):
             run_ppo(composed, task_runner_class=TaskRunnerV1)
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(mask_secrets(str(error)))  # with the tracebacks of Ray's processes
@@ -110,33 +110,6 @@ def _write_tasks(path: Path, tasks: Sequence[Task], source: str) -> None:
         for index, task in enumerate(tasks)
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-@contextmanager
-def _unique_ray_job() -> Iterator[None]:
-    """Use this process's id as the number of the first Ray job that starts inside the block.
-
-    verl 0.9 transfers weights to vLLM through a socket in ``/tmp`` that is named after the Ray job, and the first job
-    of every Ray has number 1: two runs on one host would use the same socket and wait for each other forever.
-    """
-    import ray
-    from ray._private import state
-
-    next_job_id: Any = getattr(state, "next_job_id", None)
-    if next_job_id is None:  # another version of Ray: keep its number
-        yield
-        return
-    first, unique = ray.JobID.from_int(1), ray.JobID.from_int(os.getpid())
-
-    def unique_job_id() -> Any:
-        job_id = next_job_id()
-        return unique if job_id == first else job_id
-
-    state.next_job_id = unique_job_id
-    try:
-        yield
-    finally:
-        state.next_job_id = next_job_id
 
 
 def _error_message(error: BaseException) -> str:

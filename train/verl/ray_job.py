@@ -1,0 +1,117 @@
+"""What verl's Ray job needs: a number of its own, and the user's keys in its processes on every host.
+
+Ray gives the processes that it starts on other hosts the environment of ``ray start`` there, without the keys of the
+trainer's shell. Ray's own way, ``runtime_env.env_vars``, would show them: verl prints it, and Ray writes it to its logs
+and its dashboard. So the trainer's process puts them into the key-value store of Ray's head, which is in memory, and
+each process reads them there before it does anything else. They are deleted when the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+__all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "ray_job", "read_variables"]
+
+SETUP_HOOK = f"{__name__}.read_variables"
+"""The function that Ray calls in each process of the job, for ``runtime_env.worker_process_setup_hook``."""
+RUN = "GROUNDWIRE_RAY_RUN"
+"""The environment variable with the run, under which the variables are kept."""
+_PREFIXES = ("WANDB_", "HF_", "HUGGING_FACE_", "SWANLAB_", "OPENAI_", "GROUNDWIRE_JUDGE_")
+_SUFFIX = "_API_KEY"  # of the providers that LiteLLM calls for a judge
+_NAMESPACE = b"groundwire"
+_WAIT_S = 30.0
+
+
+def forwarded_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that processes on other hosts get: of trackers, model hubs, model providers and the judge."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if value and (name.startswith(_PREFIXES) or name.endswith(_SUFFIX))
+    }
+
+
+def read_variables() -> None:
+    """Set the run's variables in this process of Ray's. A variable that the host has stays as it is."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    key, deadline = os.environ.get(RUN, "").encode(), time.monotonic() + _WAIT_S
+    # Ray starts the first processes while the trainer's process still connects.
+    while (found := _internal_kv_get(key, namespace=_NAMESPACE)) is None:
+        if time.monotonic() > deadline:
+            print("warning: the run's environment variables (keys, hubs) did not arrive here", file=sys.stderr)
+            return
+        time.sleep(0.1)
+    for name, value in json.loads(found).items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def ray_job(run: str) -> Iterator[None]:
+    """The Ray that starts inside of the block has its own job number, and the variables of ``run`` on all hosts."""
+    import ray
+
+    with _unique_number(), _patched(ray, "init", lambda init: _with_variables(init, run)):
+        try:
+            yield
+        finally:
+            if ray.is_initialized():
+                from ray.experimental.internal_kv import _internal_kv_del
+
+                with suppress(Exception):  # Ray itself has failed, and its memory is gone
+                    _internal_kv_del(run.encode(), namespace=_NAMESPACE)
+
+
+def _with_variables(init: Callable[..., Any], run: str) -> Callable[..., Any]:
+    def started(*arguments: Any, **options: Any) -> Any:
+        context = init(*arguments, **options)
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        values = json.dumps(forwarded_variables(os.environ)).encode()
+        _internal_kv_put(run.encode(), values, overwrite=True, namespace=_NAMESPACE)
+        return context
+
+    return started
+
+
+@contextmanager
+def _unique_number() -> Iterator[None]:
+    """Use this process's id as the number of the first Ray job that starts inside the block.
+
+    verl 0.9 transfers weights to vLLM through a socket in ``/tmp`` that is named after the Ray job, and the first job
+    of every Ray has number 1: two runs on one host would use the same socket and wait for each other forever.
+    """
+    import ray
+    from ray._private import state
+
+    if not hasattr(state, "next_job_id"):  # another version of Ray: keep its number
+        yield
+        return
+    first, unique = ray.JobID.from_int(1), ray.JobID.from_int(os.getpid())
+
+    def numbered(next_job_id: Callable[[], Any]) -> Callable[[], Any]:
+        def unique_job_id() -> Any:
+            job_id = next_job_id()
+            return unique if job_id == first else job_id
+
+        return unique_job_id
+
+    with _patched(state, "next_job_id", numbered):
+        yield
+
+
+@contextmanager
+def _patched(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """``owner.name`` is wrapped inside of the block."""
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
