@@ -9,6 +9,7 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_domains(register: Callable[[str, str], None]) -> None:
-    """Text-to-SQL on Spider, and questions on medicine answered in prose."""
+    """Text-to-SQL on Spider and on any folder of databases, and questions on medicine answered in prose."""
     register("medical", "groundwire.domains.medical.loader:domain")
     register("spider", "groundwire.domains.spider.loader:domain")
+    register("sqlite", "groundwire.domains.sqlite.loader:domain")

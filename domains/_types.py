@@ -12,6 +12,7 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.types import AnswerForm
 
 __all__ = [
+    "GOLD_COLUMNS",
     "Breakdowns",
     "DataError",
     "Domain",
@@ -32,7 +33,7 @@ Task = Mapping[str, Any]
 Only the trainer and the reward see the whole row. An agent gets :func:`visible_columns`.
 """
 
-_GOLD_COLUMNS = (
+GOLD_COLUMNS = (
     "query", "sql", "answer", "answers", "gold", "expected", "reference", "solution", "target", "label", "labels",
 )  # fmt: skip
 """The columns that hold a gold answer, in a domain that does not name its own."""
@@ -109,7 +110,7 @@ def visible_columns(domain: Domain, task: Task) -> dict[str, Any]:
 
 def gold_columns(domain: Domain) -> tuple[str, ...]:
     """The columns that hold the gold answer, the answer itself first; see :func:`visible_columns`."""
-    found: tuple[str, ...] = getattr(domain, "gold_columns", _GOLD_COLUMNS)
+    found: tuple[str, ...] = getattr(domain, "gold_columns", GOLD_COLUMNS)
     return found
 
 

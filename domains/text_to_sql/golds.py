@@ -14,7 +14,7 @@ from typing import NamedTuple
 from groundwire.domains._types import DataError, Task
 from groundwire.tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
 
-__all__ = ["FAILS", "NO_ROWS", "SLOW", "Gold", "GoldProblem", "check_golds", "gold_of", "leave_out"]
+__all__ = ["FAILS", "NO_ROWS", "SLOW", "Gold", "GoldProblem", "check_golds", "gold_error", "gold_of", "leave_out"]
 
 FAILS, SLOW, NO_ROWS = "gold fails", "gold is slow", "gold returns no rows"
 
@@ -61,6 +61,13 @@ def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | No
     except QueryError as error:
         return GoldProblem(FAILS, str(error))
     return None if result.rows else GoldProblem(NO_ROWS)
+
+
+def gold_error(where: str, db_id: str, problem: GoldProblem) -> str:
+    """One sentence about a gold that cannot be run; ``where`` is its row. Empty if it only returns no rows."""
+    if problem.reason == NO_ROWS:
+        return ""
+    return f"{where} ({db_id}): {problem.reason}: {problem.detail}; correct the query, or remove the row."
 
 
 def leave_out(

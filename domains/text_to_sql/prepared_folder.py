@@ -18,14 +18,14 @@ from pydantic import Field, TypeAdapter
 
 from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError, Task
-from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of
+from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, gold_error, gold_of
 from groundwire.domains.text_to_sql.neighbours import write_neighbours
 from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
 from groundwire.tools.terminal import progress
 
-__all__ = ["REPORT", "SUSPECTS", "broken_golds", "replaced", "reported_left_out", "summary", "write_folder"]
+__all__ = ["REPORT", "SUSPECTS", "replaced", "reported_left_out", "summary", "write_folder"]
 
 REPORT, SUSPECTS = "report.json", "suspects.json"
 _LEFT_OUT = TypeAdapter(dict[str, Annotated[int, Field(ge=0)]])
@@ -127,20 +127,15 @@ def reported_left_out(folder: Path) -> dict[str, int] | None:
     return dict(report["left_out_of_training"])
 
 
-def broken_golds(report: Mapping[str, Any]) -> list[str]:
-    """One sentence for each gold of the report that fails or is slow, with its row."""
-    return [
-        f"{gold['where']} ({gold['db_id']}): {gold['reason']}: {gold['detail']}; correct the query, or remove the row."
-        for gold in report["golds"]
-        if gold["reason"] != NO_ROWS
-    ]
-
-
 def summary(report: Mapping[str, Any], out: Path) -> str:
     """The report in some lines."""
     tasks = ", ".join(f"{count:,} in {name}.parquet" for name, count in report["tasks"].items())
     left_out = ", ".join(f"{count:,} ({why})" for why, count in report["left_out_of_training"].items()) or "none"
-    broken = broken_golds(report)
+    errors = (
+        gold_error(gold["where"], gold["db_id"], GoldProblem(gold["reason"], gold["detail"]))
+        for gold in report["golds"]
+    )
+    broken = [error for error in errors if error]
     more = [f"… and {len(broken) - _SENTENCES:,} more"] if len(broken) > _SENTENCES else []
     return "\n".join(
         [

@@ -1,0 +1,209 @@
+"""A folder of SQLite files and questions is a domain: databases by name, splits by database, broken golds by row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spider_folder import make_database
+from typer.testing import CliRunner
+
+from groundwire import domains, rewards
+from groundwire.domains import DataError
+from groundwire.domains.prepare import app
+from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS
+from groundwire.domains.text_to_sql.splits import split_tasks
+
+sqlite = domains.get("sqlite")
+PET = "CREATE TABLE pet (name, age); INSERT INTO pet VALUES ('Rex', 3), ('Tom', 5)"
+FILES = ("shop.sqlite", "eu/farm.db", "zoo.sqlite3")
+ROWS = [
+    {"question": "How many pets?", "sql": "SELECT count(*) FROM pet", "database": "shop"},
+    {"question": "Old pets?", "sql": "SELECT name FROM pet WHERE age > 90", "database": "shop.sqlite"},
+    {"question": "Nicknames?", "sql": "SELECT nickname FROM pet", "database": "farm"},
+    {"question": "Names?", "sql": "SELECT name FROM pet", "database": "eu/farm.db"},
+    {"question": "Ages?", "sql": "SELECT age FROM pet", "database": "zoo"},
+]
+
+
+def make_folder(folder: Path, rows: list[dict[str, Any]] = ROWS, *, suffix: str = "jsonl") -> Path:
+    for name in FILES:
+        if not (folder / name).exists():
+            make_database(folder / name, PET)
+    file = folder / f"questions.{suffix}"
+    if suffix == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif suffix == "csv":
+        with file.open("w", newline="") as opened:
+            writer = csv.DictWriter(opened, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    return folder
+
+
+def refusal(folder: Path, rows: list[dict[str, Any]]) -> str:
+    with pytest.raises(DataError) as refused:
+        sqlite.load(str(make_folder(folder, rows)))
+    assert "\n" not in str(refused.value)
+    assert str(folder) in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+async def test_a_folder_is_read_and_scored_as_spider_is(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = sqlite.load(str(make_folder(tmp_path, suffix=suffix)))
+    tasks = [*data.train, *data.validation]
+    assert {task["query"]: task["db_id"] for task in tasks} == {
+        "SELECT count(*) FROM pet": "shop",
+        "SELECT name FROM pet": "farm",
+        "SELECT age FROM pet": "zoo",
+    }
+    assert data.left_out == {NO_ROWS: 1, FAILS: 1}
+    assert caplog.messages == [
+        f"questions.{suffix}, row 2 (farm): {FAILS}: no such column: nickname. Columns of pet: name, age; correct the "
+        "query, or remove the row."
+    ]
+    names = next(task for task in tasks if task["db_id"] == "farm")
+    reward = rewards.get(sqlite.default_reward)
+    assert await reward(names, "SELECT name FROM pet WHERE age > 1", []) == 1.0
+    assert await reward(names, "SELECT age FROM pet", []) == 0.0
+    assert set(domains.visible_columns(sqlite, names)) == {"id", "split", "db_id", "question", "db_path"}
+    assert all(
+        domains.is_inside(sqlite.database(task), domains.database_folders(sqlite, str(tmp_path))) for task in tasks
+    )
+
+
+def test_a_split_holds_out_whole_databases_and_depends_on_their_names_only() -> None:
+    tasks = [{"id": str(i), "db_id": f"db{i % 10}", "query": f"SELECT {i}"} for i in range(40)]
+    splits, split_by = split_tasks(tasks, "")
+    held_out = {task["db_id"] for task in splits["validation"]}
+    assert split_by == "database"
+    assert len(held_out) == 2
+    assert not held_out & {task["db_id"] for task in splits["train"]}
+    again, _ = split_tasks([*tasks[::-1], {"id": "x", "db_id": "db1", "query": "SELECT 'x'"}], "")
+    assert {task["db_id"] for task in again["validation"]} == held_out
+
+
+def test_one_database_is_split_by_gold_and_a_column_split_wins() -> None:
+    tasks = [{"id": str(i), "db_id": "one", "query": f"SELECT {i // 2}" + ";" * (i % 2)} for i in range(20)]
+    splits, _ = split_tasks(tasks, "")
+    golds = [{task["query"].rstrip(";") for task in splits[name]} for name in ("train", "validation")]
+    assert not golds[0] & golds[1]
+    assert len(golds[1]) == 2
+    named = [{**task, "split": "test" if task["id"] == "7" else "train"} for task in tasks]
+    splits, split_by = split_tasks(named, "")
+    assert (split_by, [task["id"] for task in splits["test"]], splits["validation"]) == ("the column split", ["7"], [])
+    with pytest.raises(DataError, match="task 3 has no split"):
+        split_tasks([*named[:3], tasks[3]], "")
+
+
+def test_further_splits_can_be_evaluated(tmp_path: Path) -> None:
+    splits = ("train", "train", "train", "test", "dev")
+    folder = make_folder(tmp_path, [{**row, "split": split} for row, split in zip(ROWS, splits, strict=True)])
+    assert [task["question"] for task in sqlite.load(str(folder)).validation] == ["Ages?"]
+    assert [task["question"] for task in domains.load_split(sqlite, "test", str(folder)).validation] == ["Names?"]
+    with pytest.raises(DataError, match="no split 'holdout'; it has train, validation, test"):
+        domains.load_split(sqlite, "holdout", str(folder))
+
+
+def test_a_prepared_folder_is_loaded_without_the_source_and_lists_broken_golds_by_row(tmp_path: Path) -> None:
+    source, out = make_folder(tmp_path / "source", suffix="csv"), tmp_path / "out"
+    command = ["--domain", "sqlite", "--source", str(source), "--out", str(out), "--neighbours", "1"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "questions.csv, row 2 (farm): gold fails: no such column: nickname" in result.output
+    before = sqlite.load(str(source))
+    source.rename(tmp_path / "gone")
+    after = sqlite.load(str(out))
+    assert [task["id"] for task in after.train] == [task["id"] for task in before.train]
+    assert [task["id"] for task in after.validation] == [task["id"] for task in before.validation]
+    assert after.left_out == before.left_out
+    assert json.loads((out / "suspects.json").read_text())[0]["reasons"] == [NO_ROWS]
+    refused = CliRunner().invoke(app, [*command[:4], "--out", str(tmp_path / "again")])
+    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
+
+
+def test_the_layout_of_kaggle_dbqa_is_read_with_its_own_split(tmp_path: Path) -> None:
+    make_database(tmp_path / "databases/Pets/Pets.sqlite", PET)
+    (tmp_path / "KaggleDBQA_tables.json").write_text('[{"db_id": "Pets"}]')
+    (tmp_path / "examples").mkdir()
+    rows = [
+        {
+            "db_id": "Pets",
+            "question": f"{i}?",
+            "query": f"SELECT name, {i} FROM pet",
+            "query_toks": ["SELECT"],
+            "sql": {},
+        }
+        for i in range(5)
+    ]
+    for name, part in {"Pets": rows, "Pets_fewshot": rows[:2], "Pets_test": rows[2:]}.items():
+        (tmp_path / f"examples/{name}.json").write_text(json.dumps(part))
+    data = sqlite.load(str(tmp_path))
+    assert [task["id"] for task in data.train] == ["Pets_fewshot-0", "Pets_fewshot-1"]
+    assert [task["question"] for task in data.validation] == ["2?", "3?", "4?"]
+    assert set(data.train[0]) == {"id", "split", "db_id", "question", "query", "db_path", "hardness"}
+    for part in ("fewshot", "test"):
+        (tmp_path / f"examples/Pets_{part}.json").unlink()
+    assert sqlite.load(str(tmp_path)).source.endswith("split by gold query, of one database")
+
+
+# An error about a folder is one line with the folder, the row and the remedy.
+
+
+def test_a_database_that_the_folder_lacks(tmp_path: Path) -> None:
+    message = refusal(tmp_path, [ROWS[0], {**ROWS[0], "database": "/etc/passwd"}])
+    assert "questions.jsonl, row 1: " in message
+    assert "no database '/etc/passwd'; it has farm, shop, zoo" in message
+
+
+def test_a_name_that_two_databases_have(tmp_path: Path) -> None:
+    make_database(tmp_path / "us/shop.sqlite", PET)
+    assert "2 databases are called 'shop' (shop.sqlite and us/shop.sqlite); give its path." in refusal(tmp_path, ROWS)
+
+
+def test_a_row_without_database_among_several(tmp_path: Path) -> None:
+    assert "row 0 names no database, and there are 3" in refusal(tmp_path, [{**ROWS[0], "database": ""}])
+
+
+def test_no_column_with_sql_no_sql_and_no_question(tmp_path: Path) -> None:
+    assert "no column with the gold SQL" in refusal(tmp_path / "a", [{"question": "Who?", "answer": "Tom"}])
+    assert "row 1: sql is None, not SQL" in refusal(tmp_path / "b", [ROWS[0], {**ROWS[0], "sql": None}])
+    assert "row 0: question is None, not text" in refusal(tmp_path / "c", [{**ROWS[0], "question": None}])
+
+
+def test_golds_that_all_fail_end_the_load_with_the_first(tmp_path: Path) -> None:
+    rows = [{**row, "sql": "SELECT nothing FROM pet"} for row in ROWS]
+    assert "questions.jsonl, row 0 (shop): gold fails" in refusal(tmp_path, rows)
+
+
+def test_a_file_that_is_no_database_and_one_without_tables(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/text.db").write_text("hello")
+    assert "text.db is no readable SQLite file" in refusal(tmp_path, [{**ROWS[0], "database": "text"}])
+    make_database(tmp_path / "y/empty.db", "CREATE TABLE t (a); DROP TABLE t")
+    assert "empty.db has no tables" in refusal(tmp_path, [{**ROWS[0], "database": "empty"}])
+
+
+def test_a_folder_without_questions_or_with_two_files(tmp_path: Path) -> None:
+    make_database(tmp_path / "shop.sqlite", PET)
+    with pytest.raises(DataError, match=r"has no questions: looked for questions\.jsonl"):
+        sqlite.load(str(tmp_path))
+    for name in ("a.csv", "b.jsonl"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=r"has a\.csv and b\.jsonl; keep one"):
+        sqlite.load(str(tmp_path))
+    with pytest.raises(DataError, match="--domain sqlite has no data of its own"):
+        sqlite.load()
+    with pytest.raises(DataError, match="does not exist"):
+        sqlite.load(str(tmp_path / "nowhere"))
