@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import socket
 from pathlib import Path
 
 import pytest
+from programs import ROOT
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train.doctor import Check, _check_imports, app, examine
+from groundwire.train.cli.machine_checks import VERSION_SETS, Check, check_gpus, check_imports
+from groundwire.train.doctor import app, examine
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
 
@@ -112,7 +115,44 @@ def test_the_packages_of_verl_are_imported_in_processes_of_their_own(
     (tmp_path / "omegaconf.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
-    found = {check.text: check.level for check in _check_imports("failure")}
+    found = {check.text: check.level for check in check_imports("failure")}
     assert found["import vllm fails: ImportError: libcudart.so.13: cannot open shared object file"] == "failure"
     assert found["import flash_attn fails: the process ended with -6"] == "failure"
     assert found["import omegaconf"] == "ok"
+
+
+def test_the_versions_of_a_laptop_are_those_of_the_lock_file() -> None:
+    locked = re.findall(r"^([\w-]+)==([\d.]+)(.*)$", (ROOT / "requirements" / "train.txt").read_text(), re.MULTILINE)
+    newest = {name: version for name, version, condition in locked if "< '3.11'" not in condition}
+    assert VERSION_SETS["laptop"].items() <= newest.items()
+    shown = " ".join(line.text for line in examine())
+    assert "packages: " in shown
+    assert "/dev/shm: " in shown
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("echo '580.1, NVIDIA H200, 143771, 143000'", ("ok", "GPU 0: NVIDIA H200, 140 of 140 GiB free, driver 580.1")),
+        ("echo 'Driver/library version mismatch'; exit 9", ("warning", "nvidia-smi fails: Driver/library version mis")),
+    ],
+)
+def test_the_driver_and_the_memory_of_a_gpu_are_shown(
+    program: str, expected: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    first = next(check_gpus())
+    assert (first.level, first.text[: len(expected[1])]) == expected
+
+
+def test_a_driver_that_is_too_old_for_torch_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho '570.1, NVIDIA A100, 81920, 81920'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for cuda, level in (("13.0", "failure"), ("12.8", "ok"), (None, "warning")):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        assert list(check_gpus())[-1].level == level

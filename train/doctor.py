@@ -6,15 +6,9 @@ downloaded.
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
-import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,43 +20,26 @@ from groundwire.tools.files import read_bytes, read_json
 from groundwire.tools.http.access_token import TokenError, token_for
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
+from groundwire.train.cli.machine_checks import (
+    Check,
+    check_disk,
+    check_gpus,
+    check_packages,
+    check_python,
+    check_shared_memory,
+    check_trainer,
+)
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
-from groundwire.train.verl.checks import peft_problem
-from groundwire.train.verl.hydra_config import INSTALL
 
-__all__ = ["KNOWN_GOOD", "Check", "app", "examine"]
+__all__ = ["app", "examine"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-KNOWN_GOOD = {
-    "torch": "2.11.0",
-    "vllm": "0.24.0",
-    "verl": "0.9.1",
-    "ray": "2.60.0",
-    "TransferQueue": "0.1.11",
-    "tensordict": "0.10.0",
-    "transformers": "5.10.4",
-}
-"""Versions of the GPU packages that work together; docs/verl.md describes their installation."""
-
-_AGENTLIGHTNING = "0.3.0"
-_OTEL_LIMIT = (1, 45)
 _DISK_GB = {"verl": 50, "local": 1}
-_TIMEOUT_S, _IMPORT_S = 10.0, 180.0
-_IMPORTED = ("omegaconf", "ray", "flash_attn", "vllm", "verl")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Ray keeps objects on Linux)
+_TIMEOUT_S = 10.0
 _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
-
-
-@dataclass(frozen=True)
-class Check:
-    """``level`` is ok, warning or failure; ``remedy`` is the advice to the user."""
-
-    level: str
-    text: str
-    remedy: str = ""
 
 
 @app.command()
@@ -136,11 +113,13 @@ def examine(
     """The findings, in order. A check that raises an error counts as a failure."""
     verl = trainer == "verl"
     checks: list[Callable[[], Iterator[Check]]] = [
-        _check_python,
-        _check_packages,
-        lambda: _check_trainer(verl),
+        check_python,
+        check_packages,
+        check_gpus,
+        lambda: check_trainer(verl),
         lambda: _check_port(port),
-        lambda: _check_disk(output_dir, _DISK_GB["verl" if verl else "local"]),
+        lambda: check_disk(output_dir, _DISK_GB["verl" if verl else "local"]),
+        check_shared_memory,
         _check_logins,
     ]
     if planned is not None:
@@ -156,86 +135,6 @@ def examine(
             yield from check()
         except Exception as error:
             yield Check("failure", f"a check raised {type(error).__name__}: {error}", "report this")
-
-
-def _check_python() -> Iterator[Check]:
-    version = platform.python_version()
-    if (3, 10) <= sys.version_info[:2] < (3, 14):
-        yield Check("ok", f"Python {version}")
-    else:
-        yield Check("failure", f"Python {version}", "use Python 3.10 to 3.13")
-
-
-def _check_packages() -> Iterator[Check]:
-    found = installed_version("agentlightning")
-    if found is None:
-        yield Check("failure", "agentlightning is not installed", "pip install -e '.[train]' in a clone")
-    else:
-        level = "ok" if found == _AGENTLIGHTNING else "warning"
-        yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
-    found = installed_version("opentelemetry-sdk")
-    if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
-        yield Check("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
-
-
-def _check_trainer(wanted: bool) -> Iterator[Check]:
-    """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
-    bad = "failure" if wanted else "warning"
-    missing = [package for package in KNOWN_GOOD if installed_version(package) is None]
-    for package, good in KNOWN_GOOD.items():
-        found = installed_version(package)
-        if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
-            same = found.split("+")[0] == good  # 2.11.0+cu130
-            yield Check("ok" if same else "warning", f"{package} {found} (known good: {good})", "" if same else INSTALL)
-    cuda, devices = _cuda_devices()
-    if "verl" in missing and not wanted:
-        yield Check("ok", f"trainer: local, because verl is not installed; {devices}")
-        return
-    if missing:
-        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
-    yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
-    yield from _check_imports(bad)
-    if "verl" not in missing and (problem := peft_problem()):
-        yield Check("warning", f"LoRA: {problem[0]}", problem[1])
-    if importlib.util.find_spec("flash_attn") is None:
-        yield Check("ok", "flash-attn is not installed: torch's own attention is used")
-    if _SHARED_MEMORY.exists() and (size := shutil.disk_usage(_SHARED_MEMORY).total / 1e9) < 1:
-        remedy = "in a container: docker run --shm-size=16g"
-        yield Check("warning", f"{_SHARED_MEMORY} has {size:.1f} GB, and Ray keeps its objects there", remedy)
-    if cuda and not missing:
-        yield Check("ok", "trainer: verl")
-    elif cuda and "verl" not in missing and not wanted:
-        remedy = "fix the warnings above, or use --trainer local"
-        yield Check("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
-    elif wanted:
-        yield Check("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
-    else:
-        yield Check("ok", "trainer: local")
-
-
-def _check_imports(level: str) -> Iterator[Check]:
-    """Import the packages of ``--trainer verl`` that are installed, each in a process of its own: some end with it."""
-    found = [name for name in _IMPORTED if importlib.util.find_spec(name) is not None]
-    programs = {
-        name: subprocess.Popen(  # noqa: S603 (our own interpreter)
-            [sys.executable, "-c", f"import {name}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        for name in found
-    }
-    for name, program in programs.items():
-        try:
-            errors = program.communicate(timeout=_IMPORT_S)[1]
-        except subprocess.TimeoutExpired:
-            program.kill()
-            program.communicate()
-            yield Check(level, f"import {name} takes more than {_IMPORT_S:g} s")
-            continue
-        if program.returncode:
-            lines = [line.strip() for line in errors.splitlines() if line.strip()]
-            reason = lines[-1] if lines else f"the process ended with {program.returncode}"
-            yield Check(level, f"import {name} fails: {reason}", INSTALL)
-        else:
-            yield Check("ok", f"import {name}")
 
 
 def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Check]:
@@ -257,17 +156,6 @@ def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Ch
         yield Check("ok", f"memory: {plan} predicted, of {gigabytes:.0f} GB")
 
 
-def _cuda_devices() -> tuple[bool, str]:
-    if importlib.util.find_spec("torch") is None:
-        return False, "torch is not installed"
-    import torch
-
-    if not torch.cuda.is_available():
-        return False, f"torch {torch.__version__} sees no GPU"
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return True, f"torch {torch.__version__} sees {len(names)} GPU(s): {', '.join(sorted(set(names)))}"
-
-
 def _check_port(port: int) -> Iterator[Check]:
     name = f"port {port}" if port else "a free port"
     try:
@@ -277,23 +165,6 @@ def _check_port(port: int) -> Iterator[Check]:
         yield Check("ok", f"{name} on 127.0.0.1")
     except OSError as error:
         yield Check("failure", f"{name} on 127.0.0.1: {error.strerror}", "give another --proxy-port, or 0 for any")
-
-
-def _check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
-    folder = Path(output_dir).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir():
-        yield Check("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
-        return
-    free_gb = shutil.disk_usage(folder).free / 1e9
-    if free_gb >= wanted_gb:
-        yield Check("ok", f"{free_gb:.0f} GB free in {folder}")
-    else:
-        remedy = f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
-        yield Check("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
-    if not os.access(folder, os.W_OK):
-        yield Check("failure", f"{folder} cannot be written to", "give another --output-dir")
 
 
 def _check_logins() -> Iterator[Check]:

@@ -1,0 +1,234 @@
+"""Checks of this machine for ``groundwire doctor``: Python, versions of packages, GPUs, disk and shared memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from groundwire.tools.terminal import installed_version
+from groundwire.train.verl.checks import peft_problem
+from groundwire.train.verl.hydra_config import INSTALL
+
+__all__ = [
+    "VERSION_SETS",
+    "Check",
+    "check_disk",
+    "check_gpus",
+    "check_imports",
+    "check_packages",
+    "check_python",
+    "check_shared_memory",
+    "check_trainer",
+]
+
+VERSION_SETS = {
+    "verl": {
+        "torch": "2.11.0",
+        "vllm": "0.24.0",
+        "verl": "0.9.1",
+        "ray": "2.60.0",
+        "TransferQueue": "0.1.11",
+        "tensordict": "0.10.0",
+        "transformers": "5.10.4",
+    },
+    "laptop": {
+        "torch": "2.13.0",
+        "transformers": "5.23.0",
+        "tokenizers": "0.23.3",
+        "llguidance": "1.9.1",
+        "litellm": "1.106.2",
+        "langgraph": "1.2.22",
+        "openai-agents": "0.20.0",
+    },
+}
+"""Sets of versions that were tested together: ``verl`` on Python 3.12, CUDA 13 and an H200 (docs/verl.md has their
+installation), ``laptop`` is that of requirements/train.txt."""
+
+_AGENTLIGHTNING = "0.3.0"
+_OTEL_LIMIT = (1, 45)
+_DRIVERS = {13: 580, 12: 525}
+"""The oldest major version of NVIDIA's driver for each major version of CUDA (CUDA's release notes)."""
+_IMPORT_S, _SMI_S = 180.0, 20.0
+_IMPORTED = ("omegaconf", "ray", "flash_attn", "vllm", "verl")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Ray keeps objects on Linux)
+_SMI = ("nvidia-smi", "--query-gpu=driver_version,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Check:
+    """``level`` is ok, warning or failure; ``remedy`` is the advice to the user."""
+
+    level: str
+    text: str
+    remedy: str = ""
+
+
+def check_python() -> Iterator[Check]:
+    """The version of Python."""
+    version = platform.python_version()
+    if (3, 10) <= sys.version_info[:2] < (3, 14):
+        yield Check("ok", f"Python {version}")
+    else:
+        yield Check("failure", f"Python {version}", "use Python 3.10 to 3.13")
+
+
+def check_packages() -> Iterator[Check]:
+    """Agent Lightning, OpenTelemetry, and how this laptop's versions differ from those that were tested."""
+    found = installed_version("agentlightning")
+    if found is None:
+        yield Check("failure", "agentlightning is not installed", "pip install -e '.[train]' in a clone")
+    else:
+        level = "ok" if found == _AGENTLIGHTNING else "warning"
+        yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
+    found = installed_version("opentelemetry-sdk")
+    if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
+        yield Check("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")
+    if installed_version("verl") is not None:
+        return  # compared with verl's set
+    known = VERSION_SETS["laptop"]
+    installed = {name: installed_version(name) for name in known}
+    others = [f"{name} {installed[name] or 'missing'} ({good})" for name, good in known.items() if _differs(name, good)]
+    text = f"other versions than in requirements/train.txt: {', '.join(others)}" if others else "as tested together"
+    yield Check("ok", f"packages: {text}")
+
+
+def _differs(name: str, known: str) -> bool:
+    return (installed_version(name) or "").split("+")[0] != known  # 2.11.0+cu130
+
+
+def check_trainer(wanted: bool) -> Iterator[Check]:
+    """The packages and devices of ``--trainer verl``, then the trainer that a run would use."""
+    bad = "failure" if wanted else "warning"
+    known = VERSION_SETS["verl"]
+    missing = [package for package in known if installed_version(package) is None]
+    for package, good in known.items():
+        found = installed_version(package)
+        if found is not None and (wanted or "verl" not in missing or package not in ("torch", "transformers")):
+            level, remedy = ("warning", INSTALL) if _differs(package, good) else ("ok", "")
+            yield Check(level, f"{package} {found} (known good: {good})", remedy)
+    cuda, devices = cuda_devices()
+    if "verl" in missing and not wanted:
+        yield Check("ok", f"trainer: local, because verl is not installed; {devices}")
+        return
+    if missing:
+        yield Check(bad, f"not installed: {', '.join(missing)}", INSTALL)
+    yield Check("ok", devices) if cuda else Check(bad, devices, "install a driver and a torch built for it")
+    yield from check_imports(bad)
+    if "verl" not in missing and (problem := peft_problem()):
+        yield Check("warning", f"LoRA: {problem[0]}", problem[1])
+    found = installed_version("flash-attn")
+    yield Check("ok", f"flash-attn {found}" if found else "flash-attn is not installed: torch's own attention is used")
+    if cuda and not missing:
+        yield Check("ok", "trainer: verl")
+    elif cuda and "verl" not in missing and not wanted:
+        remedy = "fix the warnings above, or use --trainer local"
+        yield Check("warning", "trainer: verl is this machine's default, but it cannot run", remedy)
+    elif wanted:
+        yield Check("failure", "trainer: verl cannot run here", "fix the failures above, or use --trainer local")
+    else:
+        yield Check("ok", "trainer: local")
+
+
+def check_imports(level: str) -> Iterator[Check]:
+    """Import the packages of ``--trainer verl`` that are installed, each in a process of its own: some end with it."""
+    found = [name for name in _IMPORTED if importlib.util.find_spec(name) is not None]
+    programs = {
+        name: subprocess.Popen(  # noqa: S603 (our own interpreter)
+            [sys.executable, "-c", f"import {name}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        for name in found
+    }
+    for name, program in programs.items():
+        try:
+            errors = program.communicate(timeout=_IMPORT_S)[1]
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.communicate()
+            yield Check(level, f"import {name} takes more than {_IMPORT_S:g} s")
+            continue
+        if program.returncode:
+            lines = [line.strip() for line in errors.splitlines() if line.strip()]
+            reason = lines[-1] if lines else f"the process ended with {program.returncode}"
+            yield Check(level, f"import {name} fails: {reason}", INSTALL)
+        else:
+            yield Check("ok", f"import {name}")
+
+
+def cuda_devices() -> tuple[bool, str]:
+    """Whether torch sees a GPU, and a sentence about it."""
+    if importlib.util.find_spec("torch") is None:
+        return False, "torch is not installed"
+    import torch
+
+    built = f"torch {torch.__version__} (CUDA {torch.version.cuda or 'none'})"
+    if not torch.cuda.is_available():
+        return False, f"{built} sees no GPU"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return True, f"{built} sees {len(names)} GPU(s): {', '.join(sorted(set(names)))}"
+
+
+def check_gpus() -> Iterator[Check]:
+    """The driver and the memory of each GPU by ``nvidia-smi``, and whether the driver fits torch's CUDA."""
+    if shutil.which(_SMI[0]) is None:
+        return  # no driver of NVIDIA's; torch says whether it sees a GPU
+    try:
+        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_S, check=True)  # noqa: S603 (constants)
+        rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        gpus = [(driver, name, float(total) / 1024, float(free) / 1024) for driver, name, total, free in rows]
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        said = getattr(error, "stdout", None) or getattr(error, "stderr", None) or str(error)
+        yield Check(
+            "warning", f"nvidia-smi fails: {str(said).strip()[:200]}", "install NVIDIA's driver again, or reboot"
+        )
+        return
+    for index, (driver, name, total, free) in enumerate(gpus):
+        yield Check("ok", f"GPU {index}: {name}, {free:.0f} of {total:.0f} GiB free, driver {driver}")
+    if not gpus or importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    cuda, driver = torch.version.cuda, gpus[0][0]
+    oldest = _DRIVERS.get(int(cuda.partition(".")[0])) if cuda else None
+    if cuda is None:
+        remedy = "pip install a torch that is built for CUDA, to train on the GPU"
+        yield Check("warning", f"torch {torch.__version__} is built without CUDA, and there is a GPU", remedy)
+    elif oldest and int(driver.partition(".")[0]) < oldest:
+        remedy = f"install driver {oldest} or newer, or a torch built for an earlier CUDA"
+        yield Check("failure", f"driver {driver} is too old for torch's CUDA {cuda}", remedy)
+
+
+def check_shared_memory() -> Iterator[Check]:
+    """The size of ``/dev/shm``, where Ray keeps its objects."""
+    if not _SHARED_MEMORY.exists():
+        return
+    usage = shutil.disk_usage(_SHARED_MEMORY)
+    text = f"{_SHARED_MEMORY}: {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
+    if usage.total < 1e9:
+        yield Check("warning", f"{text}, and Ray keeps its objects there", "in a container: docker run --shm-size=16g")
+    else:
+        yield Check("ok", text)
+
+
+def check_disk(output_dir: str, wanted_gb: int) -> Iterator[Check]:
+    """The free space for runs, and whether the folder can be written to."""
+    folder = Path(output_dir).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        yield Check("failure", f"{output_dir} cannot be created: {folder} is a file", "give another --output-dir")
+        return
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb >= wanted_gb:
+        yield Check("ok", f"{free_gb:.0f} GB free in {folder}")
+    else:
+        remedy = f"checkpoints need about {wanted_gb} GB; give an --output-dir on another disk"
+        yield Check("warning", f"{free_gb:.0f} GB free in {folder}", remedy)
+    if not os.access(folder, os.W_OK):
+        yield Check("failure", f"{folder} cannot be written to", "give another --output-dir")
