@@ -16,6 +16,7 @@ from groundwire.domains._types import (
     is_inside,
     load_split,
     visible_columns,
+    watch_reward,
 )
 from groundwire.domains.task_list import TaskList, task_list
 
@@ -37,4 +38,5 @@ __all__ = [
     "names",
     "task_list",
     "visible_columns",
+    "watch_reward",
 ]

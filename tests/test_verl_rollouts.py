@@ -24,6 +24,7 @@ from fork_server import Forked
 from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
+from groundwire.rewards.watch import RewardWatch
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
@@ -39,6 +40,7 @@ from groundwire.train.verl.agent_loop_manager import prompts_from_batch
 from groundwire.train.verl.credit_assignment import TrainingRow
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
+from groundwire.train.verl.metrics import write_metrics
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import row_tag
 
@@ -142,7 +144,13 @@ class _Setup:
 
 
 @contextmanager
-def _service(tmp_path: Path, backend: Any, curriculum: Curriculum | None = None, **settings: Any) -> Iterator[_Setup]:
+def _service(
+    tmp_path: Path,
+    backend: Any,
+    curriculum: Curriculum | None = None,
+    watch: RewardWatch | None = None,
+    **settings: Any,
+) -> Iterator[_Setup]:
     config: RunConfig = resolve(
         "starter", trainer="verl", **{"n_runners": 16, "runner_processes": 0, "retries": 0, **settings}
     )
@@ -161,6 +169,7 @@ def _service(tmp_path: Path, backend: Any, curriculum: Curriculum | None = None,
             pad_id=END,
             credit=config.credit,
             curriculum=curriculum,
+            watch=watch,
         )
         yield _Setup(service, queue, servers, run)
 
@@ -315,6 +324,24 @@ def test_a_step_in_which_all_rollouts_fail_in_the_same_way_ends_the_training(tmp
         made.until_done()
         with pytest.raises(RolloutsFailedError, match="all 4 rollouts failed; the first failed of agent: reply 5 has"):
             made.service.finish_sampling("train", 4, {})
+
+
+def test_winning_rollouts_are_judged_again_by_the_stricter_reward(tmp_path: Path) -> None:
+    async def never(task: Any, answer: str, steps: Any) -> float:
+        return 0.0
+
+    with _service(tmp_path, _Backend(), watch=RewardWatch("never", never)) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+        figures = made.service.finish_sampling("train", 4, {})
+    assert figures["rollouts/unconfirmed_share"] == 1.0
+    [line] = (made.run.path / "rollouts.jsonl").read_text().splitlines()
+    (made.run.path / "verl.jsonl").write_text('{"step": 4, "data": {"timing_s/step": 1.0}}\n')
+    write_metrics(made.run)
+    [step] = made.run.metrics()
+    assert step["watch"] == json.loads(line)["watch"]
+    assert (step["watch"]["rollouts"], step["watch"]["unconfirmed"], step["unconfirmed_share"]) == (2, 2, 1.0)
+    assert step["watch"]["examples"][0]["answer"] == "right"
 
 
 def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import typer
 
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
-from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.algorithms.health import warnings_by_step
+from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.evaluation.credits import credit_lines, row_credits
 from groundwire.train.evaluation.diagnosis import KINDS, diagnose
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
@@ -43,7 +44,10 @@ def main(
     ] = None,
     version: Version = False,
 ) -> None:
-    """Explain why a rollout gave no triplets or no gradient; without a rollout, count the reasons in the whole run."""
+    """Explain why a rollout gave no triplets or no gradient.
+
+    Without a rollout, count the reasons in the whole run, and repeat what the run has warned of.
+    """
     with exit_on_user_error():
         run = RunDir.open(run_dir)
         damaged: list[str] = []
@@ -52,6 +56,10 @@ def main(
         with spinner("reading the run"):
             if rollout_id is None:
                 lines = list(overview(batches, config, decoder))
+                try:
+                    lines += warnings_by_step(run.metrics())
+                except RunDamagedError as error:
+                    damaged.append(str(error))
             else:
                 lines = list(_explain(batches, rollout_id, config, decoder))
     typer.echo("\n".join(lines))

@@ -26,6 +26,7 @@ from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
 from groundwire.tools.files import first_error, shorten_repr
+from groundwire.tools.neighbours.index import NeighboursError, neighbours_of
 from groundwire.tools.sql import is_sqlite
 
 __all__ = [
@@ -108,6 +109,14 @@ class SpiderDomain:
             left_out=left_out,
             folder=None if folder == BUNDLED.resolve() else str(folder),
         )
+
+    def watch_reward(self, tasks: Sequence[Task]) -> str | None:
+        """``spider_test_suite`` if the tasks' databases have the neighbours that it needs."""
+        try:
+            neighbours_of(self.database(tasks[0]), tasks[0]["query"])
+        except (NeighboursError, IndexError):
+            return None
+        return "spider_test_suite"
 
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-__all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures"]
+from groundwire.rewards.watch import Watched, best_paid
+from groundwire.tools.files import shorten_repr
+
+__all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures", "warnings_by_step", "watch_figures"]
 
 Line = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
@@ -20,6 +23,7 @@ Line = Mapping[str, Any]
 FIGURES = {
     "gradient_share": "share of the step's groups that have a gradient: their rewards differ",
     "truncated_share": "share of the trained agents' replies that ended at max_tokens",
+    "unconfirmed_share": "share of the watched winning rollouts that the stricter watch_reward does not confirm",
     "entropy": "mean entropy of the policy at the trained tokens, in nats per token",
     "initial_ratio_error": "largest distance from 1 of the probability ratio before the first update of the step",
     "sampler_kl": "KL divergence of the trained policy from the one that sampled, before the first update, per token",
@@ -45,6 +49,10 @@ _MIN_GRADIENT_SHARE = 0.1
 _MAX_TRUNCATED = 0.2
 _MIN_PAIRS, _MAX_EXCESS = 50, 0.25
 """Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
+_MIN_WATCHED = 48
+"""Watched rollouts of the first steps, and of the last, whose unconfirmed shares are compared."""
+_MAX_GROWTH, _MIN_DEVIATIONS, _MAX_UNCONFIRMED = 0.15, 3.5, 0.5
+"""Growth of that share, also in standard deviations of chance, and the share that is too large from the beginning."""
 
 _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected": "same_prompt_expected"}
 """The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
@@ -82,6 +90,21 @@ def step_figures(line: Line, counts: Mapping[str, float]) -> dict[str, Any]:
         figures["truncated_share"] = round(counts["replies_truncated"] / counts["replies"], 4)
         figures["same_prompt"] = {name: round(counts[count], 2) for name, count in _PAIRS.items()}
     return figures
+
+
+def watch_figures(watched: Watched | None) -> dict[str, Any]:
+    """The figures of the winning rollouts that a stricter reward judged in a step; empty without any."""
+    if watched is None:
+        return {}
+    share = {"unconfirmed_share": round(watched["unconfirmed"] / watched["rollouts"], 4)} if watched["rollouts"] else {}
+    return {**share, "watch": watched}
+
+
+def warnings_by_step(lines: Iterable[Line]) -> Iterator[str]:
+    """What a run with these lines has warned of, each with its step."""
+    rules = HealthRules()
+    for line in lines:
+        yield from (f"step {line['step']}: {warning}" for warning in rules.check(line))
 
 
 class HealthRules:
@@ -223,6 +246,56 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
     )
 
 
+def _rewards_diverge(lines: Sequence[Line]) -> str:
+    watched = [line["watch"] for line in lines if line.get("watch")]
+    first, last = _until_enough(watched), _until_enough(watched[::-1])
+    if not last or len(last) < _STEPS:
+        return ""
+    name, (total, wrong), since = last[0]["reward"], _count_watched(last), ""
+    if len(first) + len(last) <= len(watched):
+        before_total, before_wrong = _count_watched(first)
+        growth = wrong / total - before_wrong / before_total
+        share = (wrong + before_wrong) / (total + before_total)
+        chance = math.sqrt(share * (1 - share) * (1 / total + 1 / before_total))
+        if growth > max(_MAX_GROWTH, _MIN_DEVIATIONS * chance):
+            since = f", after {before_wrong / before_total:.0%} at the start"
+    if not since and wrong <= _MAX_UNCONFIRMED * total:
+        return ""
+    examples = "; ".join(
+        f"task {shorten_repr(each['task_id'])} was paid {each['reward']:g} ({name}: {each['watch_reward']:g}) for "
+        f"{shorten_repr(each['answer'])}"
+        for each in best_paid(example for part in last for example in part["examples"])
+    )
+    return (
+        f"{name} does not confirm {wrong / total:.0%} of the {total} winning rollouts that it judged in the last "
+        f"{len(last)} steps{since}: the policy learns to win without being right. The best-paid: {examples}. "
+        f"Train with {name}, or correct the reward, and continue from a step before"
+    )
+
+
+def _watch_fails(lines: Sequence[Line]) -> str:
+    last = [line["watch"] for line in lines if line.get("watch")][-_STEPS:]
+    if len(last) < _STEPS or any(watched["rollouts"] for watched in last):
+        return ""
+    return f"watch_reward {last[-1]['reward']} cannot judge this run's rollouts: {last[-1]['error']}"
+
+
+def _until_enough(watched: Sequence[Watched]) -> list[Watched]:
+    """The first entries with enough rollouts together; empty if all have fewer."""
+    found, total = [], 0
+    for each in watched:
+        found.append(each)
+        total += each["rollouts"]
+        if total >= _MIN_WATCHED:
+            return found
+    return []
+
+
+def _count_watched(watched: Iterable[Watched]) -> tuple[int, int]:
+    counts = [(each["rollouts"], each["unconfirmed"]) for each in watched]
+    return sum(total for total, _ in counts), sum(wrong for _, wrong in counts)
+
+
 _RULES = (
     _sampler_disagrees,
     _entropy_collapsed,
@@ -231,4 +304,6 @@ _RULES = (
     _over_optimised,
     _updates_skipped,
     _sampling_ignored,
+    _rewards_diverge,
+    _watch_fails,
 )

@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from groundwire import domains
+from groundwire.adapters import LitAgentBackend
 from groundwire.tools.errors import CommandError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
@@ -27,10 +29,12 @@ from groundwire.train.cli.resume import (
     save_step_count,
     with_resume_hint,
 )
+from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
-from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.run_config import NO_WATCH, RunConfig
 from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.policy import STARTER_NOTES
+from groundwire.train.rollouts.factory import make_watch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +71,25 @@ def make_job(
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
-    return job
+    return _with_watch(job)
+
+
+def _with_watch(job: Job) -> Job:
+    """The job with the domain's ``watch_reward``, if none is given and the run's reward is another one."""
+    config, own_reward = job.config, isinstance(job.backend, LitAgentBackend)
+    name = config.watch_reward
+    if name is None and not own_reward:
+        name = domains.watch_reward(job.domain, job.data.train)
+        if name is not None and name in (config.reward or job.domain.default_reward):
+            name = None
+    if name in (None, NO_WATCH):
+        return job
+    if own_reward:
+        raise ConfigError("the agent returns its reward and no answer, so watch_reward has nothing to judge: use none")
+    config = config.model_copy(update={"watch_reward": name})
+    make_watch(config)  # raises an error for an unknown name
+    note = f"watch: {name} judges a few winning rollouts of each step again"
+    return replace(job, config=config, notes=[*job.notes, note])
 
 
 def _with_usable_trackers(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:

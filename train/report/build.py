@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from groundwire.train.algorithms.health import HealthRules
+from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
@@ -52,7 +52,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
     html = environment.get_template("page.html").render(
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
-        warnings=[*notes.unreadable, *_health_warnings(metrics)],
+        warnings=[*notes.unreadable, *warnings_by_step(metrics)],
         tiles=list(_tiles(metrics, len(notes.rollouts), _changes(run))),
         charts=[(chart, svg(chart)) for chart in drawn],
         css_class=css_class,
@@ -66,13 +66,6 @@ def build(run: RunDir, *, live: str = "") -> Report:
         live=live,
     )
     return Report(html=html, charts=drawn)
-
-
-def _health_warnings(metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What the run warned of in training."""
-    rules = HealthRules()
-    for line in metrics:
-        yield from (f"step {line['step']}: {warning}" for warning in rules.check(line))
 
 
 def _pack(data: Mapping[str, Any]) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
+from groundwire.rewards.watch import RewardWatch
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
-from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.config.run_config import NO_WATCH, AgentSettings, RunConfig
 
-__all__ = ["make_backend", "make_reward"]
+__all__ = ["make_backend", "make_reward", "make_watch"]
 
 _OPTIONS = (
     "agent",
@@ -73,6 +74,17 @@ def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
     """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
     return rewards.get(settings.reward or domain.default_reward, judge=settings.judge)
+
+
+def make_watch(config: RunConfig) -> RewardWatch | None:
+    """What judges winning rollouts again in training, if the run has a ``watch_reward``.
+
+    Raises :class:`groundwire.tools.plugins.UnknownNameError`.
+    """
+    if config.watch_reward in (None, NO_WATCH):
+        return None
+    name = str(config.watch_reward)
+    return RewardWatch(name, rewards.get(name, judge=config.judge), seed=config.seed)
 
 
 def _remedy(error: ImportError) -> str:

@@ -19,7 +19,7 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import MINIBATCH
-from groundwire.train.rollouts.factory import make_backend, make_reward
+from groundwire.train.rollouts.factory import make_backend, make_reward, make_watch
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import ESTIMATOR, carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
@@ -78,6 +78,7 @@ class RolloutManager:
             pad_id=int(tokenizer.eos_token_id or 0),
             credit=self.config.credit if config.algorithm.adv_estimator == ESTIMATOR else None,
             curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
+            watch=make_watch(self.config),
         )
 
     @classmethod

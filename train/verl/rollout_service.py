@@ -21,8 +21,9 @@ from typing import Any
 
 from groundwire import domains
 from groundwire.domains import Task
+from groundwire.rewards.watch import RewardWatch, Watched, merge
 from groundwire.train.algorithms.credit import Credit
-from groundwire.train.algorithms.health import reply_counts, step_figures
+from groundwire.train.algorithms.health import reply_counts, step_figures, watch_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
@@ -79,8 +80,9 @@ class RolloutService:
         pad_id: int,
         credit: Credit | None,
         curriculum: Curriculum | None = None,
+        watch: RewardWatch | None = None,
     ) -> None:
-        self._curriculum = curriculum
+        self._curriculum, self._watch = curriculum, watch
         self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
         self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
         self.runtime, self._credit = runtime, credit
@@ -131,7 +133,9 @@ class RolloutService:
             results, self._results[partition] = self._results[partition], []
             counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
         rows = [result.to_row(step) for result in results]
-        part = _StepMetrics.of(step, rows, counts, seconds, self._config.agent_match)
+        watch = self._watch if partition == "train" else None
+        watched = self.runtime.call(lambda _: watch.check(rows, step)) if watch is not None else None
+        part = _StepMetrics.of(step, rows, counts, seconds, self._config.agent_match, watched)
         total = self._steps.get(partition)
         continues = total is not None and total.step == step
         if total is None or not continues:
@@ -142,6 +146,8 @@ class RolloutService:
             self._run.write_rollouts(step, rows, kind=kind, append=continues)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
+        if total.watched is not None:
+            line["watch"] = total.watched
         if (reason := all_failed(rows)) and not is_transient(rows):
             raise RolloutsFailedError(nothing_judged(rows) or reason)
         if partition == "val":
@@ -157,7 +163,8 @@ class RolloutService:
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
-        metrics |= flat_numbers(step_figures(part.counts, part.counts))
+        figures = step_figures(part.counts, part.counts) | watch_figures(part.watched)
+        metrics |= flat_numbers(figures)
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
 
@@ -278,6 +285,7 @@ class _StepMetrics:
     counts: Counter[str] = field(default_factory=Counter)
     """Metrics that add up over the parts of a step."""
     seconds: Counter[str] = field(default_factory=Counter)
+    watched: Watched | None = None
 
     @classmethod
     def of(
@@ -287,6 +295,7 @@ class _StepMetrics:
         counts: Counter[str],
         seconds: Mapping[str, float],
         agent_match: str | None,
+        watched: Watched | None,
     ) -> _StepMetrics:
         """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
         failed = [row for row in rows if row["status"] != "succeeded"]
@@ -301,12 +310,13 @@ class _StepMetrics:
             **reply_counts(rows, agent_match),
         )
         small = [{**row, "calls": [{} for _ in row["calls"]], "agent_steps": "[]"} for row in rows]
-        return cls(step, small, counts, Counter(seconds))
+        return cls(step, small, counts, Counter(seconds), watched)
 
     def add(self, part: _StepMetrics) -> None:
         self.rows += part.rows
         self.counts.update(part.counts)
         self.seconds.update(part.seconds)
+        self.watched = merge(self.watched, part.watched)
 
     def means(self) -> dict[str, float]:
         """Metrics that do not add up; empty without rollouts."""
