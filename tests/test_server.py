@@ -14,7 +14,7 @@ import aiohttp  # noqa: E402
 import openai  # noqa: E402
 
 from groundwire.tools.http.access_token import access_token  # noqa: E402
-from groundwire.train.policy.chat.response import parse_tool_calls  # noqa: E402
+from groundwire.train.policy.chat.response import FORMATS, parse_tool_calls  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.server import PolicyServer  # noqa: E402
 from groundwire.train.policy.types import Completion  # noqa: E402
@@ -279,6 +279,49 @@ def test_several_calls_keep_their_order_and_complete_json_needs_no_closing_tag()
     assert content == " x <tool_call>no</tool_call>"
     assert [(c["function"]["name"], c["function"]["arguments"]) for c in calls] == [("b", "{}"), ("a", '{"k": 1}')]
     assert len({call["id"] for call in calls}) == 2
+
+
+LLAMA = FORMATS["llama3_json"].parse
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "a", "parameters": {"sql": "SELECT 1"}}', [("a", {"sql": "SELECT 1"})]),
+        ('{"name": "a", "arguments": {"sql": "SELECT 1"}}', [("a", {"sql": "SELECT 1"})]),
+        ('{"name": "a", "parameters": "{\\"sql\\": \\"SELECT 1; --\\"}"}', [("a", {"sql": "SELECT 1; --"})]),
+        ('<|python_tag|>{"name": "a"}; {"name": "b", "parameters": {"k": [1]}}', [("a", {}), ("b", {"k": [1]})]),
+        ('  {"name": "b", "parameters": {}}\n{"name": "b", "parameters": {}} ', [("b", {}), ("b", {})]),
+    ],
+)
+def test_a_reply_of_llama_is_its_calls(text, expected):
+    content, calls = LLAMA(text, {"a", "b"})
+    assert content is None
+    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == expected
+    assert len({call["id"] for call in calls}) == len(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SELECT 1",
+        "<|python_tag|>",
+        '{"name": "a", "parameters": {"sql": "sel',
+        '{"name": "a", "parameters": "sql"}',
+        '{"name": "a", "parameters": ["sql"]}',
+        '{"name": "a", "parameters": null}',
+        '{"name": "drop", "parameters": {}}',
+        '{"name": "a"}; {"name": "drop"}',
+        '{"name": "a"} and then I read the rows',
+        'I call {"name": "a"}',
+        '{"name": {"name": "a"}}',
+        "[" * 100_000,
+        '{"name": "a", "parameters": "' + "[" * 100_000 + '"}',
+    ],
+)
+def test_a_malformed_call_of_llama_is_the_content(text):
+    assert LLAMA(text, {"a", "b"}) == (text, [])
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from agentlightning.types import (
     TraceStatus,
 )
 from aiohttp import web
+from mongo_wire import FakeMongo, fake_mongo
 from programs import Program
 
 from groundwire.tools.errors import CommandError
@@ -89,6 +90,16 @@ async def _their_server(store: LightningStore) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
+async def _mongo(server: FakeMongo) -> AsyncIterator[LightningStore]:
+    from groundwire.train.store.backends.mongo import MongoStore
+
+    async with fake_mongo(server) as uri:
+        store = await asyncio.to_thread(MongoStore, uri)  # it asks the server, which is on this loop
+        yield store
+        await store.close()
+
+
+@asynccontextmanager
 async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
     """A store in this process, or behind a pair of server and client."""
     if kind == "theirs":
@@ -100,6 +111,11 @@ async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
             await client.start()
             yield client
             await client.stop()
+        return
+    if kind == "MongoDB":
+        pytest.importorskip("pymongo")
+        async with _mongo(FakeMongo()) as store:
+            yield store
         return
     store = SqliteLightningStore(tmp_path / "store.db")
     if kind == "ours":
@@ -114,7 +130,7 @@ async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
     store.close()
 
 
-KINDS = ("theirs", "ours", "their client, our server", "our client, our server", "our client, their server")
+KINDS = ("theirs", "ours", "MongoDB", "their client, our server", "our client, our server", "our client, their server")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -458,6 +474,28 @@ async def test_nothing_acknowledged_is_lost_when_the_store_is_killed(tmp_path: P
 def test_exactly_one_kind_of_store_must_be_chosen() -> None:
     done = _start().wait(30)
     assert (done.returncode, done.stderr) == (2, "error: give one of --path FILE, --memory and --mongo URI\n")
+
+
+async def test_a_store_in_mongodb_is_there_after_a_restart_and_rolls_back() -> None:
+    pytest.importorskip("pymongo")
+    server = FakeMongo()
+    async with _mongo(server) as store:
+        first = await store.enqueue_rollout({"n": 1})
+    async with _mongo(server) as store:
+        assert (await _taken(store)).rollout_id == first.rollout_id
+        assert "commitTransaction" in server.commands
+        with pytest.raises(ValueError, match="not found"):
+            await store.update_attempt(first.rollout_id, "at-unknown", status="failed")
+        rollout = await store.get_rollout_by_id(first.rollout_id)
+        assert rollout is not None
+        assert rollout.status == "preparing"
+
+
+async def test_a_mongodb_without_a_replica_set_is_refused() -> None:
+    pytest.importorskip("pymongo")
+    with pytest.raises(MongoStoreError, match="start mongod with --replSet rs0"):
+        async with _mongo(FakeMongo(replica_set=None)):
+            pass
 
 
 def test_mongodb_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

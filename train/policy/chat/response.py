@@ -251,6 +251,11 @@ def _openai_call(value: Any, names: Collection[str]) -> dict[str, Any] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or value["name"] not in names:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):  # a model may write the object as text, as it is in the OpenAI API
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
     if not isinstance(arguments, dict):
         return None
     function = {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
