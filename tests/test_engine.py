@@ -158,19 +158,6 @@ def test_a_seeded_reply_is_the_same_alone_and_in_a_batch(engine):
     assert sample(engine, prompts[:1], Sampling(max_tokens=12, seed=12))[0].token_ids != alone.token_ids
 
 
-def test_weights_are_copied_in_the_given_dtype(tiny_policy):
-    model, tokenizer = tiny_policy
-    engine = LocalEngine(model, tokenizer, max_model_len=256, dtype=torch.bfloat16)
-    try:
-        (reply,) = sample(engine, make_prompts(1, seed=6), Sampling(max_tokens=12, seed=1))
-    finally:
-        engine.close()
-    exact = torch.log_softmax(logits_of(model, reply), -1)[range(len(reply.token_ids)), reply.token_ids]
-    difference = (exact - torch.tensor(reply.logprobs)).abs()
-    assert 1e-5 < difference.max() < 0.1  # bfloat16 has eight bits
-    assert model.dtype == torch.float32
-
-
 def test_samples_of_a_group_differ_and_their_prompt_is_read_once(engine):
     (prompt,) = make_prompts(1, seed=4, longest=60)
     prompt = prompt * 2

@@ -51,6 +51,7 @@ def main(model: str, out: Path, steps: int, *, spider: str | None, settings: lis
     config = resolve("starter", trainer="verl", model=model, steps=steps, max_model_len=length, verl=overrides)
     chosen = flat_config(config, run_dir=str(out.resolve()), model=model)
     chosen = {key: value for key, value in chosen.items() if not any(name in key for name in _OURS)}
+    chosen["algorithm.adv_estimator"] = "grpo"
     chosen["reward.custom_reward_function.path"] = __file__
     chosen["reward.custom_reward_function.name"] = "no_reward"
     chosen["trainer.v1.trainer_mode"] = "sync"
@@ -65,5 +66,5 @@ if __name__ == "__main__":
     parser.add_argument("steps", type=int)
     parser.add_argument("--spider", metavar="FOLDER", help="real Spider and the longer prompts")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     main(given.model, given.out, given.steps, spider=given.spider, settings=given.settings)

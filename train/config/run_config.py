@@ -203,7 +203,7 @@ class RunConfig(AgentSettings):
     lora_alpha: int = _loss(16, "Adapters are scaled by lora_alpha / lora_rank", ge=1)
 
     precision: Literal["auto", "fp32", "bf16"] = _memory(
-        "auto", "Matrix products of update and sampling; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"
+        "auto", "Matrix products of the update; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"
     )
     gradient_checkpointing: Literal["auto", "on", "off"] = _memory(
         "auto", "Compute activations again in the backward pass instead of keeping them. auto: on CUDA"

@@ -128,7 +128,6 @@ class LocalTrainer:
             self.tokenizer,
             max_model_len=max_model_len,
             max_batch=config.max_batch,
-            dtype=torch.bfloat16 if self.grpo.config.bf16 else torch.float32,
             timer=self.timer,
         )
         self._update_engine(self.first_step)

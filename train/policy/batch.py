@@ -26,7 +26,7 @@ from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 __all__ = ["Batch", "PrefixCache", "Request"]
 
-PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
+PREFILL_TOKENS = 4096
 """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
 BLOCK = 16
 """Prefixes of a prompt can be reused at multiples of this number of tokens."""
@@ -102,10 +102,9 @@ class Batch:
         self._reserve(first + len(arrived), longest + len(prompts[-1]))
 
         parts: list[list[_Prompt]] = [[]]
-        most = PREFILL_TOKENS.get(self._decoder.device.type, PREFILL_TOKENS["cpu"])
         for prompt in prompts:
             unread = len(prompt) - known[prompt][0]
-            if parts[-1] and unread * (len(parts[-1]) + 1) > most:
+            if parts[-1] and unread * (len(parts[-1]) + 1) > PREFILL_TOKENS:
                 parts.append([])
             parts[-1].append(prompt)
         outputs, row = [], first

@@ -130,18 +130,16 @@ def sample_tokens(
 class Decoder:
     """A copy of a Hugging Face decoder's weights, fused for sampling, and its forward pass over a shared cache.
 
-    With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights. ``dtype`` is
-    that of the copy, of the cache and of the products; by default bfloat16 on a GPU, else the model's.
+    With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights.
 
     Raises:
         UnsupportedModelError: the architecture is not one of :data:`SUPPORTED`, or has an unsupported option.
     """
 
-    def __init__(self, model: Any, *, max_positions: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: Any, *, max_positions: int) -> None:
         check_supported(model)
         config = model.config
         self._model, self.max_positions = model, max_positions
-        self.dtype = dtype or (torch.bfloat16 if model.device.type == "cuda" else model.dtype)
         try:
             self._read(config)
         except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError) as error:
@@ -160,32 +158,29 @@ class Decoder:
     def refresh(self) -> None:
         """Copy the model's present weights."""
         body = self._model.model
-
-        def copied(*weights: Tensor) -> Tensor:
-            return torch.cat([weight.detach() for weight in weights]).to(self.dtype)
-
-        self.embedding = copied(body.embed_tokens.weight)
-        self.device = self.embedding.device
+        self.embedding = body.embed_tokens.weight.detach().clone()
+        self.device, self.dtype = self.embedding.device, self.embedding.dtype
         head = self._model.lm_head
         tied = head.weight.data_ptr() == body.embed_tokens.weight.data_ptr()
-        self.output = self.embedding if tied else copied(head.weight)
-        self.norm = copied(body.norm.weight)
+        self.output = self.embedding if tied else head.weight.detach().clone()
+        self.norm = body.norm.weight.detach().clone()
         none = torch.empty(0, device=self.device, dtype=self.dtype)
 
         def fused(*modules: Any) -> list[Tensor]:
-            biases = [m.bias for m in modules if m.bias is not None]
-            return [copied(*(m.weight for m in modules)), copied(*biases) if biases else none]
+            biases = [m.bias.detach() for m in modules if m.bias is not None]
+            weight = torch.cat([m.weight.detach() for m in modules])
+            return [weight, torch.cat(biases) if biases else none]
 
         self._weights: list[list[Tensor]] = []
         for layer in body.layers:
             a, m = layer.self_attn, layer.mlp
-            norms = [copied(getattr(a, n).weight) if hasattr(a, n) else none for n in ("q_norm", "k_norm")]
+            norms = [getattr(a, n).weight.detach().clone() if hasattr(a, n) else none for n in ("q_norm", "k_norm")]
             self._weights.append(
                 [
-                    copied(layer.input_layernorm.weight),
+                    layer.input_layernorm.weight.detach().clone(),
                     *fused(a.q_proj, a.k_proj, a.v_proj),
                     *fused(a.o_proj),
-                    copied(layer.post_attention_layernorm.weight),
+                    layer.post_attention_layernorm.weight.detach().clone(),
                     *fused(m.gate_proj, m.up_proj),
                     *fused(m.down_proj),
                     *norms,
@@ -215,7 +210,7 @@ class Decoder:
             span: the number of positions to attend to, from the first.
 
         Returns:
-            ``[rows, vocabulary]``, in the copy's dtype.
+            ``[rows, vocabulary]``, in the model's dtype.
         """
         return _scripted_logits(
             ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,

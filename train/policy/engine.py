@@ -67,7 +67,6 @@ class LocalEngine:
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
-        dtype: of weights, keys, values and products while sampling; default: bfloat16 on a GPU, else the model's.
         threads: torch threads of a step. 1 is fastest on two cores with agents in the same process: a second thread
             waits at barriers for the core that the agents use.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
@@ -85,7 +84,6 @@ class LocalEngine:
         *,
         max_model_len: int,
         max_batch: int = 128,
-        dtype: torch.dtype | None = None,
         threads: int = 1,
         gather_s: float = 0.005,
         prefix_cache_tokens: int = 32768,
@@ -99,7 +97,7 @@ class LocalEngine:
         self.weights_version = 0
         self.generated_tokens = 0
         """Tokens sampled since the start."""
-        decoder = Decoder(model, max_positions=max_model_len, dtype=dtype)
+        decoder = Decoder(model, max_positions=max_model_len)
         self._constraints = Constraints(model, tokenizer)
         self._batch = Batch(
             decoder,

@@ -61,7 +61,7 @@ class GRPOConfig:
     logits_per_chunk: int = 1 << 26
     """Most logits that exist at once; if there are more, they are computed in chunks, twice."""
     bf16: bool = False
-    """Matrix products of update and sampling in bfloat16; weights, optimizer and log-probabilities stay in float32."""
+    """Matrix products in bfloat16; weights, optimizer and log-probabilities stay in float32."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input for the backward pass: a third more time for a fraction of the memory."""
 

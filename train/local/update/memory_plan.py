@@ -92,7 +92,6 @@ def plan_memory(
     head = getattr(model, "head_dim", None) or hidden // model.num_attention_heads
     least = max(_TOKENS[0], max_model_len)
     references = int(settings.kl_coef > 0 and trained is None)
-    sampled = 2 if settings.bf16 else 4  # bytes of a number in the engine
     trained = parameters if trained is None else trained
 
     def plan(tokens: int) -> MemoryPlan:
@@ -104,8 +103,8 @@ def plan_memory(
             weights=parameters * (6 if settings.bf16 else 4) * (1 + references),
             gradients=trained * 4,
             optimizer=trained * 8,
-            sampler=parameters * sampled,
-            cache=2 * sampled * layers * max_batch * heads * max_model_len * head,
+            sampler=parameters * 4,
+            cache=2 * 4 * layers * max_batch * heads * max_model_len * head,
             activations=int(kept),
             logits=logits * _LOGIT_BYTES,
             tokens_per_forward=tokens,
