@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.frameworks._agents import Agent
+from benchmarks.frameworks.conformance import check
 from programs import ROOT
 
 from groundwire.adapters import Stoppable, agent_backend
@@ -22,6 +24,13 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 AGENTS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-agent.md").read_text(), re.DOTALL)
 
+TUTORIALS = [f"tutorials/{page.name}" for page in (ROOT / "docs" / "tutorials").glob("*.md")]
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+def _python(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
 
 def _anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
@@ -30,7 +39,8 @@ def _anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", prose):
         there = page.parent / target if target else page
         assert there.exists(), target
         assert not anchor or anchor in _anchors(there), f"{target}#{anchor}"
@@ -44,7 +54,7 @@ def test_the_index_and_the_navigation_have_every_page(index: str, link: str) -> 
 
 
 def test_the_domain_that_is_shown_is_the_example() -> None:
-    [shown, *_] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "your-domain.md").read_text(), re.DOTALL)
+    [shown, *_] = _python(ROOT / "docs" / "your-domain.md")
     assert shown in (ROOT / "examples" / "your_domain.py").read_text()
 
 
@@ -69,12 +79,36 @@ def test_the_tables_of_settings_are_made_from_their_declarations() -> None:
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").endswith(f"\n\n{tables()}")
 
 
-@pytest.mark.parametrize("page", ["python-api.md", "serve.md", "your-agent.md", "../README.md"])
+@pytest.mark.parametrize(
+    "page", ["python-api.md", "serve.md", "your-agent.md", "README.md", "../README.md", *TUTORIALS]
+)
 def test_the_calls_of_the_python_api_that_are_shown_have_its_arguments(page: str) -> None:
     functions = {"fit": fit, "evaluate": evaluate, "serve": serve}
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL):
+    for code in _python(ROOT / "docs" / page):
         for call in ast.walk(ast.parse(code)):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in functions:
                 keywords = {each.arg for each in call.keywords if each.arg}
                 bound = inspect.signature(functions[call.func.id]).bind(*call.args, **dict.fromkeys(keywords))
                 assert not bound.arguments.get("settings", {}).keys() - RunConfig.names().keys()
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+    sources = [path for folder in ("adapters", "rewards", "tools", "train") for path in (ROOT / folder).rglob("*.py")]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in sources))
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = [message for row in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for message in _QUOTED.findall(row)]
+    assert len(messages) > 30
+    missing = [part for message in messages for part in map(str.strip, message.split("…")) if part not in code]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "agent"),
+    [("langgraph", "graph", "write"), ("agents-sdk", "analyst", "Analyst"), ("own-task", "agent", "")],
+)
+async def test_the_agents_of_the_tutorials_lose_nothing(page: str, name: str, agent: str, tmp_path: Path) -> None:
+    [code, *_] = _python(ROOT / "docs" / "tutorials" / f"{page}.md")
+    (tmp_path / "agent.py").write_text(code)
+    result = await check(Agent(title=page, folder=str(tmp_path), packages=(), name=name, names=(agent,)))
+    assert result["problems"] == []
+    assert result["traced"] == result["served"] > 0

@@ -50,13 +50,15 @@ async def test_the_training_takes_its_settings(slow: bool) -> None:
     assert settings["steps"] == (8 if slow else 12)
 
 
-async def test_the_table_is_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "frameworks.md"
-    page.write_text((ROOT / "docs" / "frameworks.md").read_text())
-    monkeypatch.setattr(_table, "_PAGE", page)
+async def test_the_tables_are_made_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {name: (ROOT / "docs" / name).read_text() for name in ("frameworks.md", "capabilities.md")}
+    for name, text in pages.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(_table, "_DOCS", tmp_path)
     results: dict[str, Any] = json.loads((ROOT / "docs" / "frameworks.json").read_text())
-    _table.write_page(results)
-    assert page.read_text() == (ROOT / "docs" / "frameworks.md").read_text()
-    _table.write_page({"langgraph": {"reason": "no such package", "seconds": 1.0}})
-    [row] = [line for line in page.read_text().splitlines() if "examples/frameworks/langgraph)" in line]
-    assert row.endswith(" no such package |")
+    _table.write_pages(results)
+    assert {name: (tmp_path / name).read_text() for name in pages} == pages
+    _table.write_pages({"langgraph": {"reason": "no such package", "seconds": 1.0}})
+    for name, title in (("frameworks.md", "examples/frameworks/langgraph)"), ("capabilities.md", "| LangGraph |")):
+        [row] = [line for line in (tmp_path / name).read_text().splitlines() if title in line]
+        assert row.endswith(" no such package |")

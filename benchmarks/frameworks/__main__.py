@@ -1,4 +1,5 @@
-"""Runs the agents of examples/frameworks as their authors wrote them, and writes the table in docs/frameworks.md.
+"""Runs the agents of examples/frameworks as their authors wrote them, and writes the tables in docs/frameworks.md
+and docs/capabilities.md.
 
 Each agent gets an environment of its own, is checked against a scripted policy (see conformance.py), and is trained
 for a few steps. The results are in docs/frameworks.json; those of agents that are not named stay as they are.
@@ -22,7 +23,7 @@ from typing import Any
 
 from benchmarks.frameworks._agents import AGENTS, ROOT, Agent
 from benchmarks.frameworks._environments import InstallError, environment, make, overridden, versions
-from benchmarks.frameworks._table import write_page
+from benchmarks.frameworks._table import write_pages
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.report.prefix_mismatch import find_mismatches
 from groundwire.train.report.token_text import token_decoder
@@ -67,7 +68,7 @@ def main() -> int:
         failed += bool(result.get("reason"))
         print(f"{agent.title}: {result.get('reason') or 'ok'}, {result['seconds']:.0f} s", flush=True)
         _RESULTS.write_text(json.dumps({name: results[name] for name in folders if name in results}, indent=2) + "\n")
-    write_page(results)
+    write_pages(results)
     return failed
 
 

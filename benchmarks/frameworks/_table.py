@@ -1,30 +1,59 @@
-"""The table in docs/frameworks.md, made from the results."""
+"""The tables in docs/frameworks.md and docs/capabilities.md, made from the results."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.frameworks._agents import AGENTS, ROOT, Agent
 
-__all__ = ["write_page"]
+__all__ = ["tables", "write_pages"]
 
-_PAGE = ROOT / "docs" / "frameworks.md"
+_DOCS = ROOT / "docs"
 _TABLE = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end of table -->)", re.DOTALL)
 _API_NAMES = {"chat": "chat completions", "responses": "Responses", "messages": "Messages"}
 _HEAD = (
     "Framework", "Version", "Wire API", "Lines changed", "Calls traced", "Ids and masks", "Stream", "Tools",
     "Structured output", "Agent names", "Prefix breaks", "Greedy accuracy",
 )  # fmt: skip
+_SHORT_HEAD = ("Framework", *_API_NAMES.values(), "Tools", "Structured output", "Stream", "Agent names", "Exact tokens")
 
 
-def write_page(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace the table of the page."""
-    rows = [_row(agent, results[agent.folder]) for agent in AGENTS if agent.folder in results]
-    lines = [_HEAD, ["---"] * len(_HEAD), *rows]
-    table = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-    _PAGE.write_text(_TABLE.sub(lambda _: f"\n{table}\n\n", _PAGE.read_text()))
+def write_pages(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace the tables of the pages."""
+    for name, table in tables(results).items():
+        page = _DOCS / name
+        page.write_text(_TABLE.sub(lambda _, table=table: f"\n{table}\n\n", page.read_text()))
+
+
+def tables(results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """The table of each page, by the page's name."""
+    agents = [(agent, results[agent.folder]) for agent in AGENTS if agent.folder in results]
+    return {
+        "frameworks.md": _table(_HEAD, [_row(agent, result) for agent, result in agents]),
+        "capabilities.md": _table(_SHORT_HEAD, [_short_row(agent, result) for agent, result in agents]),
+    }
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _short_row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
+    """Which parts of the APIs the agent used, and whether its tokens are those that were sampled."""
+    check = result.get("check")
+    if check is None:
+        return [agent.title, *[""] * (len(_SHORT_HEAD) - 2), str(result.get("reason", ""))]
+    used = (
+        *(api in check["wire_apis"] for api in _API_NAMES),
+        check["tools_offered"],
+        check["structured"],
+        check["stream"],
+        any(check["agents"]),
+    )
+    return [agent.title, *("yes" if each else "" for each in used), "no" if check["problems"] else "yes"]
 
 
 def _row(agent: Agent, result: Mapping[str, Any]) -> list[str]:
