@@ -13,6 +13,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(?=<code>)")
+_TREE = re.compile(r"<p>([^<]*[├└]──[^<]*)</p>")
 _LANGUAGES = {".mjs": "js", ".py": "python", ".sh": "sh", ".json": "json", ".txt": "text", ".toml": "toml"}
 
 
@@ -44,8 +45,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Docstrings say :class:`Name`."""
-    return _ROLE.sub("", html)
+    """Docstrings say :class:`Name`, and have trees of errors without the indentation of code."""
+    return _TREE.sub(r"<pre><code>\1</code></pre>", _ROLE.sub("", html))
 
 
 def _repository_path(target: str, uri: str) -> str:
