@@ -25,6 +25,7 @@ from groundwire.tools.neighbours.fuzz import write_database
 from groundwire.tools.neighbours.mutations import mutations
 from groundwire.tools.neighbours.tables import Schema, Table, read_schema
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
+from groundwire.train.audit import app as audit_app
 
 SCRIPT = """
 CREATE TABLE owner (id integer PRIMARY KEY, name text NOT NULL UNIQUE, city text);
@@ -266,6 +267,9 @@ def test_prepare_writes_neighbours_and_keeps_those_of_the_same_data(tmp_path: Pa
     result = CliRunner().invoke(app, ["--source", str(source), "--out", str(out), "--neighbours", "2"])
     assert result.exit_code == 0, result.output
     assert "neighbours: " in result.output
+    audited = CliRunner().invoke(audit_app, ["--data-dir", str(out), "--allow", "1"])
+    assert "reward spider_exec_match on" in audited.output
+    assert "reward spider_test_suite on" in audited.output
     [gold] = [task for task in domain.load(str(out)).train]
     assert suite_match("SELECT count(name) FROM pet", gold["query"], gold["db_path"]).score in (0, 1)
     index = out / "database/pets" / FOLDER / "index.json"

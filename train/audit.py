@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from groundwire import domains
+from groundwire.domains.text_to_sql.golds import check_golds
+from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, progress
+from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
+from groundwire.train.evaluation.run_reader import read_answers
 
 __all__ = ["app"]
 
@@ -37,10 +43,21 @@ def main(
     allow: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="The share of tasks that may have a finding before the exit is 1")
     ] = 0.05,
+    suspects_file: Annotated[
+        Path | None,
+        typer.Option("--suspects", help="Write the golds that are probably wrong to this file", metavar="FILE"),
+    ] = None,
+    rollouts: Annotated[
+        str | None,
+        typer.Option(help="With --suspects: a run or evaluation; its answers may contradict golds", metavar="RUN_DIR"),
+    ] = None,
     json_file: JsonFile = None,
     version: Version = False,
 ) -> None:
     """Score golds, trivial answers and attacks with a reward, before training on it.
+
+    If the data has neighbours, the default is both execution match, which decides the exit code, and
+    spider_test_suite.
 
     Exit codes:
 
@@ -55,32 +72,65 @@ def main(
     with exit_on_user_error(exit_code=2):
         read_env_file()
         chosen = domains.get(domain)
-        name = reward or chosen.default_reward
-        function, notes = get_reward(name, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
+        if rollouts is not None and suspects_file is None:
+            raise CommandError("--rollouts needs --suspects: the file to write")
+        get = partial(get_reward, judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
+        function, notes = get(reward or chosen.default_reward)
         data = chosen.load(data_dir)
         tasks = _sample([*data.train, *data.validation], limit)
         if not tasks:
             raise CommandError(f"{data.source}: there are no tasks to audit")
-        with progress("Auditing", len(tasks)) as on_end:
-            result = asyncio.run(audit(tasks, function, database=chosen.database, on_end=on_end))
-        reason = _unfit_reason(result, allow)
+        audited = {reward or chosen.default_reward: function}
+        if reward is None and (stricter := domains.watch_reward(chosen, tasks)) is not None:
+            audited[stricter] = get_reward(stricter, judge_model=None, judge_base_url=None, judge=None)[0]
+        results = {}
+        for name, function in audited.items():
+            with progress(f"Auditing {name}", len(tasks)) as on_end:
+                results[name] = asyncio.run(audit(tasks, function, database=chosen.database, on_end=on_end))
         if json_file is not None:
-            about = {"domain": domain, "reward": name, "data": data.source, "left_out": data.left_out, "unfit": reason}
-            shares = {
-                "share_with_findings": round(result.share_with_findings, 4),
-                "tasks_by_finding": result.tasks_by_finding,
-            }
-            write_json(json_file, {**about, **shares, **asdict(result)})
+            first, *others = (_report(name, result, allow) for name, result in results.items())
+            about = {"domain": domain, "data": data.source, "left_out": data.left_out}
+            write_json(json_file, {**about, **first, "others": others})
+        listed = _write_suspects(suspects_file, tasks, rollouts) if suspects_file is not None else ""
     typer.echo(f"data: {data.source}")
     for why, count in data.left_out.items():
         typer.echo(f"      left out of training by the domain: {count} ({why})")
     for note in notes:
         typer.echo(f"note: {note}")
-    typer.echo("\n".join(_table(result, name)))
-    answers = sum(probe.judged + probe.failed for probe in result.probes)
+    for name, result in results.items():
+        typer.echo("\n".join(_table(result, name)))
+    answers = sum(probe.judged + probe.failed for result in results.values() for probe in result.probes)
     typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
-    typer.echo(f"not fit to train on: {reason}" if reason else "fit to train on")
-    raise typer.Exit(1 if reason else 0)
+    if listed:
+        typer.echo(listed)
+    reasons = [_unfit_reason(result, allow) for result in results.values()]
+    for name, reason in zip(results, reasons, strict=True):
+        verdict = f"not fit to train on: {reason}" if reason else "fit to train on"
+        typer.echo(f"{name}: {verdict}" if len(results) > 1 else verdict)
+    raise typer.Exit(1 if reasons[0] else 0)
+
+
+def _report(name: str, result: Audit, allow: float) -> dict[str, Any]:
+    """What ``--json`` has of one reward."""
+    about = {"reward": name, "unfit": _unfit_reason(result, allow)}
+    shares = {"share_with_findings": round(result.share_with_findings, 4), "tasks_by_finding": result.tasks_by_finding}
+    return {**about, **shares, **asdict(result)}
+
+
+def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:
+    """Write the suspicious golds of ``tasks``, also by the answers of a run; returns a line about them."""
+    if not all(task.get("query") and task.get("db_path") for task in tasks):
+        raise CommandError("--suspects is for domains whose golds are SQL queries")
+    answers, unreadable = read_answers(RunDir.open(rollouts)) if rollouts is not None else ({}, [])
+    for message in unreadable:
+        typer.echo(f"warning: {message}", err=True)
+    if rollouts is not None and not any(str(task["id"]) in answers for task in tasks):
+        raise CommandError(f"--rollouts {rollouts} has no answer to these tasks: name a run on this data")
+    problems = check_golds(tasks)
+    with progress("Looking for wrong golds", len(tasks)) as on_end:
+        found = suspects(tasks, problems, answers, on_end=on_end)
+    write_json(file, found)
+    return f"suspicious golds: {len(found):,} of {len(tasks):,}, listed in {file}"
 
 
 def _sample(tasks: list[Any], limit: int) -> list[Any]:

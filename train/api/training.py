@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire import domains
 from groundwire.adapters import LitAgentBackend
+from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
 from groundwire.tools.errors import CommandError
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
@@ -59,7 +61,9 @@ def make_job(
     """
     objects = objects or Objects()
     given = with_file(dict(given))
-    given |= {name: resolve_path(given[name]) for name in ("model", "data_dir", "token_file") if name in given}
+    given |= {
+        name: resolve_path(given[name]) for name in ("model", "data_dir", "gold_trust", "token_file") if name in given
+    }
     if resumed is None:
         local = dev or bool(objects.names())
         given.setdefault("trainer", default_trainer(given.get("config"), device=given.get("device"), dev=local))
@@ -67,11 +71,18 @@ def make_job(
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
     check_store_settings(config.external_store_address, config.token_file, config.store_wait_s)
-    job = prepare(config, run=resumed, own_model=own_model, objects=objects)
+    job = _with_gold_trust(prepare(config, run=resumed, own_model=own_model, objects=objects))
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
     return _with_watch(job)
+
+
+def _with_gold_trust(job: Job) -> Job:
+    if (file := job.config.gold_trust) is None:
+        return job
+    data, note = with_gold_trust(job.data, Path(file), seed=job.config.seed)
+    return replace(job, data=data, notes=[*job.notes, f"gold trust: {note}"])
 
 
 def _with_watch(job: Job) -> Job:

@@ -138,6 +138,12 @@ class RunConfig(AgentSettings):
         "on the model hub",
     )
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
+    gold_trust: str | None = _data(
+        None,
+        "File such as suspects.json: a training task stays with the probability of its gold's trust, and has its "
+        "corrected_query as gold",
+        metavar="FILE",
+    )
     output_dir: str = _data("runs", "Folder for the run directories", metavar="DIR")
     device: str = _data("cpu", "cpu or cuda")
     seed: int = _data(0, "Seed of sampling and of the order of tasks")

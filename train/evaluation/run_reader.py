@@ -20,7 +20,15 @@ from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.speed import read_speed
 from groundwire.train.evaluation.validation import validation_name
 
-__all__ = ["final_rows", "first_and_last", "paired_changes", "read_pass_rates", "summarize_change", "table_entry"]
+__all__ = [
+    "final_rows",
+    "first_and_last",
+    "paired_changes",
+    "read_answers",
+    "read_pass_rates",
+    "summarize_change",
+    "table_entry",
+]
 
 Rows = list[dict[str, Any]]
 _PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward")
@@ -100,6 +108,18 @@ def read_pass_rates(run: RunDir, tasks: Iterable[Task], columns: Iterable[str]) 
     for rows in run.rollout_batches(["step", "mode", "task_id", "reward"], []):
         rates.add_rows(rows)
     return rates
+
+
+def read_answers(run: RunDir) -> tuple[dict[str, list[str]], list[str]]:
+    """The answers of all rollouts that ended, by the id of their task, and messages about files that cannot be read."""
+    unreadable: list[str] = []
+    answers: defaultdict[str, list[str]] = defaultdict(list)
+    columns = ("task_id", "status", "answer")
+    for rows in run.rollout_batches(columns, unreadable, columns):
+        for row in rows:
+            if row["status"] == "succeeded" and row["answer"]:
+                answers[row["task_id"]].append(row["answer"])
+    return answers, unreadable
 
 
 def _model_name(model: str) -> str:
