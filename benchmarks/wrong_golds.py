@@ -1,9 +1,10 @@
 """Wrong golds: what a quarter of them costs in training, how well they are found, and what ``--gold-trust`` keeps.
 
-``python -m benchmarks.wrong_golds OUT [--seeds 0,1,2] [--steps 36] [--samples 4] [--val-tasks 200]``: for each seed a
-quarter of the bundled training golds is replaced by near misses, or by other golds of their database, always with
-another result. The starter answers the training questions, and the ranking is compared with what was replaced. Three
-runs follow: on the true golds, on the corrupted ones, and on these with ``--gold-trust``. Validation has true golds.
+``python -m benchmarks.wrong_golds OUT [--seeds 0,1,2] [--steps 36] [--samples 8] [--tasks 0] [--val-tasks 200]``: the
+starter answers the training questions (``--tasks`` of them, 0 is all). For each seed a quarter of the bundled training
+golds is replaced by near misses, or by other golds of their database, always with another result, and the ranking is
+compared with what was replaced. Three runs follow: on the true golds, on the corrupted ones, and on these with
+``--gold-trust``. Validation has true golds. Runs that ``OUT`` has already are not repeated.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wrong_golds", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0,1,2")
-    for name, default in (("steps", 36), ("samples", 4), ("tasks", 0), ("val-tasks", 200)):
+    for name, default in (("steps", 36), ("samples", 8), ("tasks", 0), ("val-tasks", 200)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     gains: dict[str, list[float]] = {arm: [] for arm in _ARMS}
+    # Answers do not depend on golds, so one evaluation serves all seeds.
+    evaluated = ["--split", "train", "--samples", str(options.samples), "--tasks", str(options.tasks)]
+    answers = _run("evaluate", options.out / "answers", [*evaluated, "--temperature", "1"], BUNDLED, 0)
     for seed in map(int, options.seeds.split(",")):
         folder = options.out / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         wrong = _corrupt(folder / "data", seed)
-        evaluated = ["--split", "train", "--samples", str(options.samples), "--tasks", str(options.tasks)]
-        run = _run("evaluate", folder / "answers", [*evaluated, "--temperature", "1"], folder / "data", seed)
-        _rank(folder, wrong, run)
+        _rank(folder, wrong, answers)
         trained = ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), "--val-every", "0"]
         more = ["--gold-trust", str(folder / "suspects.json")]
         for arm, data, given in zip(_ARMS, (BUNDLED, *[folder / "data"] * 2), ([], [], more), strict=True):

@@ -45,7 +45,7 @@ def _tasks(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     return [{**task, "db_path": database, **changes} for task in tasks]
 
 
-def test_a_gold_is_suspicious_if_most_answers_agree_on_another_result(folder: Path) -> None:
+def test_a_gold_is_suspicious_if_more_answers_agree_on_another_result(folder: Path) -> None:
     answers = {
         "t0": ["SELECT name FROM pet WHERE age > 8", "SELECT name FROM pet WHERE age = 9", "SELECT max(name) FROM pet"],
         "t1": [RIGHT, RIGHT, "SELECT age FROM pet"],

@@ -2,8 +2,8 @@
 
 Some reasons need no model: a result without rows or without information, an ORDER BY whose ties decide what LIMIT
 keeps, a text in double quotes that is the name of a column, which SQLite then reads instead of the text, and a name in
-a subquery that is a column of the outer query only. Another needs sampled answers: most of them agree on a result that
-is not the gold's.
+a subquery that is a column of the outer query only. Another needs sampled answers: more of them agree on another result
+than on the gold's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONSTANT = "its result is only NULL or 0"
 NO_TABLE = "it reads no table"
 COLUMN = "a text in double quotes is a column"
 OUTER = "a name in a subquery is a column of the outer query only"
-CONTRADICTED = "most sampled answers agree on another result"
+CONTRADICTED = "sampled answers agree on another result"
 _TRUST = {TIES: 0.5, CONSTANT: 0.4, NO_TABLE: 0.1, COLUMN: 0.3, OUTER: 0.2}
 _TRUST_WITH_PROBLEM = 0.2
 _TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 1.0
@@ -135,7 +135,7 @@ def _columns_of(database: str, table: str) -> frozenset[str]:
 
 
 def _agreement(database: str, query: str, answers: Sequence[str]) -> dict[str, Any] | None:
-    """How many of the answers agree with the gold and with each other, if most agree on another result; else None.
+    """How many answers agree with the gold, and with each other if these are more; else None.
 
     An answer that fails, or returns nothing, agrees with none.
     """
@@ -146,7 +146,7 @@ def _agreement(database: str, query: str, answers: Sequence[str]) -> dict[str, A
             examples.setdefault(result, answer)
     agrees = counts.pop(_result(database, query, _TIMEOUT_S) or frozenset(), 0)
     [(other, most)] = counts.most_common(1) or [(frozenset(), 0)]
-    if most < _MIN_AGREEING or most <= len(answers) / 2:
+    if most < max(_MIN_AGREEING, agrees + 1):
         return None
     return {
         "answers": len(answers),
