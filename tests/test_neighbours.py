@@ -282,6 +282,28 @@ def test_prepare_writes_neighbours_and_keeps_those_of_the_same_data(tmp_path: Pa
     assert json.loads(index.read_text())["separated"] != 77
 
 
+def test_neighbours_that_were_ready_when_prepare_was_interrupted_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = make_spider(tmp_path / "source"), tmp_path / "out"
+
+    def interrupted(jobs: Any, *, on_end: Any) -> Any:
+        build_neighbours(jobs[0])
+        jobs[1].folder.mkdir(parents=True)
+        (jobs[1].folder / "0.sqlite").write_text("half of a file")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("groundwire.domains.text_to_sql.neighbours.build_all", interrupted)
+        prepare(source, out, neighbours=2)
+    assert not out.exists()
+    [index] = (tmp_path / f".out.{FOLDER}").glob(f"database/*/{FOLDER}/index.json")
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"separated": 77}))
+    assert prepare(source, out, neighbours=2)["neighbours"]["separated"] >= 77
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert all(file.read_bytes()[:6] == b"SQLite" for file in out.glob(f"database/*/{FOLDER}/*.sqlite"))
+
+
 def test_the_bundled_golds_win_on_neighbours_and_their_near_misses_are_separated(tmp_path: Path) -> None:
     tasks = [task for task in domain.load(str(BUNDLED)).validation if task["db_id"] == "chess_1"] or [
         task for task in domain.load(str(BUNDLED)).validation[:6]

@@ -24,9 +24,9 @@ from groundwire.domains.spider import schema_files
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
+from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
 from groundwire.tools.files import first_error, shorten_repr
-from groundwire.tools.neighbours.index import NeighboursError, neighbours_of
 from groundwire.tools.sql import is_sqlite
 
 __all__ = [
@@ -76,6 +76,7 @@ class SpiderDomain:
         "subject_split": {"familiar": "familiar subjects", "new": "new subjects"},
     }
     write_predictions = staticmethod(write_predictions)
+    watch_reward = staticmethod(watch_reward)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else ``SPIDER_DATA_DIR`` or ``VERL_SPIDER_DATA_DIR``, else the bundled data.
@@ -109,14 +110,6 @@ class SpiderDomain:
             left_out=left_out,
             folder=None if folder == BUNDLED.resolve() else str(folder),
         )
-
-    def watch_reward(self, tasks: Sequence[Task]) -> str | None:
-        """``spider_test_suite`` if the tasks' databases have the neighbours that it needs."""
-        try:
-            neighbours_of(self.database(tasks[0]), tasks[0]["query"])
-        except (NeighboursError, IndexError):
-            return None
-        return "spider_test_suite"
 
     def database(self, task: Task) -> str:
         """The absolute path of the task's SQLite file."""

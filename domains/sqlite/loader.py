@@ -17,6 +17,7 @@ from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.sqlite.databases import Databases
 from groundwire.domains.sqlite.questions import read_questions
 from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_of, leave_out
+from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import SPLIT_NAMES, split_tasks
 
@@ -35,6 +36,7 @@ class SqliteDomain:
     gold_columns = (*GOLD_COLUMNS, "hardness")
     breakdowns = {"hardness": {level: level for level in LEVELS}}
     write_predictions = staticmethod(write_predictions)
+    watch_reward = staticmethod(watch_reward)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the folder ``data_dir``. Raises :class:`DataError`."""

@@ -32,7 +32,7 @@ from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 __all__ = ["Built", "Job", "build_all", "build_neighbours"]
 
-_VERSION = 2
+_VERSION = 3
 _CANDIDATES = 48
 _PATIENCE = 10
 """Variants without a gain, one after the other, after which no more are made."""
@@ -52,7 +52,7 @@ _STYLES = tuple(Style(rows=rows, keep=keep, known=known) for rows in (25, 8, 40,
 
 @dataclass(frozen=True)
 class Job:
-    """One database, its golds, and the folder that gets its neighbours."""
+    """One database, its golds, and the folder that gets its neighbours, and loses everything else."""
 
     database: str
     golds: tuple[str, ...]
@@ -100,20 +100,27 @@ def _with_end(built: Built, on_end: Callable[[], None]) -> Built:
 
 
 def build_neighbours(job: Job) -> Built:
-    """Write at most ``job.count`` neighbours and their index. The same data always gives the same neighbours."""
+    """Write at most ``job.count`` neighbours and their index, unless the folder has those of the same data.
+
+    The same data always gives the same neighbours. The index is written last, so an interrupted build is not taken for
+    a complete one.
+    """
     with ThreadPoolExecutor(1) as thread:  # a query of the main thread would start a thread of its own
         return thread.submit(_build, job).result()
 
 
 def _build(job: Job) -> Built:
-    job.folder.mkdir(parents=True)
     found = [literals(gold) for gold in job.golds]
     try:
         schema = read_schema(job.database, [pair for _, _, pairs in found for pair in pairs])
     except DatabaseError as error:
+        _empty(job.folder)
         write_index(job.folder, "", {gold: [] for gold in job.golds})
         return Built(database=job.database, problem=str(error))
     key = _key(job, schema)
+    if (counts := read_counts(job.folder, key)) is not None:
+        return _built(job, counts)
+    _empty(job.folder)
     if job.previous is not None and (counts := read_counts(job.previous, key)) is not None:
         shutil.copytree(job.previous, job.folder, dirs_exist_ok=True)
         return _built(job, counts)
@@ -134,6 +141,12 @@ def _build(job: Job) -> Built:
     }
     write_index(job.folder, key, {gold.sql: _names(gold, chosen) for gold in golds}, **counts)
     return _built(job, counts)
+
+
+def _empty(folder: Path) -> None:
+    """Remove what an interrupted or other run left."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def _built(job: Job, counts: Mapping[str, int]) -> Built:

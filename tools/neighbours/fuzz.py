@@ -22,6 +22,8 @@ from groundwire.tools.sql import connections
 __all__ = ["Style", "make_rows", "write_database"]
 
 _WRITE_S = 5.0
+_PAGE_BYTES = 512
+"""SQLite's smallest: each table takes a page or more, and a neighbour's tables have a few rows."""
 _ORPHAN_ROUNDS, _ORPHANS = 10, 0.6
 
 
@@ -159,6 +161,7 @@ def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple
     deadline = time.perf_counter() + _WRITE_S
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.set_progress_handler(lambda: time.perf_counter() > deadline, 1000)
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("BEGIN")
