@@ -23,9 +23,8 @@ def main(
 ) -> None:
     """Make the neighbours of generated databases."""
     data = domain.load(str(folder))
-    placed = [
-        (task, str(Path(task["db_path"]).relative_to(folder.resolve()))) for task in (*data.train, *data.validation)
-    ]
+    tasks = [*data.train, *data.validation]
+    placed = [(task, str(Path(task["db_path"]).relative_to(folder.resolve()))) for task in tasks]
     made = write_neighbours(folder, folder, placed, {}, _COUNT)
     typer.echo(f"{made['files']} neighbours; of {made['near_misses']} near misses they separate {made['separated']}")
 
