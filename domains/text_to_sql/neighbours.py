@@ -56,9 +56,9 @@ def write_neighbours(
     with progress("Making neighbours", len(jobs)) as advance:
         built = build_all(jobs, on_end=advance)
     for job in jobs:
-        place = Path(job.database).parent / FOLDER
-        shutil.rmtree(place, ignore_errors=True)
-        job.folder.rename(place)
+        finished = Path(job.database).parent / FOLDER
+        shutil.rmtree(finished, ignore_errors=True)
+        job.folder.rename(finished)
     shutil.rmtree(unfinished)
     return {
         "files": sum(each.files for each in built),
