@@ -1,4 +1,4 @@
-"""Agents for Agent Lightning, as their authors write them. To import all of it takes seconds: only these tests do."""
+"""Agents for Agent Lightning, as their authors write them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from programs import run
+from programs import ROOT, run
 
 from groundwire.train.store import _lazy_agentlightning
 
@@ -45,6 +45,15 @@ def test_a_star_import_finds_every_name(package: Path) -> None:
     assert (names["light"], names["WHOLE"]) == (2, 1)
 
 
+def test_a_name_of_a_light_module_is_found_without_the_package(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_lazy_agentlightning._LIGHT, "heavy", ("part",))
+    _lazy_agentlightning._import_lazily("heavy")
+    heavy = importlib.import_module("heavy")
+    assert heavy.light == 2
+    assert "WHOLE" not in vars(heavy)
+    assert heavy.WHOLE == 1
+
+
 def test_an_imported_package_is_not_replaced(package: Path) -> None:
     heavy = importlib.import_module("heavy")
     _lazy_agentlightning._import_lazily("heavy")
@@ -59,9 +68,9 @@ def test_a_failed_import_is_tried_again(package: Path) -> None:
             _ = sys.modules["heavy"].WHOLE
 
 
-def test_trainer_runner_and_backends_do_not_import_all_of_agentlightning(tmp_path: Path) -> None:
+def test_trainer_runner_backends_and_an_authors_agents_do_not_import_all_of_agentlightning(tmp_path: Path) -> None:
     script = tmp_path / "imported.py"
-    script.write_text("import sys\nprint(*sys.modules)")
+    script.write_text(f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\nimport lit_agents\nprint(*sys.modules)")
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs
     assert {
         "groundwire.train.local.trainer",
