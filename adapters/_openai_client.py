@@ -8,17 +8,21 @@ an agent's CPU time at a hundred rollouts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
 
 import httpx
-import openai
 from httpx_aiohttp import AiohttpTransport
 
 from groundwire.adapters._failures import agent_failure, causes
 from groundwire.adapters._types import AgentError, BackendError, Endpoint, EndpointError, PromptTooLongError, ToolError
 from groundwire.adapters.tracing.emitted_spans import call_headers
 from groundwire.tools.sql import DatabaseError
+
+if TYPE_CHECKING:  # it takes a second to import, and an agent need not use it
+    import openai
 
 __all__ = ["Clients", "typed_failures"]
 
@@ -36,6 +40,8 @@ class Clients:
     def at(self, endpoint: Endpoint) -> openai.AsyncOpenAI:
         """The client of one rollout."""
         if self._client is None:
+            import openai
+
             http_client = httpx.AsyncClient(
                 transport=AiohttpTransport(limits=_LIMITS, trust_env=False),
                 timeout=self._timeout_s,
@@ -78,24 +84,37 @@ def _raise_known(error: BaseException, endpoint: Endpoint) -> None:
         raise error
     if isinstance(error, DatabaseError):
         raise ToolError(str(error)) from error
+    if "openai" in sys.modules:  # else none of its errors exists
+        _raise_openai_error(error, endpoint)
+    if isinstance(error, httpx.TransportError):  # httpx's own: a stream that broke off
+        _raise_no_answer(error, endpoint)
+
+
+def _raise_openai_error(error: BaseException, endpoint: Endpoint) -> None:
+    import openai
+
     if isinstance(error, openai.APIStatusError):
         _check_address(error.response.request, endpoint, f"it answered {error.status_code}: {error.message}", error)
         failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
         message = f"the model's endpoint answered {error.status_code}: {error.message}"
         raise failure(message, status=error.status_code) from error
-    if isinstance(error, openai.APIError | httpx.TransportError):  # httpx's own: a stream that broke off
-        try:
-            request = getattr(error, "request", None)
-        except RuntimeError:  # raised by httpx's errors before the request is sent
-            request = None
-        if request is not None:
-            _check_address(request, endpoint, f"no answer: {error}", error)
-        raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
+    if isinstance(error, openai.APIError):
+        _raise_no_answer(error, endpoint)
     if type(error) is openai.OpenAIError and "api_key" in str(error):
         raise AgentError(
             f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
             "here) and api_key=endpoint.api_key"
         ) from error
+
+
+def _raise_no_answer(error: openai.APIError | httpx.TransportError, endpoint: Endpoint) -> NoReturn:
+    try:
+        request = getattr(error, "request", None)
+    except RuntimeError:  # raised by httpx's errors before the request is sent
+        request = None
+    if request is not None:
+        _check_address(request, endpoint, f"no answer: {error}", error)
+    raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
 
 
 def _check_address(request: httpx.Request, endpoint: Endpoint, outcome: str, error: Exception) -> None:

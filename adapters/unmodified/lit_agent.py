@@ -48,7 +48,7 @@ class LitAgentBackend:
 
         Raises a :class:`adapters.BackendError`.
         """
-        from groundwire.adapters._openai_client import typed_failures  # slow: imports openai
+        from groundwire.adapters._openai_client import typed_failures
 
         prefix = "training" if rollout.mode == "train" else "validation"
         with typed_failures(endpoint):
