@@ -64,7 +64,9 @@ def _parameter(option: str, annotation: Any) -> inspect.Parameter:
 
 def _option(record: type[Settings], name: str, option: str, defaults: Mapping[str, Any]) -> Any:
     field, shown = record.model_fields[name], record.option(name)
-    default = field.get_default(call_default_factory=True)
+    default: Any = field.default  # get_default() inspects the factory for milliseconds
+    if field.default_factory is not None:
+        default = field.default_factory()  # type: ignore[call-arg]
     if record is RunConfig:
         default = defaults.get(name, "by preset" if name in _BY_PRESET else default)
     kind = _option_type(field.annotation)
