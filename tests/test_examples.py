@@ -68,7 +68,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "write_query: " in done.stdout
     assert "step   2/2" in done.stdout
-    assert "64 of them for training" in done.stdout
+    assert "32 of them for training" in done.stdout
     [page] = tmp_path.glob("runs/*-langgraph-spider/report.html")
     assert "<script" in page.read_text()
 
