@@ -298,7 +298,9 @@ def main() -> None:
     process.join()
     status = process.exitcode or 0
     if status < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        with contextlib.suppress(OSError):  # SIGKILL
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     os._exit(status)
 
 

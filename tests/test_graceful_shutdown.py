@@ -29,7 +29,7 @@ def _new_run(runs: Path) -> RunDir:
     config = resolve(
         "fast",
         steps=STEPS,
-        tasks_per_step=4,
+        tasks_per_step=2,
         group_size=4,
         val_tasks=2,
         val_every=2,

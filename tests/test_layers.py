@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -59,10 +61,16 @@ def _closure(requirements: list[str]) -> set[str]:
     return {name for name, _ in found}
 
 
+@functools.cache
+def _owners() -> Mapping[str, list[str]]:
+    """The distributions of each module; to find them takes a second."""
+    return packages_distributions()
+
+
 def _write_finder(folder: Path, requirements: list[str]) -> None:
     """A sitecustomize with which a program finds only what ``requirements`` install."""
     installed = {*_closure(requirements), "groundwire"}
-    modules = packages_distributions().items()
+    modules = _owners().items()
     missing = [module for module, owners in modules if installed.isdisjoint(map(_name, owners))]
     (folder / "sitecustomize.py").write_text(BASE.format(missing=sorted(missing)))
 

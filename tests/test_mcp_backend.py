@@ -117,6 +117,7 @@ async def test_a_slow_query_delays_no_other_rollout(databases: list[str]) -> Non
     assert requests[1]["messages"][-1]["content"] == "Error: the query ran longer than 1.5 s"
 
 
+@pytest.mark.usefixtures("forked_python")
 async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another(databases: list[str]) -> None:
     async with _stopped(McpSQLBackend()) as backend:
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])

@@ -90,15 +90,25 @@ def adapters_of_langchain(request, network):
     return target
 
 
-def _run_from_nothing(*arguments, environment):
-    """Run with other packages, which must precede the installed ones."""
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+# The process has mcp 2 already.
+WITH_OTHER_MCP = """
+import runpy, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "mcp"]:
+    del sys.modules[name]
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
+def _run_with_other_mcp(*arguments, environment):
+    return run("-c", WITH_OTHER_MCP, *arguments, environment=environment)
+
+
+@pytest.mark.usefixtures("forked_python")
 async def test_a_langgraph_agent_uses_the_server(database, adapters_of_langchain):
     pytest.importorskip("langchain_openai")
-    path = str(adapters_of_langchain)
-    answer, messages = await _run_example("mcp_langgraph.py", database, run=_run_from_nothing, PYTHONPATH=path)
+    environment = {"PYTHONPATH": str(adapters_of_langchain), "SERVER_PYTHON": sys.executable}
+    answer, messages = await _run_example("mcp_langgraph.py", database, run=_run_with_other_mcp, **environment)
     _assert_an_agent_repaired_its_query(answer, messages)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_servers import COMMAND, SLOW, http_server, make_database
 from programs import run
 
+from groundwire.tools.mcp_sql import lanes
 from groundwire.tools.mcp_sql.databases import Databases, UnknownDatabaseError, database_names
 from groundwire.tools.mcp_sql.server import Limits, sql_server
 from groundwire.tools.terminal import version
@@ -336,39 +338,41 @@ async def test_a_query_stops_when_its_client_cancels_it(database, mode):
     """The server's processor time stops increasing long before the query's deadline."""
     with http_server(database, "--timeout", "300") as (url, process):
         async with Client(url, mode=mode) as client:
+            before = _cpu_ticks(process.pid)
             slow = asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW}))
-            await _until(lambda: _cpu_ticks(process.pid, 0.5) > 10)
+            await _until(lambda: _cpu_ticks(process.pid) > before + 20)
             slow.cancel()
-            await _until(lambda: _cpu_ticks(process.pid, 0.5) <= 5)
+            await _until(lambda: _cpu_ticks_during(0.3, process.pid) <= 2)
             result = await client.call_tool("query_database_by_sql", {"sql": "SELECT 1"})
     assert not result.is_error
 
 
 async def _until(happens):
-    for _ in range(40):
+    for _ in range(200):
         if await asyncio.to_thread(happens):
             return
+        await asyncio.sleep(0.05)
     raise AssertionError("the condition did not become true")
 
 
-def _cpu_ticks(pid, seconds):
-    """The processor time of a process during ``seconds``, in hundredths of a second."""
-
-    def used():
-        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-
+def _cpu_ticks(pid):
+    """The processor time of a process so far, in hundredths of a second."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("needs /proc")
-    before = used()
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def _cpu_ticks_during(seconds, pid):
+    before = _cpu_ticks(pid)
     time.sleep(seconds)
-    return used() - before
+    return _cpu_ticks(pid) - before
 
 
-async def test_slow_queries_do_not_delay_the_other_of_64_clients(url):
+async def test_slow_queries_do_not_delay_the_other_of_many_clients(url):
     """The others are answered while the slow queries run, which do not end before they are cancelled."""
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=120))  # one each would take the longest time
-        transports = [streamable_http_client(url, http_client=http) for _ in range(64)]
+        transports = [streamable_http_client(url, http_client=http) for _ in range(32)]
         clients = [await stack.enter_async_context(Client(transport)) for transport in transports]
         slow = [asyncio.create_task(client.call_tool("query_database_by_sql", {"sql": SLOW})) for client in clients[:8]]
         await asyncio.sleep(0.2)
@@ -380,16 +384,21 @@ async def test_slow_queries_do_not_delay_the_other_of_64_clients(url):
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
-    assert [answer.structured_content["rows"] for answer in answers] == [[[299]]] * 56
+    assert [answer.structured_content["rows"] for answer in answers] == [[[299]]] * 24
     assert all(still_running)
 
 
-async def test_hundreds_of_slow_queries_delay_nobody_and_most_are_refused_as_busy(database):
-    """A quick query is answered while slow ones run, which do not end before they are cancelled."""
+async def test_a_flood_of_slow_queries_delays_nobody_and_most_are_refused_as_busy(database):
+    """A quick query is answered while slow ones run, which do not end before they are cancelled.
+
+    The flood is twice as many as the server runs and lets wait.
+    """
+    flood_size = 2 * (lanes._SLOW_THREADS + lanes._MAX_WAITING_SLOW)
     with http_server(database, "--timeout", "60") as (url, _):
         many = httpx2.AsyncClient(timeout=120, limits=httpx2.Limits(max_connections=None))
         async with many, Client(streamable_http_client(url, http_client=many)) as flood, Client(url) as other:
-            slow = [asyncio.create_task(flood.call_tool("query_database_by_sql", {"sql": SLOW})) for _ in range(150)]
+            query = functools.partial(flood.call_tool, "query_database_by_sql", {"sql": SLOW})
+            slow = [asyncio.create_task(query()) for _ in range(flood_size)]
             ended, _ = await asyncio.wait(slow, return_when=asyncio.FIRST_COMPLETED)
             quick = await other.call_tool("query_database_by_sql", {"sql": "SELECT max(id) FROM singer"})
             still_running = [task for task in slow if not task.done()]
@@ -397,6 +406,7 @@ async def test_hundreds_of_slow_queries_delay_nobody_and_most_are_refused_as_bus
                 task.cancel()
             await asyncio.gather(*slow, return_exceptions=True)
     refused = ended.pop().result()
+    assert refused.meta, refused
     assert refused.meta["error"] == "busy"
     assert refused.content[0].text == (
         "the server is busy with other slow queries, and this one takes longer than 0.25 s: write a cheaper query, or "
@@ -478,6 +488,7 @@ def test_a_start_that_fails_has_a_one_line_error(database, options, message):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize("transport", ["http", "stdio"])
 def test_ctrl_c_ends_the_server_without_a_traceback(database, transport):
     if transport == "http":
@@ -488,7 +499,7 @@ def test_ctrl_c_ends_the_server_without_a_traceback(database, transport):
             [_, errors] = ended.stderr.split("\n", 1)
     else:
         process = subprocess.Popen(
-            [*COMMAND, "--database", str(database)],
+            [sys.executable, *COMMAND[1:], "--database", str(database)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
+from programs import run
 
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.train.rollouts.collector import RolloutCollector
@@ -79,5 +78,6 @@ setup_logging()
 logging.getLogger("groundwire.train.store.client").warning("the store does not answer")
 logging.getLogger("agentlightning").error("noise")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run("-c", code)
+    assert done.returncode == 0
     assert done.stderr == "the store does not answer\n"

@@ -175,7 +175,8 @@ def test_a_validation_is_named_by_its_temperature(tmp_path: Path, environment: d
 
 
 def test_an_evaluation_without_judged_rollouts_has_no_metrics(tmp_path: Path, environment: dict[str, str]) -> None:
-    asked = ("-m", "train.evaluate", "--tasks", "6", "--n-runners", "6", "--output-dir", str(tmp_path), "--reward")
+    asked = ("-m", "train.evaluate", "--tasks", "6", "--n-runners", "6", "--max-turns", "1", "--max-tokens", "8")
+    asked = (*asked, "--output-dir", str(tmp_path), "--reward")
     done = run_program(*asked, "gone", environment=environment)
     assert done.returncode == 1
     assert "error: none of 6 validation rollouts could be judged; the first failed of reward" in done.stderr

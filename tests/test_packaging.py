@@ -15,7 +15,6 @@ import pytest
 from programs import ROOT, run
 
 FOLDERS = ("adapters", "domains", "rewards", "tools", "train")
-BUILDS = {"wheel": "wheel", "editable": "wheel:editable"}
 
 
 def _build(target: str, folder: Path) -> Path:
@@ -25,16 +24,21 @@ def _build(target: str, folder: Path) -> Path:
     return wheel
 
 
-@pytest.fixture(scope="module", params=BUILDS)
-def python(request: pytest.FixtureRequest, shared_folder: Callable[..., Path]) -> Path:
+@pytest.fixture(scope="module")
+def wheel(shared_folder: Callable[..., Path]) -> Path:
+    return next(shared_folder("wheel", lambda folder: _build("wheel", folder)).glob("*.whl"))
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable"])
+def python(request: pytest.FixtureRequest, shared_folder: Callable[..., Path], wheel: Path) -> Path:
     """The Python of an environment in which groundwire is installed; its dependencies are those of this one."""
 
     def fill(folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
         python = folder / "venv" / "bin" / "python"
-        wheel = _build(BUILDS[request.param], folder)
+        package = wheel if request.param == "wheel" else _build("wheel:editable", folder)
         pip = [sys.executable, "-m", "pip", "--python", str(python)]
-        install = [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+        install = [*pip, "install", "--quiet", "--no-deps", "--no-index", str(package)]
         subprocess.run(install, check=True, capture_output=True)
         (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
         # A path in a .pth file is not searched for .pth files: the editable install in this environment stays out.
@@ -70,9 +74,9 @@ def _run(*command: str | Path, folder: Path) -> subprocess.CompletedProcess[str]
     return done
 
 
-def test_a_wheel_holds_one_package_with_its_data(tmp_path: Path) -> None:
-    with zipfile.ZipFile(_build("wheel", tmp_path)) as wheel:
-        names = wheel.namelist()
+def test_a_wheel_holds_one_package_with_its_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"groundwire"}
     for file in (
         "py.typed",

@@ -83,7 +83,7 @@ def test_gradients_of_packed_and_separate_passes_agree(model):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("one_row", [False, True])
 def test_attention_that_skips_blocks_has_the_same_logits(model, one_row):
-    sequences = [*some_sequences(3), ([7] * 150, [([8] * 140, [1] * 140), ([9], [1])])]
+    sequences = [*some_sequences(3)[:2], ([7] * 150, [([8] * 140, [1] * 140), ([9], [1])])]
     implementation = model.config._attn_implementation
     with torch.no_grad():  # torch has no backward pass of it for CPUs
         expected = packed_logits(model, pack(sequences))
@@ -108,7 +108,7 @@ def test_under_autocast_attention_by_blocks_gets_one_dtype(model, monkeypatch):
     model.set_attn_implementation(TREE)
     try:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            packed_hidden(model, pack(some_sequences(0), one_row=True))
+            packed_hidden(model, pack(some_sequences(0)[:2], one_row=True))
     finally:
         model.set_attn_implementation(implementation)
     assert kinds == {torch.bfloat16}  # the GPU's kernel multiplies tensors of one dtype
