@@ -13,5 +13,6 @@ def register_rewards(register: Callable[[str, str], None]) -> None:
     register("executes", "groundwire.rewards.executes:executes")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_dense", "groundwire.rewards.spider.dense:spider_dense")
+    register("spider_dense_result", "groundwire.rewards.spider.dense_result:spider_dense_result")
     register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")
     register("spider_test_suite", "groundwire.rewards.spider.test_suite:spider_test_suite")

@@ -44,7 +44,7 @@ from groundwire.rewards.spider.official_rules import (
 from groundwire.tools.sql import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, run_query
 from groundwire.tools.types import AgentStep
 
-__all__ = ["MatchResult", "execution_match", "gold_and_database", "spider_exec_match"]
+__all__ = ["MatchResult", "execution_match", "gold_and_database", "gold_rows", "reads_table", "spider_exec_match"]
 
 # Twenty times the largest result of Spider; as Python objects ten to twenty times as much, and there are two results.
 _MAX_ROWS = 250_000
@@ -115,7 +115,7 @@ def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float)
         return MatchResult(0.0, f"the prediction failed: {error}")
     deadline = time.perf_counter() + timeout_s
     same = same_result(expected, rows, ordered=order_matters(gold), deadline=deadline)
-    if mode == "safe" and same and predicted != gold and not _reads(path, predicted) and _reads(path, gold):
+    if mode == "safe" and same and predicted != gold and not reads_table(path, predicted) and reads_table(path, gold):
         return MatchResult(0.0, "the prediction reads no table, the gold does", executed=True)
     return MatchResult(float(same), f"the results {'are equal' if same else 'differ'}", executed=True)
 
@@ -144,7 +144,12 @@ def _file(path: str) -> File:
     return path, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-def _reads(path: str, sql: str) -> bool:
+def gold_rows(gold: str, database: str, timeout_s: float) -> Rows:
+    """The rows of a gold query, from the cache of :func:`execution_match`. Raises :class:`rewards.RewardError`."""
+    return _gold_rows(_file(database), gold, timeout_s)
+
+
+def reads_table(path: str, sql: str) -> bool:
     """Whether the compiled query opens a table, by the engine's own plan; page 1 is the schema, not data."""
     try:
         program = run_query(path, f"EXPLAIN {sql}").rows
