@@ -58,10 +58,17 @@ def _idle_process_ids() -> list[int]:
     ],
 )
 def test_a_process_gives_the_same_result(database: Path, sql: str) -> None:
-    columns, rows, truncated = run_here(str(database), sql, 5.0, 10, 1000)
+    columns, rows, truncated, _ = run_here(str(database), sql, 5.0, 10, 1000)
     result = run_query(database, _in_process(sql))
     assert (result.columns, repr(result.rows), result.truncated) == (columns, repr(rows), truncated)
     assert _idle_process_ids()
+
+
+def test_the_steps_of_a_query_are_the_same_each_time_and_in_a_process(database: Path) -> None:
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT {}) SELECT sum(i) FROM n"
+    steps = [run_query(database, numbers.format(count)).vm_steps for count in (1000, 1000, 10_000)]
+    assert 1000 < steps[0] == steps[1] < steps[2]
+    assert abs(run_query(database, _in_process(numbers.format(1000))).vm_steps - steps[0]) <= 100
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ class Connection:
         self.refused = ""
         """The action of this query that the authorizer refused; empty if none."""
         self.refused_function = ""
-        self._work = 0
+        self._work = self._checks = 0
         self._virtual_tables = {"json_each", "json_tree"}
         self._log = f"{path}-wal" if _wal_without_log(path, _header(path)) else None
         self.raw = open_readonly(path)
@@ -232,7 +232,7 @@ class Connection:
         if hasattr(self.raw, "setlimit"):
             for limit, value in (_LIMITS | (_INLINE_LIMITS if inline else {})).items():
                 self.raw.setlimit(getattr(sqlite3, f"SQLITE_LIMIT_{limit}"), value)
-        self.raw.set_progress_handler(self._expired, _OPCODES_PER_CHECK)
+        self.raw.set_progress_handler(self._progress, _OPCODES_PER_CHECK)
         self.raw.set_authorizer(self._authorize)
 
     def _open_virtual_tables(self) -> None:
@@ -255,7 +255,7 @@ class Connection:
         self.deadline, self._stops, self.stopped = deadline, stops, False
         self._end = min(deadline, time.perf_counter() + _INLINE_S) if self.inline else deadline
         self.refused = self.refused_function = ""
-        self._work = 0
+        self._work = self._checks = 0
 
     def needs_process(self, error: Exception) -> bool:
         """Whether the query failed at a limit that does not hold in a process of its own."""
@@ -265,6 +265,11 @@ class Connection:
             return False
         code = getattr(error, "sqlite_errorcode", 0)
         return self._work > _INLINE_WORK or isinstance(error, MemoryError) or code in (_TOOBIG, IOERR_NOMEM)
+
+    @property
+    def vm_steps(self) -> int:
+        """The steps of SQLite's virtual machine that the query has taken, in hundreds."""
+        return self._checks * _OPCODES_PER_CHECK
 
     @property
     def cancelled(self) -> bool:
@@ -278,6 +283,12 @@ class Connection:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, sqlite3.Error):
             self.raw.close()
+
+    def _progress(self) -> bool:
+        self._checks += 1
+        if time.perf_counter() > self._end or (self._stops and self.cancelled):  # as _expired, without another call
+            self.stopped = True
+        return self.stopped
 
     def _expired(self) -> bool:
         if time.perf_counter() > self._end or (self._stops and self.cancelled):

@@ -43,6 +43,10 @@ workers = WorkerPool("groundwire.tools.sql._query_worker", size=max(8, os.cpu_co
 """The processes of queries that may hold SQLite for long. A start takes as long as hundreds of queries."""
 
 
+Answer = tuple[list[str], list[tuple[Any, ...]], bool, int]
+"""The columns, the rows, ``truncated`` and ``vm_steps`` of a result."""
+
+
 @dataclass(frozen=True)
 class QueryResult:
     """The rows of a query: values are None, int, float, str or bytes."""
@@ -52,6 +56,9 @@ class QueryResult:
     truncated: bool
     """True if ``max_rows`` or ``max_bytes`` cut the rows."""
     elapsed_s: float
+    vm_steps: int = 0
+    """Steps of SQLite's virtual machine up to the last row, in hundreds: a measure of work that does not depend on the
+    machine, only on the file and the version of SQLite."""
 
 
 def is_sqlite(path: str | Path) -> bool:
@@ -129,7 +136,8 @@ def _run(
         answer = run_here(path, sql, timeout_s, max_rows, max_bytes, stops)
     except connections.NeedsProcessError:
         answer = _run_in_process((path, sql, max_rows, max_bytes), started, timeout_s, stops)
-    return QueryResult(*answer, time.perf_counter() - started)
+    columns, rows, truncated, vm_steps = answer
+    return QueryResult(columns, rows, truncated, time.perf_counter() - started, vm_steps)
 
 
 def run_here(
@@ -141,8 +149,8 @@ def run_here(
     stops: tuple[threading.Event, ...] = (),
     *,
     inline: bool = True,
-) -> tuple[list[str], list[tuple[Any, ...]], bool]:
-    """The columns, the rows and ``truncated`` of a query that runs in this process.
+) -> Answer:
+    """The result of a query that runs in this process.
 
     With ``inline`` raises :class:`groundwire.tools.sql.connections.NeedsProcessError` for a query that may exceed its
     deadline by much or needs much memory. Raises a :class:`QueryError`.
@@ -161,7 +169,7 @@ def run_here(
         if cursor.description is None:
             raise NotAllowedError("nothing to read: write one SELECT statement")
         rows, truncated = _fetch(cursor, max_rows, max_bytes)
-        return [column[0] for column in cursor.description], rows, truncated
+        return [column[0] for column in cursor.description], rows, truncated, conn.vm_steps
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
         if inline and conn.needs_process(error):
             raise connections.NeedsProcessError from error
@@ -173,7 +181,7 @@ def run_here(
 
 def _run_in_process(
     query: tuple[str, str, int, int], started: float, timeout_s: float, stops: tuple[threading.Event, ...]
-) -> tuple[list[str], list[tuple[Any, ...]], bool]:
+) -> Answer:
     deadline = started + timeout_s
 
     def request() -> bytes:
@@ -200,8 +208,8 @@ def _run_in_process(
         raise timeout_error(timeout_s)
     if kind is not None:
         raise _ERRORS[kind](*values)
-    columns, rows, truncated = values
-    return columns, rows, truncated
+    columns, rows, truncated, vm_steps = values
+    return columns, rows, truncated, vm_steps
 
 
 _ERRORS = {error.__name__: error for error in (SqlError, NotAllowedError, DatabaseError)}
