@@ -9,7 +9,9 @@ from groundwire.tools.plugins import hookimpl
 
 @hookimpl
 def register_rewards(register: Callable[[str, str], None]) -> None:
-    """Spider's execution match made safe to train on, also dense or on neighbours; rule plus judge for prose."""
+    """Execution match of Spider and BIRD made safe to train on, also dense or on neighbours; a judge for prose."""
+    for name in ("bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1"):
+        register(name, f"groundwire.rewards.bird.metrics:{name}")
     register("executes", "groundwire.rewards.executes:executes")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_dense", "groundwire.rewards.spider.dense:spider_dense")

@@ -78,7 +78,7 @@ def write_folder(
         for name, path in databases.items():
             (target / name).parent.mkdir(parents=True)
             if link:
-                (target / name).symlink_to(path)
+                (target / name).symlink_to(Path(path).resolve())
             else:
                 shutil.copyfile(path, target / name)
             advance()

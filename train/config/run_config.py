@@ -86,7 +86,7 @@ class AgentSettings(Settings):
     train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
         None, "Train only the models of your agent whose names match; others keep their provider", metavar="REGEX"
     )
-    domain: str = _agent("spider", "Domain of the tasks: spider, sqlite, medical or a plugin's")
+    domain: str = _agent("spider", "Domain of the tasks: spider, sqlite, bird, medical or a plugin's")
     reward: str | None = _agent(
         None,
         "Name of the reward, a function of yours (module:function), or a sum such as 0.9*a+0.1*b. Without it, the "

@@ -1,0 +1,125 @@
+"""BIRD's metrics of a prediction, made safe to train on.
+
+| reward | value |
+|---|---|
+| ``bird_exec_match`` | EX: 1 if the sets of rows are equal |
+| ``bird_soft_f1`` | Soft F1 |
+| ``bird_r_ves`` | 0 if EX is 0, else the square root of R-VES' reward, by running times: for evaluations |
+| ``bird_efficiency`` | the same by the steps of SQLite's virtual machine: deterministic, for training |
+
+The mean of ``bird_r_ves`` times 100 is R-VES. Mode ``official`` gives the official scores; ``safe``, the default, gives
+0 to a query that reads no table if the gold reads one. In both modes a statement that does not only read scores 0, and
+so does a result of more than 250,000 rows or 4 MB: officially these run. A query may take 30 s, as officially.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from cachetools import LRUCache, cached
+
+from groundwire.rewards._types import RewardError
+from groundwire.rewards.bird.official_rules import efficiency_reward, execution_accuracy, soft_f1, time_ratio
+from groundwire.rewards.spider.execution_match import gold_and_database, gold_rows, reads_table
+from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, run_query
+from groundwire.tools.sql.connections import signature
+from groundwire.tools.types import AgentStep
+
+__all__ = ["bird_efficiency", "bird_exec_match", "bird_r_ves", "bird_soft_f1", "efficiency", "exec_match", "soft_match"]
+
+Mode = Literal["safe", "official"]
+Clock = Literal["steps", "time"]
+Row = tuple[Any, ...]
+
+TIMEOUT_S = 30.0
+_MAX_ROWS, _MAX_BYTES = 250_000, 4_000_000
+_ITERATIONS = 100
+_FEW_STEPS = 1000
+_EQUAL = 0.05
+"""Steps that differ by this share count as equal: one index more or less in a plan is no merit and no fault."""
+
+
+def exec_match(predicted: str, gold: str, database: str, *, mode: Mode = "safe") -> float:
+    """EX, 1.0 or 0.0. Raises :class:`rewards.RewardError` if the gold fails or the database cannot be read."""
+    result = _run_prediction(predicted, gold, database, mode)
+    return execution_accuracy(_gold_rows(gold, database), result.rows) if result else 0.0
+
+
+def soft_match(predicted: str, gold: str, database: str, *, mode: Mode = "safe") -> float:
+    """Soft F1, 0 to 1. Raises as :func:`exec_match`."""
+    result = _run_prediction(predicted, gold, database, mode)
+    return soft_f1(_gold_rows(gold, database), result.rows) if result else 0.0
+
+
+def efficiency(predicted: str, gold: str, database: str, *, clock: Clock = "steps", mode: Mode = "safe") -> float:
+    """The square root of R-VES' reward: 0.0 for a wrong prediction, else 0.5 to 1.118. Raises as :func:`exec_match`.
+
+    By ``time``, gold and prediction run a hundred times each, as officially. By ``steps`` they run once; less than a
+    thousand steps make no difference, and five per cent neither.
+    """
+    result = _run_prediction(predicted, gold, database, mode)
+    if result is None or not execution_accuracy(_gold_rows(gold, database), result.rows):
+        return 0.0
+    try:
+        if clock == "time":
+            times = [[_run(sql, database).elapsed_s for sql in (gold, predicted)] for _ in range(_ITERATIONS)]
+            ratio = time_ratio(*zip(*times, strict=True))
+        else:
+            steps = _gold_steps(gold, database, signature(database))
+            ratio = (_FEW_STEPS + steps) / (_FEW_STEPS + result.vm_steps)
+            ratio = 1.0 if abs(ratio - 1) <= _EQUAL else ratio
+    except QueryError as error:
+        raise RewardError(f"a query that was in time is too slow now: {error}") from error
+    return math.sqrt(efficiency_reward(ratio))
+
+
+def _run_prediction(predicted: str, gold: str, database: str, mode: Mode) -> QueryResult | None:
+    """The result of the prediction; None if it fails, is too large or does not use the data."""
+    _gold_rows(gold, database)
+    try:
+        result = _run(predicted, database)
+    except DatabaseError as error:
+        raise RewardError(str(error)) from error
+    except QueryError:
+        return None
+    if result.truncated or (mode == "safe" and not reads_table(database, predicted) and reads_table(database, gold)):
+        return None
+    return result
+
+
+def _gold_rows(gold: str, database: str) -> Sequence[Row]:
+    return gold_rows(gold, database, TIMEOUT_S)
+
+
+@cached(LRUCache(maxsize=16_384), lock=threading.Lock())
+def _gold_steps(gold: str, database: str, _signature: tuple[int, ...]) -> int:
+    return _run(gold, database).vm_steps
+
+
+def _run(sql: str, database: str) -> QueryResult:
+    return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
+
+
+async def bird_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+    """:func:`exec_match` of ``task["query"]`` on ``task["db_path"]``, in a thread."""
+    return await asyncio.to_thread(exec_match, answer, *gold_and_database(task, "bird_exec_match"))
+
+
+async def bird_soft_f1(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+    """:func:`soft_match`, in a thread."""
+    return await asyncio.to_thread(soft_match, answer, *gold_and_database(task, "bird_soft_f1"))
+
+
+async def bird_r_ves(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+    """:func:`efficiency` by time, in a thread."""
+    gold, database = gold_and_database(task, "bird_r_ves")
+    return await asyncio.to_thread(efficiency, answer, gold, database, clock="time")
+
+
+async def bird_efficiency(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+    """:func:`efficiency` by steps, in a thread."""
+    return await asyncio.to_thread(efficiency, answer, *gold_and_database(task, "bird_efficiency"))
