@@ -1,6 +1,6 @@
 """``python -m domains.spider.generate.neighbours``: the neighbours of the bundled databases, for ``spider_test_suite``.
 
-They take minutes, so they are made apart from the data. Neighbours of data that has not changed are kept.
+They take a minute, so they are made apart from the data. Neighbours of data that has not changed are kept.
 """
 
 from __future__ import annotations
