@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from groundwire.adapters._types import AgentError, BackendError, EndpointError, MalformedOutputError, TurnLimitError
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-__all__ = ["agent_failure", "causes"]
+from groundwire.adapters._types import (
+    AgentError,
+    BackendError,
+    Endpoint,
+    EndpointError,
+    MalformedOutputError,
+    PromptTooLongError,
+    ToolError,
+    TurnLimitError,
+)
+from groundwire.tools.sql import DatabaseError
+
+__all__ = ["agent_failure", "causes", "typed_failures"]
 
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
@@ -47,3 +62,59 @@ def agent_failure(error: Exception) -> BackendError:
     if names & _TURN_LIMITS:
         return TurnLimitError(message)
     return MalformedOutputError(message) if names & _MALFORMED else AgentError(message)
+
+
+@contextmanager
+def typed_failures(endpoint: Endpoint) -> Iterator[None]:
+    """Raise every error of an agent as the :class:`groundwire.adapters.BackendError` that says what failed."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        for each in causes(error):
+            _raise_known(each, endpoint)
+        raise agent_failure(error) from error
+
+
+def _raise_known(error: BaseException, endpoint: Endpoint) -> None:
+    """Raise the failure that ``error`` stands for, also behind an exception of the agent's own."""
+    if isinstance(error, BackendError):
+        raise error
+    if isinstance(error, DatabaseError):
+        raise ToolError(str(error)) from error
+    openai: Any = sys.modules.get("openai")  # an agent of another client need not have it
+    if openai is not None and isinstance(error, openai.APIStatusError):
+        _check_address(error.response.request, endpoint, f"it answered {error.status_code}: {error.message}", error)
+        failure = PromptTooLongError if error.code == "context_length_exceeded" else EndpointError
+        message = f"the model's endpoint answered {error.status_code}: {error.message}"
+        raise failure(message, status=error.status_code) from error
+    kinds = {each.__name__ for each in type(error).__mro__}
+    if "TransportError" in kinds or (openai is not None and isinstance(error, openai.APIError)):
+        # An error of httpx or httpx2 themselves: a stream that broke off.
+        try:
+            request = getattr(error, "request", None)
+        except RuntimeError:  # raised by httpx's errors before the request is sent
+            request = None
+        if request is not None:
+            _check_address(request, endpoint, f"no answer: {error}", error)
+        raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
+    if openai is not None and type(error) is openai.OpenAIError and "api_key" in str(error):
+        raise AgentError(
+            f"the agent's client has no api_key: make it with base_url=endpoint.base_url ({endpoint.base_url} "
+            "here) and api_key=endpoint.api_key"
+        ) from error
+
+
+def _check_address(request: Any, endpoint: Endpoint, outcome: str, error: BaseException) -> None:
+    """Raise :class:`AgentError` if the agent sent ``request`` to another address than its endpoint."""
+    sent = request.url
+    expected = type(sent)(endpoint.base_url)
+    same = (sent.scheme, sent.host, sent.port) == (expected.scheme, expected.host, expected.port)
+    if same and sent.path.startswith(expected.path.rstrip("/")):
+        return
+    address = str(sent.copy_with(query=None, fragment=None, userinfo=b""))
+    raise AgentError(
+        f"the agent's client asked {address}, not its endpoint ({outcome}): give it base_url=endpoint.base_url, which "
+        f"is {endpoint.base_url} here"
+    ) from error

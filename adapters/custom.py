@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from groundwire.adapters._openai_client import typed_failures
+from groundwire.adapters._failures import typed_failures
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object

@@ -12,7 +12,8 @@ from typing import Any
 from langchain_openai import ChatOpenAI
 from langgraph.graph.state import CompiledStateGraph
 
-from groundwire.adapters._openai_client import Clients, typed_failures
+from groundwire.adapters._failures import typed_failures
+from groundwire.adapters._openai_client import Clients
 from groundwire.adapters._types import Answer, Endpoint, Question
 
 __all__ = ["LangGraphBackend"]

@@ -28,7 +28,8 @@ from agents import (
 from agents.models.chatcmpl_helpers import HEADERS_OVERRIDE
 from agents.run_config import CallModelData, ModelInputData
 
-from groundwire.adapters._openai_client import Clients, typed_failures
+from groundwire.adapters._failures import typed_failures
+from groundwire.adapters._openai_client import Clients
 from groundwire.adapters._types import Answer, BackendError, Endpoint, Question
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.types import AgentStep

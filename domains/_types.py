@@ -64,7 +64,10 @@ class TaskData:
 
 
 class Domain(Protocol):
-    """A set of tasks with one reward. The optional attribute ``form`` is the form of answers: :func:`answer_form`."""
+    """A set of tasks with one reward. The optional attribute ``form`` is the form of answers: :func:`answer_form`.
+
+    The optional attribute ``bundled`` is the folder of data that ships with the domain.
+    """
 
     name: str
     default_reward: str

@@ -25,7 +25,6 @@ from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runners import RunnerPool
-from groundwire.train.rollouts.tracer import RolloutTracer
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 
@@ -209,15 +208,13 @@ async def test_emitted_rewards_do_not_replace_a_missing_verdict() -> None:
 
 
 async def test_a_pool_that_stops_leaves_the_other_pools_rollouts_their_tracer() -> None:
-    first, second = RolloutTracer(asyncio.Event()), RolloutTracer(asyncio.Event())
-    for tracer in (first, second):
-        tracer.init_worker(0, InMemoryLightningStore())
-    async with first.trace_context(rollout_id="ro-1", attempt_id="at-1"):
-        pass
-    async with second.trace_context(rollout_id="ro-2", attempt_id="at-2"):
-        await first.close()
-        assert get_active_tracer() is second
-    await second.close()
+    agent = RolloutAgent(backend=_Agent(_three_calls, ours=True), domain=NoData(), reward=_one)
+    first, second = (RunnerPool(store=InMemoryLightningStore(), agent=agent, n_runners=1) for _ in range(2))
+    await first.start()
+    await second.start()
+    await first.stop()
+    assert get_active_tracer() is not None
+    await second.stop()
     assert get_active_tracer() is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import re
@@ -10,10 +11,17 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from programs import ROOT
+
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.tools.errors import UserError
+from groundwire.train import evaluate
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.rollouts.agent_python import find_agent_python
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -125,14 +133,14 @@ print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, t
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"),
-    [(["run", "--steps", "1"], "train"), (["serve", "starter"], "train"), (["runner", "--help"], "runner")],
-    ids=lambda each: each[0] if isinstance(each, list) else "",
+    "command",
+    [["cli.app", "run", "--steps", "1"], ["run"], ["audit"], ["report", "."], ["store", "--memory"]],
+    ids=lambda command: command[0],
 )
-def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], command: list[str], extra: str) -> None:
-    done = _python("-m", "groundwire.train.cli.app", *command, base=base)
+def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], command: list[str]) -> None:
+    done = _python("-m", f"groundwire.train.{command[0]}", *command[1:], base=base)
     assert (done.returncode, done.stdout) == (2, "")
-    message = rf"error: this needs [a-z]+, which is not installed: pip install 'groundwire\[{extra}\]'\n"
+    message = r"error: this needs [a-z0-9]+, which is not installed: pip install 'groundwire\[train\]'\n"
     assert re.fullmatch(message, done.stderr), done.stderr
 
 
@@ -144,7 +152,7 @@ def test_the_lock_file_has_a_version_of_everything_that_the_trainer_installs() -
     extras = PROJECT["optional-dependencies"]
     wanted = [
         *PROJECT["dependencies"],
-        *(each for extra in ("runner", "langgraph", "openai-agents") for each in extras[extra]),
+        *(each for extra in ("langgraph", "openai-agents") for each in extras[extra]),
     ]
     wanted += [each for each in extras["train"] if not each.startswith("groundwire[")]
     for each in map(Requirement, wanted):
@@ -153,27 +161,58 @@ def test_the_lock_file_has_a_version_of_everything_that_the_trainer_installs() -
         assert all(each.specifier.contains(version) for version in versions), f"{each}: {versions}: make lock"
 
 
-def test_a_runner_needs_the_base_and_the_runners_extra_only(tmp_path: Path) -> None:
-    _write_finder(tmp_path, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["runner"]])
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"}
-    (tmp_path / "app.py").write_text("async def answer(question, endpoint): ...\n")
-    code = """
-import groundwire.train.runner
-from groundwire import domains
-from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.rollouts.agent import RemoteRolloutAgent
-from groundwire.train.rollouts.request_check import RequestCheck
-from groundwire.train.rollouts.runners import RunnerPool
-from groundwire.train.store.client import StoreClient
-settings = AgentSettings(backend="custom", agent="app:answer", domain="spider")
-url = "http://127.0.0.1:9"
-RemoteRolloutAgent(RequestCheck.of(settings, domains.get("spider"), data_dir=None, policy_hosts=[], store=url))
+APP = """
+import concurrent.futures
+import httpx
+
+client = httpx.Client(base_url="https://api.example.com/v1", headers={"Authorization": "Bearer sk-of-the-app"})
+
+def ask(question):
+    messages = [{"role": "user", "content": question}]
+    reply = client.post("/chat/completions", json={"model": "gpt-5-mini", "messages": messages})
+    return reply.json()["choices"][0]["message"]["content"]
+
+def answer(task):
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        return threads.submit(ask, task.question).result()
+
+async def reward(task, answer, steps):
+    return float(answer == "SELECT 1")
 """
-    done = _python("-c", code, base=environment, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+
+
+async def test_an_agent_runs_in_its_own_environment_which_needs_the_base_only(
+    base: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_app.py").write_text(APP)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={base["PYTHONPATH"]!r} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    settings: dict[str, Any] = {"val_tasks": 3, "n_runners": 3, "retries": 0, "quiet": True, "reward": "own_app:reward"}
+    async with ScriptedPolicyServer(replies=lambda _: "SELECT 1") as policy:
+        settings |= {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path}
+        result = await asyncio.to_thread(evaluate, "own_app:answer", "spider", runner_python=str(python), **settings)
+        settings["reward"] = "own_app:missing"
+        with pytest.raises(UserError, match="the runner process has ended, with status 2"):
+            await asyncio.to_thread(evaluate, "own_app:answer", "spider", runner_python=str(python), **settings)
+    assert (result.accuracy.value, result.accuracy.n) == (1.0, 3)
+    assert [len(calls) for calls in result.rollouts["calls"]] == [1] * 3
+    assert "own_app" not in sys.modules
+
+
+def test_an_interpreter_without_the_base_is_refused_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'groundwire'\" >&2\nexit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=rf"No module named 'groundwire'.*: install it with {python} -m pip install"):
+        find_agent_python(str(python))
+    with pytest.raises(ConfigError, match="there is no such command"):
+        find_agent_python("no-such-python")
+    assert find_agent_python(sys.executable) == sys.executable
 
 
 def test_a_function_of_python_names_the_missing_layer(base: dict[str, str]) -> None:
-    done = _python("-c", "from groundwire.train import fit; fit(print, [])", base=base)
+    done = _python("-c", "from groundwire.train import fit; fit(print, 'spider')", base=base)
     message = "CommandError: this needs agentlightning, which is not installed: pip install 'groundwire[train]'"
     assert done.stderr.splitlines()[-1].endswith(message)

@@ -74,8 +74,8 @@ def test_trainer_runner_backends_and_an_authors_agents_do_not_import_all_of_agen
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs
     assert {
         "groundwire.train.local.trainer",
-        "groundwire.train.rollouts.agent",
+        "groundwire.train.rollouts.lightning_agents",
         "groundwire.adapters.sql_agents.langgraph",
-        "agentlightning.runner.agent",
+        "agentlightning.tracer.base",
     } <= set(imported)
     assert not {"litellm", "agentlightning.llm_proxy", "agentlightning.tracer.agentops"} & set(imported)

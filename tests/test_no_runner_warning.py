@@ -75,7 +75,7 @@ import logging
 from groundwire.train.store.spans import LightningSpanSink
 from groundwire.tools.startup import setup_logging
 setup_logging()
-logging.getLogger("groundwire.train.store.client").warning("the store does not answer")
+logging.getLogger("groundwire.train.store.connection").warning("the store does not answer")
 logging.getLogger("agentlightning").error("noise")
 """
     done = run("-c", code)

@@ -13,7 +13,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
-from groundwire.train.rollouts.runners import RunnerProcesses
+from groundwire.train.rollouts.runner_processes import RunnerProcesses
 
 
 @pytest.mark.usefixtures("forked_python")

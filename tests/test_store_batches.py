@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groundwire.train.store.client import RequestBatcher
+from groundwire.train.store.connection import RequestBatcher
 
 
 class _Store:

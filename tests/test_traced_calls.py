@@ -15,7 +15,8 @@ import pytest
 from no_data import NoData
 
 from groundwire.adapters import Answer, Endpoint, Question
-from groundwire.adapters._openai_client import Clients, typed_failures
+from groundwire.adapters._failures import typed_failures
+from groundwire.adapters._openai_client import Clients
 from groundwire.adapters.conformance import load_backend, play, sampled_ids
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy

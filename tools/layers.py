@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["missing_layer"]
+from importlib.util import find_spec
+
+__all__ = ["check_trainer", "missing_layer"]
 
 _EXTRAS = {
     "agents": "openai-agents",
@@ -29,3 +31,9 @@ def missing_layer(error: ModuleNotFoundError, *, extra: str | None = None) -> st
     if module not in _EXTRAS:
         return ""
     return f"this needs {module}, which is not installed: pip install 'groundwire[{extra or _EXTRAS[module]}]'"
+
+
+def check_trainer() -> None:
+    """Raise ``ModuleNotFoundError`` if only the base is installed, so that no other error is reported first."""
+    if find_spec("agentlightning") is None:
+        raise ModuleNotFoundError("No module named 'agentlightning'", name="agentlightning")

@@ -125,14 +125,14 @@ def _run(
         from groundwire.train.rollouts.event_loop import EventLoopThread
         from groundwire.train.rollouts.request_check import RequestCheck
         from groundwire.train.rollouts.runners import POLL_S, RunnerPool
-        from groundwire.train.store.client import StoreClient
+        from groundwire.train.store.runner_client import RunnerClient
 
         setup_logging(debug)
         domain = domains.get(settings.domain)
         rollout_agent = RemoteRolloutAgent(
             RequestCheck.of(settings, domain, data_dir=data_dir, policy_hosts=policy_hosts, store=address)
         )
-    store = StoreClient(address, token=token)
+    store = RunnerClient(address, token=token)
     runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=POLL_S)
 
     async def start() -> None:

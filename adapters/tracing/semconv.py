@@ -45,5 +45,13 @@ EMITTED = "groundwire.emitted"
 CALL_ID = "groundwire.call_id"
 """On a call's span the id that the agent's HTTP client gave it; on an emitted span that of its call."""
 
+ANSWER_SPAN = "groundwire.answer"
+"""The span of an agent's answer. Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of
+:class:`groundwire.tools.types.AgentStep`)."""
+FAILURE_SPAN = "groundwire.failure"
+"""The span of a rollout's failure. Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
+
+ANNOTATION_SPAN = "agentlightning.annotation"
+"""Agent Lightning's name of a span with a reward."""
 REWARD_PREFIX = "agentlightning.reward."
 """Agent Lightning's name: ``agentlightning.reward.<i>.name`` and ``.value``, the primary reward first."""

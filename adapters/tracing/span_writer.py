@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from groundwire.adapters.tracing.spans import SpanRecord, SpanSink, SpansRefusedError
+from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError, SpanStore
 from groundwire.tools.errors import UserError
 
 __all__ = ["MakeSpan", "PendingSpan", "SpanWriter", "SpansNotStoredError"]
@@ -67,7 +67,7 @@ class PendingSpan:
 class SpanWriter:
     """Numbers spans in order of arrival and writes them once they are finished, on one event loop."""
 
-    def __init__(self, sink: SpanSink) -> None:
+    def __init__(self, sink: SpanStore) -> None:
         self._sink = sink
         self._arrived: dict[_Attempt, list[PendingSpan]] = {}
         self._numbering: set[_Attempt] = set()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["SpanRecord", "SpanSink", "SpansRefusedError"]
+__all__ = ["SpanRecord", "SpanSink", "SpanStore", "SpansRefusedError", "span_parts"]
+
+_MAX_PART = 4 << 20
+"""Characters of text in one request to a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +35,8 @@ class SpanRecord:
     """Eight bytes in hexadecimal: a span that is written twice is stored once."""
 
 
-class SpanSink(Protocol):
-    """Stores spans. The last two methods raise :class:`SpansRefusedError` if a retry cannot help."""
-
-    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
-        """The trainer's sampling parameters for the attempt; None unless the attempt exists and has not ended.
-
-        They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
-        """
-        ...
+class SpanStore(Protocol):
+    """Stores spans. Its methods raise :class:`SpansRefusedError` if a retry cannot help."""
 
     async def reserve_sequence_ids(self, attempts: Sequence[tuple[str, str]]) -> Sequence[int]:
         """One number for each (rollout id, attempt id), rising within an attempt."""
@@ -49,6 +45,31 @@ class SpanSink(Protocol):
     async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         """Store ``spans``; those that are stored already are skipped."""
         ...
+
+
+class SpanSink(SpanStore, Protocol):
+    """A store of spans that knows which attempts are open: what the proxy needs."""
+
+    async def sampling_of(self, rollout_id: str, attempt_id: str) -> Mapping[str, Any] | None:
+        """The trainer's sampling parameters for the attempt; None unless the attempt exists and has not ended.
+
+        They are ``temperature``, ``top_p``, ``seed`` and ``max_tokens``, each of which may be missing.
+        """
+        ...
+
+
+def span_parts(spans: Sequence[SpanRecord]) -> Iterator[list[SpanRecord]]:
+    """``spans`` in parts of a size that a store accepts in one request."""
+    part: list[SpanRecord] = []
+    size = 0
+    for span in spans:
+        length = sum(len(value) for value in span.attributes.values() if isinstance(value, str))
+        if part and size + length > _MAX_PART:
+            yield part
+            part, size = [], 0
+        part.append(span)
+        size += length
+    yield part
 
 
 class SpansRefusedError(Exception):

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from groundwire.adapters._failures import typed_failures
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
 from groundwire.tools.daemon_threads import in_thread
 
@@ -48,8 +49,6 @@ class LitAgentBackend:
 
         Raises a :class:`adapters.BackendError`.
         """
-        from groundwire.adapters._openai_client import typed_failures
-
         prefix = "training" if rollout.mode == "train" else "validation"
         with typed_failures(endpoint):
             if self.agent.is_async():

@@ -1,10 +1,10 @@
 """Sends the LLM calls of an unmodified agent to the URL of its attempt.
 
-OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and the instrumentation of
-``threading`` carries it into threads. Hooks on httpx, aiohttp and requests look for it. An LLM call in such a context
-goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an agent keeps the
-clients, base URLs and model names of its author, also clients that were made before the run began, and no other host
-sees the URL.
+OpenTelemetry's context holds the attempt while its agent runs: tasks inherit it, and threads get it
+(:mod:`groundwire.adapters.unmodified.threads`). Hooks on httpx, aiohttp and requests look for it. An LLM call in such
+a context goes to the attempt's own URL, with the endpoint's API key and the name of the calling agent. So an agent
+keeps the clients, base URLs and model names of its author, also clients that were made before the run began, and no
+other host sees the URL.
 
 A request is an LLM call if it is a POST to the path of a known API and its body names a model.
 """
@@ -29,6 +29,7 @@ from groundwire.adapters._types import AGENT_HEADER, Endpoint
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER, call_headers
 from groundwire.adapters.unmodified.agent_names import current_agent, follow_agent_names
 from groundwire.adapters.unmodified.conversation import Conversation
+from groundwire.adapters.unmodified.threads import carry_context_into_threads
 
 __all__ = ["AttemptCalls", "redirected"]
 
@@ -143,7 +144,6 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
 @cache
 def _install() -> None:
     """Install the hooks, once; each package is hooked when it is imported."""
-    from opentelemetry.instrumentation.threading import ThreadingInstrumentor
     from wrapt import register_post_import_hook, wrap_function_wrapper
 
     def hook(package: str, **wrappers: Any) -> None:
@@ -153,7 +153,7 @@ def _install() -> None:
 
         register_post_import_hook(wrap, package)
 
-    ThreadingInstrumentor().instrument()
+    carry_context_into_threads()
     follow_agent_names()
     for package in ("httpx", "httpx2"):
         hook(package, Client__send=_send, AsyncClient__send=_send_async)

@@ -36,6 +36,7 @@ class MedicalDomain:
     name = "medical"
     default_reward = "rule_judge_hybrid"
     form: AnswerForm = "prose"
+    bundled = BUNDLED
     breakdowns = {"hardness": {"easy": "easy", "medium": "medium", "hard": "hard"}}
 
     def load(self, data_dir: str | None = None) -> TaskData:

@@ -75,6 +75,7 @@ class SpiderDomain:
         "hardness": {level: level for level in LEVELS},
         "subject_split": {"familiar": "familiar subjects", "new": "new subjects"},
     }
+    bundled = BUNDLED
     write_predictions = staticmethod(write_predictions)
     watch_reward = staticmethod(watch_reward)
 

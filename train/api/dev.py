@@ -69,7 +69,8 @@ def _run_at(endpoint: Endpoint, job: Job, run: RunDir, display: Any, parts: dict
     from groundwire.train.rollouts.outcome import RolloutRequest
     from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
 
-    config = job.config.model_copy(update={"runner_processes": 0, "n_runners": job.config.n_runners or TASKS})
+    processes = 1 if job.config.runner_python else 0
+    config = job.config.model_copy(update={"runner_processes": processes, "n_runners": job.config.n_runners or TASKS})
     sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens}
     url, key = endpoint.base_url, endpoint.api_key
     probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)

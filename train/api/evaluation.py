@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.errors import CommandError
+from groundwire.tools.layers import check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir
@@ -48,6 +49,7 @@ def make_evaluation_job(
 
     Raises errors derived from :class:`groundwire.tools.errors.UserError`.
     """
+    check_trainer()
     objects = objects or Objects()
     config = evaluation_settings(given, endpoint, objects=objects.names())
     job = prepare(config, split=split, own_model=endpoint is None, objects=objects)

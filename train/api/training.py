@@ -17,6 +17,7 @@ from groundwire import domains
 from groundwire.adapters import LitAgentBackend
 from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
 from groundwire.tools.errors import CommandError
+from groundwire.tools.layers import check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
@@ -59,6 +60,7 @@ def make_job(
     Without ``own_model`` an endpoint has the model. Raises errors derived from
     :class:`groundwire.tools.errors.UserError`.
     """
+    check_trainer()
     objects = objects or Objects()
     given = with_file(dict(given))
     given |= {

@@ -49,7 +49,7 @@ class _Commands(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    with exit_on_user_error(), named_layer("runner" if name == "runner" else "train"):
+    with exit_on_user_error(), named_layer("train"):
         module = import_module(COMMANDS[name][0])
     return typer.main.get_command(module.app)
 

@@ -30,6 +30,7 @@ from groundwire.train.config.published import differences
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
+from groundwire.train.rollouts.agent_python import find_agent_python
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.store.health import check_store
 
@@ -115,6 +116,8 @@ def prepare(
     adapters.check(config.backend)
     _check_objects(config, objects)
     domain = objects.domain or domains.get(config.domain)
+    if config.runner_python:
+        config = config.model_copy(update={"runner_python": find_agent_python(config.runner_python)})
     backend = _make_backend(config, objects.agent)
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
     data = domains.load_split(domain, split, config.data_dir)

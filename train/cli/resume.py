@@ -17,7 +17,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER, with_run_names
 from groundwire.train.evaluation.validation import validation_missing
 from groundwire.train.policy.pretrained.locate import NAMES
-from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError
+from groundwire.train.rollouts.errors import EventLoopError, RolloutsFailedError, RunnersEndedError
 from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 
 __all__ = [
@@ -126,7 +126,7 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
         from groundwire.train.local.errors import NonFiniteGradientError
         from groundwire.train.verl.launch import TrainingError
 
-        failures = (EventLoopError, StoreGoneError, StoreFailedError, SpansNotStoredError)
+        failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, SpansNotStoredError)
         if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):
             why = f". More: python -m train.why {relative_path(run.path)}"
             more = why if isinstance(error, RolloutsFailedError) else ""

@@ -242,6 +242,12 @@ class RunConfig(AgentSettings):
 
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
     runner_processes: int = _rollouts(0, "Processes for the runners; 0 keeps them in the trainer's process", ge=0)
+    runner_python: str | None = _rollouts(
+        None,
+        "Python of your agent's own environment, with groundwire's base install: agents and rewards run there, in "
+        "runner_processes",
+        metavar="PYTHON",
+    )
     max_tokens: int = _rollouts(64, "Tokens of one reply", ge=1)
     fixed_sampling: bool = _rollouts(
         True, "Replace the temperature, top_p, seed and larger max_tokens in agents' requests by the run's own"
@@ -266,6 +272,13 @@ class RunConfig(AgentSettings):
 
     verl: Mapping[str, Any] = setting(dict, "Settings of verl's own, by their dotted names; they win over a preset's")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_process_at_least(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("runner_python") and not values.get("runner_processes"):
+            return {**values, "runner_processes": 1}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         local, external = self.trainer == "local", self.external_store_address is not None
@@ -274,9 +287,10 @@ class RunConfig(AgentSettings):
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low}")
         if self.runner_processes and external:
+            given = "runner_python" if self.runner_python else "runner_processes"
             raise ConfigError(
-                f"runner_processes is {self.runner_processes}, but the store at {self.external_store_address} has "
-                "its own runners: start them with python -m train.runner"
+                f"{given} is {getattr(self, given)}, but the store at {self.external_store_address} has its own "
+                f"runners: start them with {self.runner_python or 'python'} -m groundwire.train.runner"
             )
         for name, key in () if local else _ONLY_LOCAL.items():
             if (value := getattr(self, name)) != type(self).model_fields[name].default:

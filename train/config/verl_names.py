@@ -12,6 +12,7 @@ __all__ = [
     "ESTIMATOR",
     "LOGGER",
     "MINIBATCH",
+    "OWN_ESTIMATOR",
     "RUN_NAMES",
     "SHARED",
     "loss_keys",
@@ -19,6 +20,9 @@ __all__ = [
     "with_run_names",
     "without_verl",
 ]
+
+OWN_ESTIMATOR = "groundwire"
+"""The advantage estimator with which verl takes over the advantages that :mod:`groundwire.train.verl` computes."""
 
 SHARED: dict[str, str] = {
     "model": "actor_rollout_ref.model.path",

@@ -10,8 +10,6 @@ import typer
 from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.report.build import build
-from groundwire.train.report.plots import draw_pngs
 
 __all__ = ["app"]
 
@@ -33,6 +31,9 @@ def main(
     """Write a run's report: one self-contained page, and a folder of PNG files beside it."""
     page = output or Path(run_dir) / "report.html"
     with exit_on_user_error():
+        from groundwire.train.report.build import build
+        from groundwire.train.report.plots import draw_pngs
+
         run = RunDir.open(run_dir)
         if watch:
             from groundwire.train.report.watch import serve

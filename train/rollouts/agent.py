@@ -1,41 +1,38 @@
-"""One rollout for Agent Lightning's runner: the backend answers, the reward scores, both are reported as spans.
+"""One attempt of a rollout: the backend answers, the reward scores, both are reported as spans.
 
 The backend gets a :class:`adapters.Question`; only the reward gets the whole task with its gold answer. A failure is
-stored as a typed span before the attempt ends, so the trainer knows it wherever the runner is. It is then raised, and
-the store retries the rollout, unless the failure is scored (:mod:`groundwire.train.config.failures`) or another attempt
-would fail as well: a prompt that is too long, a judge that abstains.
+reported as a typed span, so the trainer knows it wherever the runner is. The store tries the rollout again, unless the
+failure is scored (:mod:`groundwire.train.config.failures`) or another attempt would fail as well: a prompt that is too
+long, a judge that abstains.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
-
-from agentlightning.emitter import emit_reward
-from agentlightning.litagent import LitAgent
-from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM, Span, SpanCoreFields, TraceStatus
+from typing import TYPE_CHECKING, Any, Protocol
 
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain, answer_form, visible_columns
 from groundwire.tools.errors import UserError
-from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.sql import DatabaseCopies
 from groundwire.train.config.failures import zero_failures
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.rollouts.attempts import AttemptReport, ReportedSpan, answer_span, failure_span, reward_span
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.outcome import ANSWER_SPAN, FAILURE_SPAN
-from groundwire.train.rollouts.request_check import MAIN_LLM, POLICY_RESOURCE, RequestCheck
+from groundwire.train.rollouts.request_check import POLICY_RESOURCE, RequestCheck
+from groundwire.train.store.wire import AttemptedRollout, ProxyLLM, RunnerStore
 
-__all__ = ["RemoteRolloutAgent", "RolloutAgent", "store_failure"]
+if TYPE_CHECKING:
+    from groundwire.train.rollouts.lightning_agents import LitAgents
+
+__all__ = ["AttemptRunner", "RemoteRolloutAgent", "RolloutAgent"]
 
 _log = logging.getLogger(__name__)
 _NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained"})
@@ -43,7 +40,15 @@ _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
 
 
-class RolloutAgent(LitAgent[dict[str, Any]]):
+class AttemptRunner(Protocol):
+    """What a pool of runners runs for each attempt."""
+
+    async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
+        """Run the attempt of ``rollout``; raises only what its task was cancelled with."""
+        ...
+
+
+class RolloutAgent:
     """Runs one backend on the tasks of one domain, scored by one reward.
 
     ``failures`` is the setting of that name; ``check`` is for the requests of a store that other processes can write
@@ -62,26 +67,24 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
         check: RequestCheck | None = None,
         copies: DatabaseCopies | None = None,
     ) -> None:
-        super().__init__()
         self._copies = copies or DatabaseCopies()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
         self._check, self._final = check, _NEVER_RETRIED | zero_failures(failures)
+        self._lit_agents: LitAgents | None = None
 
-    async def rollout_async(
-        self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
-    ) -> list[SpanCoreFields]:
-        """Answer and score one task; returns the spans for the runner to store."""
-        started, spans = time.time(), list[SpanCoreFields]()
+    async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
+        """Answer and score one task."""
+        task, started, spans = rollout.input, time.time(), list[ReportedSpan]()
         try:
             if self._check is not None:
                 self._check.check(task, resources, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
-                own = self._own_reward(self.backend, task, resources, rollout)
-                return [await asyncio.wait_for(own, self.timeout_s)]
+                own = self._own_reward(self.backend, resources, rollout, store)
+                return AttemptReport([await asyncio.wait_for(own, self.timeout_s)])
             answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
-            spans.append(_answer_span(answer, started))
+            spans.append(answer_span(answer, started))
             spans.append(await self._score(task, answer))
-            return spans
+            return AttemptReport(spans)
         except (asyncio.TimeoutError, RequestRefusedError, adapters.BackendError, rewards.RewardError) as error:
             if isinstance(error, asyncio.TimeoutError):
                 kind, message = "timeout", f"no answer within {self.timeout_s:g} s"
@@ -89,15 +92,15 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
                 kind, message = error.kind, str(error)
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
+            failure = failure_span(kind, message, started)
+            if kind not in self._final:
+                return AttemptReport([failure], failed=True)
             if isinstance(error, adapters.BackendError) and error.steps:
-                spans.append(_answer_span(adapters.Answer(text="", steps=list(error.steps)), started))
-            if kind in self._final:
-                return [*spans, _failure(kind, message, started)]
-            await store_failure(self.get_runner().get_store(), rollout, kind, message, started)
-            raise
+                spans.append(answer_span(adapters.Answer(text="", steps=list(error.steps)), started))
+            return AttemptReport([*spans, failure])
 
     async def _answer(
-        self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
+        self, task: dict[str, Any], resources: Mapping[str, Any], rollout: AttemptedRollout
     ) -> adapters.Answer:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""
         _, endpoint = _policy(resources, rollout)
@@ -148,22 +151,23 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
     async def _own_reward(
         self,
         backend: adapters.LitAgentBackend,
-        task: dict[str, Any],
-        resources: NamedResources,
+        resources: Mapping[str, Any],
         rollout: AttemptedRollout,
-    ) -> SpanCoreFields:
+        store: RunnerStore,
+    ) -> ReportedSpan:
         """The span of the reward that a LitAgent returns. Raises only the errors of backends and rewards."""
+        if self._lit_agents is None:
+            from groundwire.train.rollouts.lightning_agents import LitAgents
+
+            self._lit_agents = LitAgents(backend, store)
         policy, endpoint = _policy(resources, rollout)
-        backend.agent.set_runner(self.get_runner())
-        # One resource: Agent Lightning warns if an agent of the first one finds two.
-        given = {MAIN_LLM: policy.model_copy(update={"sampling_parameters": dict(endpoint.sampling)})}
-        async with self._private(task) as (private, _):
-            value = await backend.rollout(private, given, rollout, endpoint)
+        async with self._private(rollout.input) as (private, _):
+            value = await self._lit_agents.run(private, policy, rollout, endpoint)
         if not isinstance(value, int | float):
             raise rewards.RewardError(f"the agent's rollout returned {value!r:.200}: it returns its reward as a number")
-        return emit_reward(rewards.total(value), propagate=False)
+        return reward_span({"primary": rewards.total(value)})
 
-    async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> SpanCoreFields:
+    async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> ReportedSpan:
         """The reward's span. Raises only :class:`rewards.RewardError`."""
         try:
             score = await self.reward(task, answer.text, answer.steps)
@@ -173,15 +177,13 @@ class RolloutAgent(LitAgent[dict[str, Any]]):
             raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
         total = rewards.total(score)
         if not isinstance(score, dict):
-            return emit_reward(total, propagate=False)
-        components = {"total": total, **{name: float(value) for name, value in score.items()}}
-        return emit_reward(components, primary_key="total", propagate=False)
+            return reward_span({"primary": total})
+        return reward_span({"total": total, **{name: value for name, value in score.items() if name != "total"}})
 
 
-def _policy(resources: NamedResources, rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:
+def _policy(resources: Mapping[str, Any], rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:
     """The resource of the policy, and the endpoint of an attempt."""
-    policy = resources[POLICY_RESOURCE]
-    assert isinstance(policy, ProxyLLM)
+    policy: ProxyLLM = resources[POLICY_RESOURCE]
     sampling = attempt_sampling((rollout.metadata or {}).get("sampling"), rollout.attempt.sequence_id)
     return policy, adapters.Endpoint(
         base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
@@ -191,38 +193,7 @@ def _policy(resources: NamedResources, rollout: AttemptedRollout) -> tuple[Proxy
     )
 
 
-async def store_failure(
-    store: LightningStore, rollout: AttemptedRollout, kind: str, message: str, started: float
-) -> None:
-    """Store a failure that is about to be raised: the runner stores only spans that are returned."""
-    rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
-    sequence_id = await store.get_next_span_sequence_id(rollout_id, attempt_id)
-    fields = _failure(kind, message, started)
-    await store.add_span(
-        Span.from_core_fields(fields, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=sequence_id)
-    )
-
-
-def _answer_span(answer: adapters.Answer, started: float) -> SpanCoreFields:
-    steps = json.dumps(answer.steps, ensure_ascii=False)
-    return _span(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started)
-
-
-def _failure(kind: str, message: str, started: float) -> SpanCoreFields:
-    return _span(FAILURE_SPAN, {"groundwire.kind": kind, "groundwire.message": mask_secrets(message)[:2000]}, started)
-
-
-def _span(name: str, attributes: dict[str, Any], started: float) -> SpanCoreFields:
-    return SpanCoreFields(
-        name=name,
-        attributes=masked_values(attributes),
-        status=TraceStatus(status_code="OK"),
-        start_time=started,
-        end_time=time.time(),
-    )
-
-
-class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
+class RemoteRolloutAgent:
     """Runs rollouts of any training run with the backend, domain, reward and judge of ``check``.
 
     The settings that may differ between rollouts come with each. Raises
@@ -230,25 +201,20 @@ class RemoteRolloutAgent(LitAgent[dict[str, Any]]):
     """
 
     def __init__(self, check: RequestCheck) -> None:
-        super().__init__()
         self._check, self._reward = check, make_reward(check.settings, check.domain)
         self._agents: dict[AgentSettings, RolloutAgent] = {}
         self._copies = DatabaseCopies()
         self._agent_for({})
 
-    async def rollout_async(
-        self, task: dict[str, Any], resources: NamedResources, rollout: AttemptedRollout
-    ) -> list[SpanCoreFields]:
-        """As :meth:`groundwire.train.rollouts.agent.RolloutAgent.rollout_async`, with the rollout's settings."""
+    async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
+        """As :meth:`RolloutAgent.run`, with the rollout's settings."""
+        started = time.time()
         try:
             agent = self._agent_for((rollout.metadata or {}).get("settings", {}))
         except (RequestRefusedError, UserError) as error:
             _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
-            kind = RequestRefusedError.kind
-            await store_failure(self.get_runner().get_store(), rollout, kind, str(error), time.time())
-            raise
-        agent.set_runner(self.get_runner())
-        return await agent.rollout_async(task, resources, rollout)
+            return AttemptReport([failure_span(RequestRefusedError.kind, str(error), started)], failed=True)
+        return await agent.run(rollout, resources, store)
 
     async def stop(self) -> None:
         """Close the connections and processes of the backends, and check that the databases are unchanged."""

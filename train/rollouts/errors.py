@@ -3,6 +3,7 @@
 RequestRefusedError       a rollout asks for something that its runner does not allow
 UserError
 ├── RolloutsFailedError   too many rollouts fail
+├── RunnersEndedError     all runner processes have ended
 └── EventLoopError        the agents' event loop is blocked or has ended
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["EventLoopError", "RequestRefusedError", "RolloutsFailedError"]
+__all__ = ["EventLoopError", "RequestRefusedError", "RolloutsFailedError", "RunnersEndedError"]
 
 
 class RequestRefusedError(Exception):
@@ -21,6 +22,12 @@ class RequestRefusedError(Exception):
 
 class RolloutsFailedError(UserError):
     """So many rollouts fail that training cannot continue; the message gives the reason."""
+
+    exit_code = 1
+
+
+class RunnersEndedError(UserError):
+    """All runner processes of the run have ended, so no rollout can end any more."""
 
     exit_code = 1
 

@@ -19,7 +19,7 @@ from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import NO_WATCH, AgentSettings, RunConfig
 
-__all__ = ["make_backend", "make_reward", "make_watch"]
+__all__ = ["BackendElsewhere", "make_backend", "make_reward", "make_watch"]
 
 _OPTIONS = (
     "agent",
@@ -40,11 +40,23 @@ _PACKAGES = {"agents": "openai-agents"}
 """Packages whose name is not their module's; the package named ``agents`` is an unrelated one."""
 
 
+class BackendElsewhere:
+    """The backend of a trainer whose agents run in another environment: it is never run, and imports no agent."""
+
+    agents: tuple[str, ...] = ()
+
+    async def run(self, question: adapters.Question, endpoint: adapters.Endpoint) -> adapters.Answer:
+        """Always raises :class:`adapters.AgentError`."""
+        raise adapters.AgentError("the agent runs in the environment of runner_python")
+
+
 def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
     """The backend of a run, or of a runner. ``objects`` replace the settings of their names, such as ``agent``.
 
     Raises :class:`groundwire.train.config.errors.ConfigError`.
     """
+    if isinstance(settings, RunConfig) and settings.runner_python:
+        return BackendElsewhere()
     try:
         factory: Callable[..., adapters.Backend] = adapters.get(settings.backend)
     except ImportError as error:
@@ -72,8 +84,18 @@ def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
 
 
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
-    """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
-    return rewards.get(settings.reward or domain.default_reward, judge=settings.judge)
+    """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`.
+
+    A function of the agent's environment (``module:function`` with the setting ``runner_python``) is not imported here.
+    """
+    name = settings.reward or domain.default_reward
+    if isinstance(settings, RunConfig) and settings.runner_python and ":" in name:
+        return _reward_elsewhere
+    return rewards.get(name, judge=settings.judge)
+
+
+async def _reward_elsewhere(task: Any, answer: str, steps: Any) -> float:
+    raise rewards.RewardError("the reward is computed in the environment of runner_python")
 
 
 def make_watch(config: RunConfig) -> RewardWatch | None:

@@ -1,4 +1,4 @@
-"""A rollout's request, the names of its runner's spans, and its result."""
+"""A rollout's request and its result."""
 
 from __future__ import annotations
 
@@ -11,21 +11,16 @@ from typing import Any, Literal
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
+from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.store.spans import with_call_spans
 
-__all__ = ["ANSWER_SPAN", "FAILURE_SPAN", "Mode", "RolloutRequest", "RolloutResult"]
+__all__ = ["Mode", "RolloutRequest", "RolloutResult"]
 
 Mode = Literal["train", "val"]
-
-ANSWER_SPAN = "groundwire.answer"
-"""Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of :class:`groundwire.tools.types.AgentStep`)."""
-
-FAILURE_SPAN = "groundwire.failure"
-"""Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
 
 _REQUEST_REFUSED = (400, 413, 422)
 """The statuses of a request that is too long or wrong."""

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
-
 from groundwire.domains import Domain, database_folders, is_inside
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.access_token import is_loopback
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.errors import RequestRefusedError
+from groundwire.train.store.wire import AttemptedRollout
 
 __all__ = ["MAIN_LLM", "POLICY_RESOURCE", "RequestCheck"]
 
@@ -113,7 +112,7 @@ class RequestCheck:
                 f"train.runner with the same {_option(name)}"
             )
 
-    def check(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> None:
+    def check(self, task: Any, resources: Mapping[str, Any], rollout: AttemptedRollout) -> None:
         """Check everything in a request."""
         metadata = rollout.metadata or {}
         if self.for_rollout(metadata.get("settings", {})).settings != self.settings:
@@ -122,8 +121,9 @@ class RequestCheck:
                 "--n-runners 0, and the agents with train.runner"
             )
         policy = resources.get(POLICY_RESOURCE)
-        if not isinstance(policy, ProxyLLM):
+        if getattr(policy, "resource_type", None) != "proxy_llm":
             raise RequestRefusedError(f"the rollout's resources have no {POLICY_RESOURCE!r} of the type proxy_llm")
+        assert policy is not None
         self._check_policy(policy.get_base_url(None, None))
         for sampling in (policy.sampling_parameters, metadata.get("sampling", {})):
             if not isinstance(sampling, Mapping) or sampling.keys() - _SAMPLING:

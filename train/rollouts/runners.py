@@ -1,37 +1,24 @@
-"""The runners: many rollouts on one event loop, in this process or in several others.
-
-Agents mostly wait for the model, so one process runs many rollouts (:class:`RunnerPool`). Hundreds of agents are
-more work than one Python interpreter can do: :class:`RunnerProcesses` starts ``python -m train.runner`` on the run's
-store, which is served to the processes on the loopback interface. They end when their standard input ends, so with this
-process, however it ends.
-"""
+"""The runners: many rollouts on one event loop. Agents mostly wait for the model, so one process runs many rollouts."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import secrets
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
-from agentlightning.litagent import LitAgent
-from agentlightning.runner.agent import LitAgentRunner
-from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout
+from groundwire.adapters.tracing.spans import SpanStore
+from groundwire.train.rollouts.agent import AttemptRunner
+from groundwire.train.rollouts.attempts import OpenAttempts
+from groundwire.train.store.runner_client import RunnerClient
+from groundwire.train.store.wire import AttemptedRollout, RunnerStore
 
-from groundwire.tools.http.access_token import VARIABLE
-from groundwire.tools.startup import child_python_path
-from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.tracer import RolloutTracer
-from groundwire.train.store.server import bind, serve
-
-__all__ = ["POLL_S", "RunnerPool", "RunnerProcesses"]
+__all__ = ["POLL_S", "RunnerPool"]
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.25
@@ -41,25 +28,27 @@ _MIN_HEARTBEAT_S = 0.1
 
 
 class RunnerPool:
-    """Runs up to ``n_runners`` rollouts of ``store`` at once, with Agent Lightning's runner.
+    """Runs up to ``n_runners`` rollouts of ``store`` at once.
 
-    The pool takes as many rollouts as it can run with one request: when it is notified, when a rollout has ended, and
-    every ``poll_s`` seconds. To the store it is one worker.
+    ``store`` is a :class:`RunnerClient`, or any store of Agent Lightning. The pool takes as many rollouts as it can run
+    with one request: when it is notified, when a rollout has ended, and every ``poll_s`` seconds. To the store it is
+    one worker.
     """
 
-    def __init__(self, *, store: LightningStore, agent: LitAgent[Any], n_runners: int, poll_s: float = 5.0) -> None:
+    def __init__(self, *, store: RunnerStore, agent: AttemptRunner, n_runners: int, poll_s: float = 5.0) -> None:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
+        self._spans = store if isinstance(store, RunnerClient) else _span_sink(store)
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
-        self._tracer = RolloutTracer(self._stopping)
-        self._runner: LitAgentRunner[Any] = LitAgentRunner(tracer=self._tracer)
+        self._attempts = OpenAttempts(self._spans)
+        self._emitters = _emission_tracer()
         self._rollouts: set[asyncio.Task[None]] = set()
         self._dispatcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start to take rollouts."""
         if self._n_runners:
-            self._runner.init(self._agent)
-            self._runner.init_worker(0, self._store)
+            if self._emitters is not None:
+                self._emitters.start()
             self._dispatcher = asyncio.create_task(self._dispatch(), name="runner-pool")
 
     def notify(self) -> None:
@@ -70,15 +59,16 @@ class RunnerPool:
         """Take no more rollouts; interrupt the running ones, so that the store gives them to another runner."""
         self._stopping.set()
         self._notification.set()
-        for task in list(self._tracer.tasks):
-            task.cancel()
+        self._attempts.interrupt()
         if self._dispatcher is not None:
             await asyncio.wait([self._dispatcher], timeout=_STOP_S)
             tasks = [self._dispatcher, *self._rollouts]  # left if the store does not answer
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self._tracer.close()
+            if self._emitters is not None:
+                self._emitters.stop()
+        await self._attempts.close()
 
     async def _dispatch(self) -> None:
         while not self._stopping.is_set():
@@ -110,11 +100,33 @@ class RunnerPool:
     async def _run(self, rollout: AttemptedRollout) -> None:
         heartbeat = asyncio.create_task(self._send_heartbeats(rollout))
         try:
-            await self._runner._step_impl(rollout)
-        except Exception as error:  # the store failed before the agent was started
-            _log.warning("rollout %.100r could not be started: %s", rollout.rollout_id, error)
+            await self._run_attempt(rollout)
+        except Exception as error:  # the store failed before the agent was started, or after its end
+            _log.warning("rollout %.100r could not be run: %s", rollout.rollout_id, error)
         finally:
             heartbeat.cancel()
+
+    async def _run_attempt(self, rollout: AttemptedRollout) -> None:
+        resources = await self._resources(rollout)
+        status = "failed"
+        try:
+            async with self._attempts.open(rollout):
+                report = await self._agent.run(rollout, resources, self._store)
+            await report.store(self._spans, rollout)
+            status = "failed" if report.failed else "succeeded"
+        except Exception:  # the attempt failed: the store gives the rollout to another runner, or ends it
+            _log.debug("rollout %.100r failed", rollout.rollout_id, exc_info=True)
+        finally:
+            await self._store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status=status)
+
+    async def _resources(self, rollout: AttemptedRollout) -> Mapping[str, Any]:
+        if rollout.resources_id:
+            update = await self._store.get_resources_by_id(rollout.resources_id)
+        else:
+            update = await self._store.get_latest_resources()
+        if update is None:
+            raise LookupError(f"the store has no resources {rollout.resources_id or ''}".rstrip())
+        return update.resources
 
     async def _send_heartbeats(self, rollout: AttemptedRollout) -> None:
         """Keep the store from giving the rollout of a slow agent to another runner."""
@@ -126,7 +138,8 @@ class RunnerPool:
             await asyncio.sleep(max(unresponsive_s / 3, _MIN_HEARTBEAT_S))
             with suppress(Exception):  # a lasting problem of the store is reported where rollouts need it
                 now = await store.get_rollout_by_id(rollout.rollout_id)
-                if not isinstance(now, AttemptedRollout) or now.attempt.attempt_id != attempt.attempt_id:
+                current = getattr(now, "attempt", None)
+                if current is None or current.attempt_id != attempt.attempt_id:
                     return
                 if now.status in ("cancelled", "succeeded", "failed"):
                     return  # a heartbeat would set it to running again
@@ -135,54 +148,19 @@ class RunnerPool:
                 await store.update_attempt(rollout.rollout_id, attempt.attempt_id, last_heartbeat_time=heartbeat_time)
 
 
-class RunnerProcesses:
-    """``config.runner_processes`` processes, which together run ``config.n_runners`` rollouts at once."""
+def _span_sink(store: Any) -> SpanStore:
+    from groundwire.train.store.spans import LightningSpanSink
 
-    def __init__(self, store: LightningStore, config: RunConfig) -> None:
-        self._config = config
-        self._token = secrets.token_urlsafe(32)
-        self._server = serve(store, bind("127.0.0.1", 0), token=self._token)
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    async def start(self) -> None:
-        """Serve the store and start the processes; they take rollouts as soon as they are ready."""
-        address, config = await self._server.__aenter__(), self._config
-        runners_each = -(-config.n_runners // config.runner_processes)
-        command = [sys.executable, "-m", "groundwire.train.runner", "--until-eof", "--external-store-address", address]
-        command += ["--n-runners", str(runners_each), *config.runner_options()]
-        # The GPUs are for the trainer, and each runner gets one CPU thread.
-        settings = {"PYTHONPATH": child_python_path(), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        settings[VARIABLE] = self._token
-        for _ in range(config.runner_processes):
-            # asyncio's own subprocesses need a child watcher, which the policy of uvloop (set by Ray) does not have.
-            process = subprocess.Popen(  # noqa: ASYNC220, S603
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **settings},
-            )
-            self._processes.append(process)
-
-    def failure(self) -> str:
-        """A message if all processes have ended, which none should; "" as long as one is running."""
-        codes = [process.poll() for process in self._processes]
-        if None in codes:
-            return ""
-        statuses = ", ".join(sorted({str(code) for code in codes}))
-        return f"all {len(codes)} runner processes have ended, with status {statuses}: nothing runs agents any more"
-
-    async def stop(self) -> None:
-        """End the processes; the store gives their rollouts to other runners."""
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-        await asyncio.gather(*(asyncio.to_thread(_wait_or_kill, process) for process in self._processes))
-        await self._server.__aexit__(None, None, None)
+    return LightningSpanSink(store)
 
 
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+def _emission_tracer() -> Any:
+    """The tracer of Agent Lightning's emitters, which an agent may use where that is installed; else None."""
+    if find_spec("agentlightning") is None:
+        return None
     try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        from groundwire.train.rollouts.lightning_agents import EmissionTracer
+    except ImportError as error:  # for example version 1.0, which is another program
+        _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)
+        return None
+    return EmissionTracer()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -27,10 +28,12 @@ from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.request_check import RequestCheck
-from groundwire.train.rollouts.runners import POLL_S, RunnerPool, RunnerProcesses
+from groundwire.train.rollouts.runner_processes import RunnerProcesses
+from groundwire.train.rollouts.runners import POLL_S, RunnerPool
 from groundwire.train.store.backends.base import SPAN_BYTES, MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.spans import LightningSpanSink
@@ -39,6 +42,7 @@ __all__ = ["MODEL_NAME", "RolloutRuntime", "Upstream"]
 
 T = TypeVar("T")
 MODEL_NAME = "policy"
+_CHECK_RUNNERS_S = 0.5
 _MIN_BLOCKED_S = 10.0  # imports on a busy machine block the loop for seconds
 
 
@@ -77,6 +81,7 @@ class RolloutRuntime:
     ) -> None:
         self._server_options, self._span_bytes = dict(server or {}), span_bytes
         self._engine, self._config, self._run_dir = engine, config, run
+        self._bundled: Path | None = getattr(domain, "bundled", None)
 
         async def timed_reward(task: Any, answer: str, steps: Any) -> float | dict[str, float]:
             with timer.busy("reward"):
@@ -124,7 +129,7 @@ class RolloutRuntime:
     ) -> list[RolloutResult]:
         """Run a batch of rollouts, see :meth:`RolloutCollector.run`.
 
-        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
+        Raises :class:`EventLoopError` if an agent blocks the loop, and :class:`RunnersEndedError`.
         """
         return self.call(lambda collector: collector.run(requests, deadline_s=deadline_s, on_end=on_end))
 
@@ -133,23 +138,31 @@ class RolloutRuntime:
 
         Raises as :meth:`run` does.
         """
-        return self._loop.call(work(self._collector))
+        return self._loop.call(self._while_runners_live(work))
 
     def submit(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> Future[T]:
         """Start ``work`` on the loop of the rollouts and return at once; :meth:`wait` returns its result."""
-        return asyncio.run_coroutine_threadsafe(work(self._collector), self._loop.loop)
+        return asyncio.run_coroutine_threadsafe(self._while_runners_live(work), self._loop.loop)
 
     def wait(self, submitted: Future[T]) -> T:
-        """The result of submitted work.
-
-        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
-        """
+        """The result of submitted work. Raises the errors of :meth:`run`."""
         return self._loop.wait(submitted)
+
+    async def _while_runners_live(self, work: Callable[[RolloutCollector], Coroutine[Any, Any, T]]) -> T:
+        working = asyncio.ensure_future(work(self._collector))
+        try:
+            while not (await asyncio.wait({working}, timeout=_CHECK_RUNNERS_S))[0]:
+                if self._processes is not None and (message := self._processes.failure()):
+                    raise RunnersEndedError(message)
+            return working.result()
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     def runner_failure(self) -> str:
         """A message if all runner processes of the run have ended, so no rollout can end any more; else "".
 
-        Raises :class:`groundwire.train.rollouts.errors.EventLoopError` if an agent blocks the loop.
+        Raises :class:`EventLoopError` if an agent blocks the loop.
         """
         self._loop.check()
         return self._processes.failure() if self._processes is not None else ""
@@ -189,7 +202,7 @@ class RolloutRuntime:
         )
         await self._start_part(runners)
         if config.runner_processes:
-            self._processes = RunnerProcesses(store, config)
+            self._processes = RunnerProcesses(store, config, bundled=self._bundled)
             await self._start_part(self._processes)
 
     def _proxy(self, store: LightningStore) -> LLMProxy:

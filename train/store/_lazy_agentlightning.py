@@ -56,7 +56,10 @@ def _exported(module: ModuleType) -> dict[str, Any]:
 
 
 def _import_lazily(name: str) -> None:
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:  # a part of a package that is not installed
+        return
     if spec is None or name in sys.modules:
         return
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -14,23 +14,19 @@ from functools import cached_property
 from typing import Any
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptedRollout, OtelResource, Span, TraceStatus
+from agentlightning.types import AttemptedRollout, Span
 from pydantic_core import PydanticSerializationError
 
 from groundwire.adapters.tracing import LLMCall, semconv, to_span
 from groundwire.adapters.tracing.sampling import attempt_sampling
-from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError
+from groundwire.adapters.tracing.spans import SpanRecord, SpansRefusedError, span_parts
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE, read_reply
-from groundwire.tools.secrets import masked_values, secret_masker
+from groundwire.tools.secrets import secret_masker
 from groundwire.train.store.errors import StoreFailedError
+from groundwire.train.store.wire import ENDED, span_fields
 
 __all__ = ["LightningSpanSink", "lightning_span", "with_call_spans"]
 
-_ENDED = ("succeeded", "failed", "cancelled", "timeout")
-_PACKED = (semconv.PROMPT_IDS, semconv.RESPONSE_IDS, semconv.LOGPROBS)
-_NO_RESOURCE, _OK = OtelResource(attributes={}, schema_url=""), TraceStatus(status_code="OK")
-_MAX_PART = 4 << 20
-"""Characters of text in one request to the store."""
 _VLLM = "llm.hosted_vllm."
 _AGENT_NAMES = (semconv.AGENT, "agent.name", "recipient_agent_type", "langchain.chain.type")
 
@@ -52,8 +48,8 @@ class LightningSpanSink:
         is_open = (
             isinstance(rollout, AttemptedRollout)
             and rollout.attempt.attempt_id == attempt_id
-            and rollout.status not in _ENDED
-            and rollout.attempt.status not in _ENDED
+            and rollout.status not in ENDED
+            and rollout.attempt.status not in ENDED
         )
         if not is_open:
             return None
@@ -66,42 +62,14 @@ class LightningSpanSink:
 
     async def add_spans(self, spans: Sequence[SpanRecord]) -> None:
         """Store ``spans``; those that are stored already are skipped."""
-        for part in _parts(spans):
+        for part in span_parts(spans):
             with _refusals():
                 await self._store.add_many_spans([lightning_span(span, self._mask) for span in part])
 
 
 def lightning_span(span: SpanRecord, mask: Callable[[str], str] | None = None) -> Span:
     """``span`` as Agent Lightning stores it, without secrets; ``mask`` is a :func:`secret_masker` for many spans."""
-    mask = mask or secret_masker()
-    return Span.from_attributes(
-        name=span.name,
-        rollout_id=span.rollout_id,
-        attempt_id=span.attempt_id,
-        sequence_id=span.sequence_id,
-        span_id=span.span_id,
-        attributes={
-            name: value if name in _PACKED else masked_values(value, mask) for name, value in span.attributes.items()
-        },
-        start_time=span.start_time,
-        end_time=span.end_time,
-        resource=_NO_RESOURCE,
-        status=_OK if span.error is None else TraceStatus(status_code="ERROR", description=mask(span.error)),
-    )
-
-
-def _parts(spans: Sequence[SpanRecord]) -> Iterator[list[SpanRecord]]:
-    """``spans`` in parts of a size that a store accepts in one request."""
-    part: list[SpanRecord] = []
-    size = 0
-    for span in spans:
-        length = sum(len(value) for value in span.attributes.values() if isinstance(value, str))
-        if part and size + length > _MAX_PART:
-            yield part
-            part, size = [], 0
-        part.append(span)
-        size += length
-    yield part
+    return Span(**span_fields(span, mask))
 
 
 @contextmanager

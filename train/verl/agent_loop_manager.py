@@ -18,10 +18,10 @@ from groundwire.tools.startup import silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import MINIBATCH
+from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR
 from groundwire.train.rollouts.factory import make_backend, make_reward, make_watch
 from groundwire.train.rollouts.runtime import RolloutRuntime
-from groundwire.train.verl.credit_assignment import ESTIMATOR, carried_advantage
+from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
@@ -76,7 +76,7 @@ class RolloutManager:
             config=self.config,
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),
-            credit=self.config.credit if config.algorithm.adv_estimator == ESTIMATOR else None,
+            credit=self.config.credit if config.algorithm.adv_estimator == OWN_ESTIMATOR else None,
             curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
             watch=make_watch(self.config),
         )
@@ -92,10 +92,10 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        if config.algorithm.adv_estimator == ESTIMATOR:
+        if config.algorithm.adv_estimator == OWN_ESTIMATOR:
             from verl.trainer.ppo.core_algos import register_adv_est
 
-            register_adv_est(ESTIMATOR)(carried_advantage)
+            register_adv_est(OWN_ESTIMATOR)(carried_advantage)
         RolloutManager.current = cls(config, llm_client)
         return RolloutManager.current
 

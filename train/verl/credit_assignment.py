@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from groundwire.train.rollouts.outcome import RolloutResult
 
-__all__ = ["ESTIMATOR", "TrainingRow", "carried_advantage", "carrying_uid", "training_rows"]
+__all__ = ["TrainingRow", "carried_advantage", "carrying_uid", "training_rows"]
 
-ESTIMATOR = "groundwire"
 """The name under which :func:`carried_advantage` is registered in verl."""
 
 

@@ -23,11 +23,10 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
-from groundwire.train.config.verl_names import LOGGER, MINIBATCH, RUN_NAMES, SHARED, loss_keys
+from groundwire.train.config.verl_names import LOGGER, MINIBATCH, OWN_ESTIMATOR, RUN_NAMES, SHARED, loss_keys
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import local_folder
-from groundwire.train.verl.credit_assignment import ESTIMATOR
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
@@ -129,7 +128,7 @@ def flat_config(
         flat |= torch_attention(plain)
     flat |= overrides
     if other_estimator(config) is None:
-        flat[_ESTIMATOR] = ESTIMATOR
+        flat[_ESTIMATOR] = OWN_ESTIMATOR
     loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
     flat[LOGGER] = loggers if "file" in loggers else [*loggers, "file"]  # metrics.jsonl is made from that file
     if config.steps == 0:
@@ -164,7 +163,7 @@ def other_estimator(config: RunConfig) -> str | None:
     """The advantage estimator of verl's that the settings name instead of the project's GRPO; None without one."""
     overrides = _verl_overrides(config)
     name = overrides.get(f"+{_ESTIMATOR}", overrides.get(_ESTIMATOR))
-    return None if name in (None, "grpo", ESTIMATOR) else str(name)
+    return None if name in (None, "grpo", OWN_ESTIMATOR) else str(name)
 
 
 def uses_npu(config: RunConfig) -> bool:
