@@ -31,7 +31,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.rollouts.agent_python import find_agent_python
-from groundwire.train.rollouts.factory import make_backend, make_reward
+from groundwire.train.rollouts.factory import make_backend, make_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 
 __all__ = ["Job", "Objects", "check_store_settings", "default_trainer", "format_config", "object_name", "prepare"]
@@ -159,7 +159,7 @@ def _make_reward(
         return given, []
     if not (name := config.reward or domain.default_reward):
         raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
-    notes = check_judge(name, config.judge)
+    notes = [] if runs_elsewhere(name, config) else check_judge(name, config.judge)
     return make_reward(config, domain), notes
 
 

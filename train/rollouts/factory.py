@@ -19,7 +19,7 @@ from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
 from groundwire.train.config.run_config import NO_WATCH, AgentSettings, RunConfig
 
-__all__ = ["BackendElsewhere", "make_backend", "make_reward", "make_watch"]
+__all__ = ["BackendElsewhere", "make_backend", "make_reward", "make_watch", "runs_elsewhere"]
 
 _OPTIONS = (
     "agent",
@@ -84,14 +84,16 @@ def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
 
 
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
-    """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`.
-
-    A function of the agent's environment (``module:function`` with the setting ``runner_python``) is not imported here.
-    """
+    """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
     name = settings.reward or domain.default_reward
-    if isinstance(settings, RunConfig) and settings.runner_python and ":" in name:
+    if runs_elsewhere(name, settings):
         return _reward_elsewhere
     return rewards.get(name, judge=settings.judge)
+
+
+def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:
+    """Whether a reward has a function (``module:function``) of the environment of ``runner_python``."""
+    return isinstance(settings, RunConfig) and bool(settings.runner_python) and ":" in reward
 
 
 async def _reward_elsewhere(task: Any, answer: str, steps: Any) -> float:

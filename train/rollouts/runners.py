@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import Any
 
 from groundwire.adapters.tracing.spans import SpanStore
@@ -156,11 +155,10 @@ def _span_sink(store: Any) -> SpanStore:
 
 def _emission_tracer() -> Any:
     """The tracer of Agent Lightning's emitters, which an agent may use where that is installed; else None."""
-    if find_spec("agentlightning") is None:
-        return None
     try:
         from groundwire.train.rollouts.lightning_agents import EmissionTracer
-    except ImportError as error:  # for example version 1.0, which is another program
-        _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)
+    except ImportError as error:
+        if error.name != "agentlightning":  # it is installed, for example as version 1.0, which is another program
+            _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)
         return None
     return EmissionTracer()
