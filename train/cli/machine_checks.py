@@ -83,7 +83,9 @@ def check_packages() -> Iterator[Check]:
     """Agent Lightning, OpenTelemetry, and how this laptop's versions differ from those that were tested."""
     found = installed_version("agentlightning")
     if found is None:
-        yield Check("failure", "agentlightning is not installed, so nothing can be trained", "pip install 'groundwire[train]'")
+        yield Check(
+            "failure", "agentlightning is not installed, so nothing can be trained", "pip install 'groundwire[train]'"
+        )
     else:
         level = "ok" if found == _AGENTLIGHTNING else "warning"
         yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
