@@ -57,6 +57,8 @@ class Endpoint:
     api_key: str = "none"
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """OpenAI request parameters: ``temperature``, ``top_p``, ``max_tokens``, ``seed``, ``stop``."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Named prompts that the run gives the agent: ``endpoint.prompts.get("instructions", MY_OWN)``."""
 
     def agent_headers(self, agent: str) -> dict[str, str]:
         """Headers with the agent's name: :data:`AGENT_HEADER`, and W3C baggage for clients that propagate it."""
@@ -134,6 +136,7 @@ class Backend(Protocol):
     """An agent framework. ``agents`` are the names that ``agent_match`` can select; empty if unknown in advance.
 
     With the optional attribute ``reads_only = True`` its agents get the task's database itself, else a private copy.
+    The optional method ``default_prompts(form)`` returns the named prompts that a run can replace.
     """
 
     agents: tuple[str, ...]

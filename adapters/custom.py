@@ -21,6 +21,7 @@ from groundwire.adapters._failures import typed_failures
 from groundwire.adapters._types import AgentError, Answer, Endpoint, Question
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.loading import load_object
+from groundwire.tools.types import AnswerForm
 
 __all__ = ["CustomBackend"]
 
@@ -30,7 +31,8 @@ Function: TypeAlias = "Callable[[Question, Endpoint], str | Answer | Awaitable[s
 class CustomBackend:
     """``agent`` is the function, or ``module:function``. Raises ``ValueError`` for anything else.
 
-    ``agents`` is the function's attribute of that name, if it has one. ``threaded`` is True for a plain ``def``.
+    ``agents`` and ``prompts`` are the function's attributes of these names, if it has them. ``threaded`` is True for a
+    plain ``def``.
     """
 
     def __init__(self, *, agent: str | Function) -> None:
@@ -40,6 +42,11 @@ class CustomBackend:
             raise ValueError(f"agent {self._name!r} {problem}")
         self.threaded = not _is_async(self._function)
         self.agents: tuple[str, ...] = tuple(getattr(self._function, "agents", ()))
+        self._prompts: dict[str, str] = dict(getattr(self._function, "prompts", {}))
+
+    def default_prompts(self, form: AnswerForm) -> dict[str, str]:
+        """The named prompts that the function has as its attribute ``prompts``; it reads ``endpoint.prompts``."""
+        return dict(self._prompts)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""

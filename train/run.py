@@ -44,7 +44,10 @@ def main(
     ] = False,
     base_url: Annotated[
         str | None,
-        typer.Option(help="With --dev: an OpenAI-compatible endpoint that has --model. Its key is OPENAI_API_KEY"),
+        typer.Option(
+            help="With --dev or --trainer gepa: an OpenAI-compatible endpoint that has --model. Its key is "
+            "OPENAI_API_KEY"
+        ),
     ] = None,
     resume: Annotated[
         str | None, typer.Option(help="Continue the run of this run directory, e.g. runs/latest", metavar="RUN_DIR")
@@ -62,19 +65,21 @@ def main(
     """
     if sum((ci_fast, ci, dev)) > 1:
         raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
-    if base_url and not dev:
+    if base_url and not (dev or settings["trainer"] == "gepa" or resume):
         raise typer.BadParameter("--base-url needs --dev: training updates a model of its own (or use train.evaluate)")
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
         read_env_file()
         given = {**short_form, **given_settings(*with_preset(settings, overrides or []))}
         run = RunDir.open(resume) if resume else None
-        endpoint = find_endpoint(base_url, given) if dev else None
-        if endpoint is not None and not given.get("trainer"):
+        if run is not None:
+            base_url = base_url or run.config().get("base_url")
+        endpoint = find_endpoint(base_url, given) if dev or base_url else None
+        if endpoint is not None and run is None and given.get("trainer") != "verl":
             given.setdefault("config", "hf")
         job = make_job(given, resumed=run, dev=dev, own_model=endpoint is None)
-        if dev:
-            check_endpoint(job.config, endpoint)
+        if dev or endpoint is not None:
+            check_endpoint(job.config, endpoint, dev=dev)
         shown = console()
         for note in job.notes:
             console(stderr=show_config).print(note, markup=False)
@@ -87,7 +92,7 @@ def main(
         elif run is not None and (message := nothing_left(job, run)):
             shown.print(message)
         else:
-            train(job, run, shown)
+            train(job, run, shown, endpoint)
 
 
 def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.language_models import BaseChatModel
@@ -27,6 +26,7 @@ from langgraph.runtime import Runtime
 from groundwire.adapters._types import Answer, Endpoint, Question
 from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.types import AgentStep, AnswerForm
 
@@ -56,15 +56,16 @@ class SQLContext:
     model: BaseChatModel
     database: str
     headers: Callable[[str], dict[str, str]] | None = None
+    messages: Messages | None = None
 
 
 @dataclass(frozen=True)
 class _Nodes:
     toolkit: SQLToolkit
-    prompts: ModuleType
+    own: Messages
 
     async def write_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        step = await self._ask(runtime.context, "write_query", self.prompts.write_message(state["question"]))
+        step = await self._ask(runtime.context, "write_query", "write", state["question"])
         return {"sql": prompts.extract_sql(step["output"]), "turns": 1, "steps": [step]}
 
     async def execute_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
@@ -73,26 +74,29 @@ class _Nodes:
         return {"result": text, "steps": [AgentStep(agent="execute_query", kind="tool", input=sql, output=text, ok=ok)]}
 
     async def check_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        message = self.prompts.check_message(state["question"], state["sql"], state["result"])
-        step = await self._ask(runtime.context, "check_query", message)
+        step = await self._ask(runtime.context, "check_query", "check", *_query(state))
         return {"feedback": step["output"], "steps": [step]}
 
     async def rewrite_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        message = self.prompts.rewrite_message(state["question"], state["sql"], state["result"], state["feedback"])
-        step = await self._ask(runtime.context, "rewrite_query", message)
+        step = await self._ask(runtime.context, "rewrite_query", "rewrite", *_query(state), state["feedback"])
         sql = prompts.fenced_sql(step["output"]) or state["sql"]  # without a block there is no new query
         return {"sql": sql, "turns": state["turns"] + 1, "steps": [step]}
 
     async def answer_question(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
-        message = self.prompts.answer_message(state["question"], state["sql"], state["result"])
-        step = await self._ask(runtime.context, "answer_question", message)
+        step = await self._ask(runtime.context, "answer_question", "answer", *_query(state))
         return {"answer": step["output"].strip(), "steps": [step]}
 
-    async def _ask(self, context: SQLContext, node: str, message: str) -> AgentStep:
-        system = self.prompts.system_message(self.toolkit.schema(context.database))
+    async def _ask(self, context: SQLContext, node: str, prompt: str, *values: str) -> AgentStep:
+        messages = context.messages or self.own
+        message = messages.write(prompt, *values)
+        system = messages.write("system", self.toolkit.schema(context.database))
         extra: dict[str, Any] = {"extra_headers": context.headers(node)} if context.headers else {}
         reply = await context.model.ainvoke([("system", system), ("user", message)], **extra)
         return AgentStep(agent=node, kind="llm", input=message, output=reply.text, ok=True)
+
+
+def _query(state: SQLState) -> tuple[str, str, str]:
+    return state["question"], state["sql"], state["result"]
 
 
 def build_sql_graph(
@@ -106,7 +110,7 @@ def build_sql_graph(
     """
     check_max_turns(max_turns)
     toolkit = toolkit or SQLToolkit(**options)
-    nodes = _Nodes(toolkit, toolkit.prompts)
+    nodes = _Nodes(toolkit, Messages(toolkit.prompts))
     graph = StateGraph(SQLState, context_schema=SQLContext)
     for name in ("write_query", "execute_query", "check_query", "rewrite_query", "answer_question"):
         graph.add_node(name, getattr(nodes, name))
@@ -132,6 +136,9 @@ def build_sql_graph(
     return graph.compile()
 
 
+_PROMPTS = ("system", "write", "check", "rewrite")
+
+
 @dataclass(kw_only=True)
 class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
     """The backend ``langgraph``."""
@@ -140,6 +147,7 @@ class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
     check_last: bool = False
     request_timeout_s: float = 120.0
     agents = ("write_query", "check_query", "rewrite_query", "answer_question")
+    prompt_names = {"sql": _PROMPTS, "prose": (*_PROMPTS, "answer")}
 
     def __post_init__(self) -> None:
         LangGraphBackend.__init__(
@@ -147,15 +155,15 @@ class LangGraphSQLBackend(SQLToolkit, LangGraphBackend):
             build_sql_graph(self, max_turns=self.max_turns, check_last=self.check_last),
             agents=self.agents,
             make_input=lambda question, *_: SQLState(question=question.text, form=question.form, steps=[]),
-            make_context=_context,
+            make_context=self._context,
             read_answer=_answer,
             recursion_limit=4 * self.max_turns + 4,
             request_timeout_s=self.request_timeout_s,
         )
 
-
-def _context(question: Question, endpoint: Endpoint, model: BaseChatModel) -> SQLContext:
-    return SQLContext(model=model, database=question.database, headers=endpoint.agent_headers)
+    def _context(self, question: Question, endpoint: Endpoint, model: BaseChatModel) -> SQLContext:
+        messages = self.messages(endpoint.prompts, question.form)
+        return SQLContext(model=model, database=question.database, headers=endpoint.agent_headers, messages=messages)
 
 
 def _answer(question: Question, state: SQLState) -> Answer:

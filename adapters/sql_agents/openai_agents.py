@@ -6,21 +6,25 @@ The answer is the last query that ran or, for a question in prose, the final rep
 from __future__ import annotations
 
 import json
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 from agents import Agent, FunctionTool, RunContextWrapper
 from agents.tool_context import ToolContext
 
-from groundwire.adapters._types import Question
+from groundwire.adapters._types import Answer, Endpoint, Question
 from groundwire.adapters.openai_agents import OpenAIAgentsBackend
 from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
 from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["OpenAIAgentsSQLBackend", "SQLRun", "build_sql_agent"]
 
 _AGENT = "sql_agent"
+_messages: ContextVar[Messages | None] = ContextVar("messages", default=None)
+"""The messages of the rollout that is running: the SDK hands neither an endpoint nor a question to the instructions."""
 _NOT_A_QUERY = 'Error: the arguments are not {"sql": "..."}'
 
 
@@ -42,9 +46,8 @@ def build_sql_agent(toolkit: SQLToolkit) -> Agent[SQLRun]:
 
     def instructions(context: RunContextWrapper[SQLRun], agent: Agent[SQLRun]) -> str:
         schema = toolkit.schema(context.context.database)
-        prose = context.context.form == "prose"
-        write = toolkit.prompts.prose_system_message if prose else toolkit.prompts.tool_system_message
-        return str(write(schema))
+        messages = _messages.get() or Messages(toolkit.prompts)
+        return messages.write("prose_system" if context.context.form == "prose" else "tool_system", schema)
 
     async def invoke(context: ToolContext[SQLRun], arguments: str) -> str:
         run, sql = context.context, _sql_argument(arguments)
@@ -86,23 +89,30 @@ class OpenAIAgentsSQLBackend(SQLToolkit, OpenAIAgentsBackend):
     request_timeout_s: float = 120.0
     stream: bool = False
     agents = (_AGENT,)
+    prompt_names = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
 
     def __post_init__(self) -> None:
         check_max_turns(self.max_turns)
-        messages = self.prompts
         OpenAIAgentsBackend.__init__(
             self,
             self.build(),
             agents=self.agents,
-            make_input=lambda question: (messages.ask_message if question.form == "prose" else messages.write_message)(
-                question.text
-            ),
+            make_input=self._input,
             make_context=_context,
             read_answer=_answer,
             max_turns=self.max_turns + 1,
             request_timeout_s=self.request_timeout_s,
             stream=self.stream,
         )
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        """Answer one question. Raises a :class:`adapters.BackendError`."""
+        _messages.set(self.messages(endpoint.prompts, question.form))  # each rollout is a task of its own
+        return await super().run(question, endpoint)
+
+    def _input(self, question: Question) -> str:
+        messages = _messages.get() or Messages(self.prompts)
+        return messages.write("ask" if question.form == "prose" else "write", question.text)
 
     def build(self) -> Agent[Any]:
         """The agent that a run starts with."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from groundwire.adapters.sql_agents import full_prompts, prompts
+from groundwire.adapters.sql_agents.named_prompts import Messages, check_names, default_prompts
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import DatabaseError, QueryError, render, run_query
+from groundwire.tools.types import AnswerForm
 
 __all__ = ["MAX_ROWS", "SQLToolkit", "check_max_turns"]
 
@@ -29,6 +32,8 @@ class SQLToolkit:
     """
 
     reads_only = True
+    prompt_names: ClassVar[Mapping[AnswerForm, tuple[str, ...]]] = {}
+    """The names of the agent's prompts, for each form of answers."""
     table_info_truncate: int | None = None
     example_values: int = 3
     show_keys: bool = True
@@ -42,6 +47,16 @@ class SQLToolkit:
         if self.prompt_profile not in _PROFILES:
             raise ValueError(f"prompt_profile is {self.prompt_profile!r}; it is one of {', '.join(_PROFILES)}")
         return _PROFILES[self.prompt_profile]
+
+    def default_prompts(self, form: AnswerForm) -> dict[str, str]:
+        """The agent's named prompts for questions with answers of ``form``."""
+        return default_prompts(self.prompts, self.prompt_names[form])
+
+    def messages(self, given: Mapping[str, str], form: AnswerForm) -> Messages:
+        """The agent's messages, with the ``given`` prompts. Raises ``ValueError`` for one that it does not have."""
+        if given:
+            check_names(given, self.prompt_names[form])
+        return Messages(self.prompts, given)
 
     def schema(self, database: str) -> str:
         """The tables as CREATE TABLE statements. Raises :class:`groundwire.tools.sql.DatabaseError`."""

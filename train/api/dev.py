@@ -38,15 +38,17 @@ def find_endpoint(base_url: str | None, given: Mapping[str, Any]) -> Endpoint | 
     return Endpoint(base_url, os.environ.get("OPENAI_API_KEY")) if base_url else None
 
 
-def check_endpoint(config: RunConfig, endpoint: Endpoint | None) -> None:
-    """Raise :class:`ConfigError` if the run's model is neither here nor at an ``endpoint``."""
+def check_endpoint(config: RunConfig, endpoint: Endpoint | None, *, dev: bool = True) -> None:
+    """Raise :class:`ConfigError` if the run's model is neither here nor at an ``endpoint``, or it trains its own."""
+    if not dev and config.trainer != "gepa":
+        raise ConfigError("--base-url needs --dev or --trainer gepa: training updates a model of its own")
     if endpoint is None and config.trainer == "verl":
         raise ConfigError(
             "--dev with --trainer verl starts no model: give an endpoint that has one with --base-url URL --model "
             f"NAME, or its URL in {' or '.join(_VARIABLES)}"
         )
     if endpoint is not None and config.model in NAMES:
-        raise ConfigError(f"--dev with the endpoint {endpoint.base_url} needs the name of its model: --model NAME")
+        raise ConfigError(f"the endpoint {endpoint.base_url} needs the name of its model: --model NAME")
 
 
 def run_dev(job: Job, endpoint: Endpoint | None, shown: Console) -> list[RolloutResult]:

@@ -23,7 +23,9 @@ from groundwire.train.config.run_config import RunConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["DEFAULTS", "Endpoint", "evaluation_settings", "make_evaluation_job", "run_evaluation"]
+    from groundwire.train.rollouts.runtime import Upstream
+
+__all__ = ["DEFAULTS", "Endpoint", "evaluation_settings", "make_evaluation_job", "run_evaluation", "upstream_of"]
 
 DEFAULTS: dict[str, Any] = {"val_tasks": 0, "val_temperature": 0.0, "output_dir": "evaluations", "track": []}
 """The settings whose defaults differ from those of a training run."""
@@ -83,16 +85,11 @@ def run_evaluation(
     """
     evaluate = _import_evaluator()
     from groundwire.train.cli.progress import ProgressDisplay
-    from groundwire.train.evaluation.probe_endpoint import probe_endpoint
     from groundwire.train.evaluation.run_reader import table_entry
-    from groundwire.train.rollouts.runtime import Upstream
 
     config, upstream = job.config, None
     if endpoint is not None:
-        url, key = endpoint.base_url, endpoint.api_key
-        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
-        probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
-        upstream = Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)
+        upstream = upstream_of(endpoint, config)
     about = {"samples": samples, "base_url": endpoint and endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": about}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=config.domain, config=stored)
@@ -119,6 +116,20 @@ def run_evaluation(
             if warning := job.databases.warning():
                 print(f"warning: {warning}", file=sys.stderr)
     return run, table_entry(run, job.domain)
+
+
+def upstream_of(endpoint: Endpoint, config: RunConfig) -> Upstream:
+    """The policy at an endpoint, which is asked first what it accepts.
+
+    Raises :class:`groundwire.train.evaluation.probe_endpoint.EndpointUnusableError`.
+    """
+    from groundwire.train.evaluation.probe_endpoint import probe_endpoint
+    from groundwire.train.rollouts.runtime import Upstream
+
+    url, key = endpoint.base_url, endpoint.api_key
+    sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
+    probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
+    return Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)
 
 
 @cache

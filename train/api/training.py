@@ -17,13 +17,23 @@ from groundwire import domains
 from groundwire.adapters import LitAgentBackend
 from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
 from groundwire.tools.errors import CommandError
+from groundwire.tools.files import read_json
 from groundwire.tools.layers import check_trainer
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
+from groundwire.train.api.evaluation import Endpoint, upstream_of
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import logged_in
-from groundwire.train.cli.prepare import Job, Objects, check_store_settings, default_trainer, prepare
+from groundwire.train.cli.prepare import (
+    Job,
+    Objects,
+    check_gepa,
+    check_store_settings,
+    default_prompts,
+    default_trainer,
+    prepare,
+)
 from groundwire.train.cli.resume import (
     config_for_resume,
     finished,
@@ -112,9 +122,10 @@ def _with_usable_trackers(config: RunConfig, given: Mapping[str, Any]) -> RunCon
     return config.model_copy(update={"track": [name for name in config.track if logged_in(name)]})
 
 
-def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
+def train(job: Job, resumed: RunDir | None, shown: Console, endpoint: Endpoint | None = None) -> RunDir:
     """Train, show the progress and the summary on ``shown``, and return the run, which has all results.
 
+    An ``endpoint`` has the model whose prompts ``--trainer gepa`` optimises; the other trainers have none.
     Raises errors derived from :class:`groundwire.tools.errors.UserError`; one that ends training says how to continue.
     """
     config = job.config
@@ -123,23 +134,32 @@ def train(job: Job, resumed: RunDir | None, shown: Console) -> RunDir:
 
         with spinner("starting"):
             launch.check(config, job.data)  # before the run directory is made
+    if config.trainer == "gepa":
+        check_gepa(config)
     run = resumed or RunDir.create(
-        config.output_dir, backend=config.backend, domain=config.domain, config=_stored_config(job)
+        config.output_dir, backend=config.backend, domain=config.domain, config=_stored_config(job, endpoint)
     )
     with run.lock():
         if resumed is not None:
             save_step_count(run, config.steps)
         shown.print(f"run:  {run.path}", markup=False)
         with with_resume_hint(run, fit=bool(job.objects.names())):
-            summary = _train_verl(job, run, shown) if config.trainer == "verl" else _train_local(job, run, shown)
+            if config.trainer == "gepa":
+                summary = _optimise_prompts(job, run, shown, endpoint)
+            else:
+                summary = _train_verl(job, run, shown) if config.trainer == "verl" else _train_local(job, run, shown)
     from groundwire.train.cli.progress import show_summary
 
+    if config.trainer == "gepa":
+        shown.print(f"the best prompts are in {relative_path(run.path)}/prompts.json", markup=False)
     show_summary(shown, summary, relative_path(run.path), job.domain)
     return run
 
 
 def nothing_left(job: Job, run: RunDir) -> str:
     """A message if the resumed run has no step left, else an empty text."""
+    if job.config.trainer == "gepa":
+        return _prompts_are_optimised(job, run)
     if not finished(run, job.config):
         return ""
     with run.lock():
@@ -156,6 +176,18 @@ def nothing_left(job: Job, run: RunDir) -> str:
     return finished(run, job.config)
 
 
+def _prompts_are_optimised(job: Job, run: RunDir) -> str:
+    """A message if the run has used its budget and written its prompts, else an empty text."""
+    file = run.path / "gepa.json"
+    try:
+        used = int(read_json(file)["rollouts"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""
+    if used < job.config.prompt_budget:
+        return ""
+    return f"the budget of {used} rollouts is used, and the best prompts are in {relative_path(run.path)}/prompts.json"
+
+
 @cache
 def import_trainer() -> type[LocalTrainer]:
     """The local trainer. It is imported once with the garbage collector off."""
@@ -165,9 +197,10 @@ def import_trainer() -> type[LocalTrainer]:
     return LocalTrainer
 
 
-def _stored_config(job: Job) -> dict[str, Any]:
+def _stored_config(job: Job, endpoint: Endpoint | None) -> dict[str, Any]:
     objects = job.objects.names()
-    return job.config.to_dict() | ({"objects": objects} if objects else {})
+    stored = job.config.to_dict() | ({"objects": objects} if objects else {})
+    return stored | ({"base_url": endpoint.base_url} if endpoint else {})
 
 
 def _train_local(job: Job, run: RunDir, shown: Console) -> dict[str, Any]:
@@ -200,6 +233,33 @@ def _train_verl(job: Job, run: RunDir, shown: Console) -> dict[str, Any]:
 
     try:
         launch.train(job.config, job.data, run, ProgressDisplay(shown, job.config.steps).on_note)
+    finally:
+        summary = _conclude(job, run)
+    return summary
+
+
+def _optimise_prompts(job: Job, run: RunDir, shown: Console, endpoint: Endpoint | None) -> dict[str, Any]:
+    with spinner("starting"), fast_import():
+        from groundwire.train.cli.progress import ProgressDisplay
+        from groundwire.train.gepa.trainer import PromptTrainer
+
+    config, upstream = job.config, None
+    if endpoint is not None:
+        upstream = upstream_of(endpoint, config)
+    own = default_prompts(job.backend, domains.answer_form(job.domain))
+    try:
+        with ProgressDisplay(shown, 1) as display:
+            PromptTrainer(
+                config,
+                data=job.data,
+                domain=job.domain,
+                backend=job.backend,
+                reward=job.reward,
+                run=run,
+                callback=display,
+                prompts={**own, **config.prompts},
+                upstream=upstream,
+            ).train()
     finally:
         summary = _conclude(job, run)
     return summary

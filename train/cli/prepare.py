@@ -19,6 +19,7 @@ from groundwire.tools.secrets import mask_secrets, masked_values
 from groundwire.tools.sql import DatabaseStates
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
+from groundwire.tools.types import AnswerForm
 from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_trackers
@@ -34,7 +35,17 @@ from groundwire.train.rollouts.agent_python import find_agent_python
 from groundwire.train.rollouts.factory import make_backend, make_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 
-__all__ = ["Job", "Objects", "check_store_settings", "default_trainer", "format_config", "object_name", "prepare"]
+__all__ = [
+    "Job",
+    "Objects",
+    "check_gepa",
+    "check_store_settings",
+    "default_prompts",
+    "default_trainer",
+    "format_config",
+    "object_name",
+    "prepare",
+]
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -119,6 +130,7 @@ def prepare(
     if config.runner_python:
         config = config.model_copy(update={"runner_python": find_agent_python(config.runner_python)})
     backend = _make_backend(config, objects.agent)
+    _check_prompts(config, backend, domain)
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
     data = domains.load_split(domain, split, config.data_dir)
     config = pin_data_dir(config, data, run)
@@ -127,9 +139,9 @@ def prepare(
     size_notes: list[str] = []
     if own_model:
         folder = _find_model(config.model, config.trainer)
-        if config.learning_rate is None:
+        if config.learning_rate is None and config.trainer != "gepa":
             config, size_notes = _with_learning_rate(config, folder)
-        if config.trainer == "local" and config.device != "cpu":
+        if config.trainer != "verl" and config.device != "cpu":
             _check_device(config.device)
     left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
     notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes), *size_notes]
@@ -189,6 +201,32 @@ def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Bac
         names = ", ".join(backend.agents)
         raise CommandError(f"--agent-match {config.agent_match!r} matches none of its agents: {names}")
     return backend
+
+
+def _check_prompts(config: RunConfig, backend: adapters.Backend, domain: domains.Domain) -> None:
+    """Raise :class:`ConfigError` for a prompt that the agent has not, if it says which it has."""
+    known = default_prompts(backend, domains.answer_form(domain))
+    if known and (unknown := sorted(config.prompts.keys() - known.keys())):
+        raise ConfigError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(known)}")
+
+
+def default_prompts(backend: adapters.Backend, form: AnswerForm) -> dict[str, str]:
+    """The named prompts of an agent, which a run can replace; empty if it names none."""
+    named = getattr(backend, "default_prompts", None)
+    return dict(named(form)) if named is not None else {}
+
+
+def check_gepa(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` if ``--trainer gepa`` lacks its package or a reflection model."""
+    if importlib.util.find_spec("gepa") is None:
+        raise ConfigError("--trainer gepa: its package is not installed: pip install -e '.[gepa]' in a clone")
+    if not config.reflection_model:
+        raise ConfigError(
+            "--trainer gepa needs a model that writes prompts: --reflection-model NAME, as LiteLLM names it, or with "
+            "--reflection-base-url URL a model of that endpoint"
+        )
+    if config.reflection_base_url and not config.reflection_base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"reflection_base_url is {config.reflection_base_url!r}; it must be like http://HOST:PORT/v1")
 
 
 def _check_databases(config: RunConfig, data: domains.TaskData, domain: domains.Domain) -> None:

@@ -55,6 +55,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
         raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
     if "evaluation" in stored:
         raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
+    stored.pop("base_url", None)  # of the endpoint of a prompt optimisation
     if missing := sorted(stored.pop("objects", {}).keys() - set(objects)):
         raise ConfigError(
             f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "

@@ -19,11 +19,11 @@ __all__ = ["trained_model", "with_settings_of_run"]
 _FROM_RUN = (
     *AgentSettings.model_fields,
     *("config", "trainer", "data_dir", "device", "seed", "n_runners", "max_tokens", "max_model_len"),
-    *("retries", "step_deadline_s", "val_temperature", "agent_match"),
+    *("retries", "step_deadline_s", "val_temperature", "agent_match", "prompts"),
 )
 """The settings of a run with which its model is evaluated."""
 _DEPENDENTS = {
-    "backend": {"agent_match", *(name for name in AgentSettings.model_fields if name.startswith("agent"))},
+    "backend": {"agent_match", "prompts", *(name for name in AgentSettings.model_fields if name.startswith("agent"))},
     "domain": {"agent_match", "data_dir", "reward", "judge"},
     "reward": {"judge"},
 }

@@ -20,6 +20,7 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.settings import Settings, setting
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
+from groundwire.train.config.prompts import read_prompts
 
 __all__ = ["NO_WATCH", "TRACKERS", "AgentSettings", "RunConfig"]
 
@@ -36,6 +37,7 @@ _sampling = partial(setting, panel="Tasks and sampling")
 _loss = partial(setting, panel="Loss and optimizer")
 _memory = partial(setting, panel="Memory of the local trainer")
 _validation = partial(setting, panel="Validation")
+_gepa = partial(setting, panel="Prompt optimisation (--trainer gepa)")
 _rollouts = partial(setting, panel="Rollouts")
 _store = partial(setting, panel="Store and proxy")
 
@@ -131,7 +133,9 @@ class RunConfig(AgentSettings):
     config: str = _data(
         "fast", "Preset, or a .toml or .yaml file with settings (its config names a preset)", metavar="NAME|FILE"
     )
-    trainer: Literal["local", "verl"] = _training("local", "local (in this process) or verl (on GPUs)")
+    trainer: Literal["local", "verl", "gepa"] = _training(
+        "local", "local (in this process), verl (on GPUs), or gepa, which optimises the agent's prompts"
+    )
     model: str = _data(
         "starter",
         "'starter' (ships with the project), 'smollm2', a folder in Hugging Face's format, a GGUF file, or OWNER/MODEL "
@@ -145,6 +149,9 @@ class RunConfig(AgentSettings):
         metavar="FILE",
     )
     output_dir: str = _data("runs", "Folder for the run directories", metavar="DIR")
+    prompts: Annotated[Mapping[str, str], BeforeValidator(read_prompts)] = _data(
+        dict, "JSON file with named prompts of the agent, such as the prompts.json of --trainer gepa", metavar="FILE"
+    )
     device: str = _data("cpu", "cpu or cuda")
     seed: int = _data(0, "Seed of sampling and of the order of tasks")
     track: Annotated[list[_Tracker], BeforeValidator(_split_names)] = _data(
@@ -207,6 +214,14 @@ class RunConfig(AgentSettings):
     max_grad_norm: float = _loss(1.0, "Norm to which a larger gradient is scaled down", gt=0)
     lora_rank: int = _loss(0, "Train LoRA adapters of this rank and freeze the weights; 0 trains the weights", ge=0)
     lora_alpha: int = _loss(16, "Adapters are scaled by lora_alpha / lora_rank", ge=1)
+
+    prompt_budget: int = _gepa(600, "Rollouts on training tasks, in all, to optimise prompts with", ge=1)
+    pareto_tasks: int = _gepa(40, "Training tasks on which every accepted prompt is scored, for the Pareto front", ge=1)
+    reflection_tasks: int = _gepa(4, "Training tasks of one reflection, which a new prompt must do better", ge=1)
+    reflection_model: str | None = _gepa(None, "Model that writes new prompts: a name of LiteLLM, or of the endpoint")
+    reflection_base_url: str | None = _gepa(
+        None, "OpenAI-compatible endpoint of the reflection model. Its key is OPENAI_API_KEY", metavar="URL"
+    )
 
     precision: Literal["auto", "fp32", "bf16"] = _memory(
         "auto", "Matrix products of the update; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"
@@ -281,7 +296,7 @@ class RunConfig(AgentSettings):
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
-        local, external = self.trainer == "local", self.external_store_address is not None
+        local, external = self.trainer != "verl", self.external_store_address is not None
         least = {"steps": 1, "val_every": 0, "checkpoint_every": 1} if local else {}
         for name, low in {**least, "n_runners": 0 if external else 1}.items():
             if getattr(self, name) < low:

@@ -29,7 +29,7 @@ from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "local_engine"]
 
 
 def evaluate(
@@ -55,7 +55,7 @@ def evaluate(
     write_predictions = getattr(domain, "write_predictions", None)
     timer = StepTimer()
     runtime = RolloutRuntime(
-        engine=upstream or _engine(config, run, timer),
+        engine=upstream or local_engine(config, run, timer),
         backend=backend,
         domain=domain,
         reward=reward,
@@ -122,7 +122,8 @@ async def _turn_scores(reward: Reward, result: RolloutResult) -> list[float]:
     return [*scores, result.reward]
 
 
-def _engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
+def local_engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
+    """The engine of ``config.model`` in this process."""
     from groundwire.train.policy.engine import LocalEngine
     from groundwire.train.policy.model import fitting_length, load_initial_state
 

@@ -184,12 +184,14 @@ class RolloutAgent:
 def _policy(resources: Mapping[str, Any], rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:
     """The resource of the policy, and the endpoint of an attempt."""
     policy: ProxyLLM = resources[POLICY_RESOURCE]
-    sampling = attempt_sampling((rollout.metadata or {}).get("sampling"), rollout.attempt.sequence_id)
+    metadata = rollout.metadata or {}
+    sampling = attempt_sampling(metadata.get("sampling"), rollout.attempt.sequence_id)
     return policy, adapters.Endpoint(
         base_url=policy.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id),
         model=policy.model,
         api_key=policy.api_key or "none",
         sampling={**policy.sampling_parameters, **sampling},
+        prompts=metadata.get("prompts") or {},
     )
 
 

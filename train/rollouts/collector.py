@@ -52,8 +52,9 @@ class RolloutCollector:
     has ended.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
-    ``settings`` describe their agents, a runner that is silent for ``unresponsive_s`` seconds loses its rollout to
-    another, and if no runner works on any rollout for ``no_runner_s`` seconds, a warning shows ``runner_command``.
+    ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
+    loses its rollout to another, and if no runner works on any rollout for ``no_runner_s`` seconds, a warning shows
+    ``runner_command``.
     """
 
     def __init__(
@@ -69,12 +70,13 @@ class RolloutCollector:
         notify_runners: Callable[[], None] = lambda: None,
         resources_id: str = "rs-run",
         settings: Mapping[str, Any] | None = None,
+        prompts: Mapping[str, str] | None = None,
         unresponsive_s: float | None = None,
         runner_command: str = "",
         no_runner_s: float = 10.0,
     ) -> None:
         self._store, self._proxy, self._model, self._notify_runners = store, proxy, model, notify_runners
-        self._resources_id, self._settings = resources_id, dict(settings or {})
+        self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
         self._zero_failures = zero_failures(failures)
         self._config = RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
@@ -152,7 +154,12 @@ class RolloutCollector:
             mode=request.mode,
             resources_id=self._resources_id,
             config=self._config,
-            metadata={"group": request.group, "sampling": dict(request.sampling), "settings": self._settings},
+            metadata={
+                "group": request.group,
+                "sampling": dict(request.sampling),
+                "settings": self._settings,
+                "prompts": self._prompts if request.prompts is None else dict(request.prompts),
+            },
         )
 
     async def _publish_proxy(self) -> None:

@@ -36,6 +36,8 @@ class RolloutRequest:
     group: str
     mode: Mode
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Mapping[str, str] | None = None
+    """The agent's named prompts; None: those of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,9 @@ class RequestCheck:
                     f"the rollout's sampling parameters are {sampling!r:.200}; a runner accepts "
                     f"{', '.join(sorted(_SAMPLING))}"
                 )
+        prompts = metadata.get("prompts") or {}
+        if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
+            raise RequestRefusedError(f"the rollout's prompts are {prompts!r:.200}; they must be texts by their names")
         self._check_task(task)
 
     def _check_policy(self, endpoint: str) -> None:

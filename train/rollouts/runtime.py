@@ -197,6 +197,7 @@ class RolloutRuntime:
             notify_runners=runners.notify,
             resources_id=self._run_dir.resources_id,
             settings=config.for_agents(),
+            prompts=config.prompts,
             unresponsive_s=config.unresponsive_s if external or config.runner_processes else None,
             runner_command=config.runner_command() if external else "",
         )

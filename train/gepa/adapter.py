@@ -1,0 +1,129 @@
+"""GEPA's adapter: it scores prompts by rollouts, and shows the rollouts to the reflection model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gepa import EvaluationBatch
+
+from groundwire.domains import Task
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.gepa.journal import Journal, digest
+from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+
+__all__ = ["PromptAdapter"]
+
+Prompts = dict[str, str]
+Batch = EvaluationBatch[dict[str, Any], str]
+_MAX_CHARS, _MAX_STEPS = 3000, 12
+
+
+class PromptAdapter:
+    """Scores prompts. ``collect`` runs rollouts; what is in ``journal`` is not run again.
+
+    Rollouts are sampled at the temperature of the validation, with one seed for each task.
+    """
+
+    propose_new_texts = None
+    """GEPA's own: the reflection model writes the prompts."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        collect: Callable[[list[RolloutRequest]], list[RolloutResult]],
+        journal: Journal,
+    ) -> None:
+        self._config, self._collect, self._journal = config, collect, journal
+
+    def evaluate(self, batch: list[Task], candidate: Prompts, capture_traces: bool = False) -> Batch:
+        """The rewards of a rollout of each task with the prompts ``candidate``.
+
+        Raises :class:`RolloutsFailedError` if a rollout has no reward, twice, for no fault of the policy.
+        """
+        keys = [digest(candidate, task["id"], self._config.seed) for task in batch]
+        wanted = {key: task for key, task in zip(keys, batch, strict=True) if self._journal.get(key) is None}
+        for _ in range(2):
+            left = {key: task for key, task in wanted.items() if self._journal.get(key) is None}
+            if not left:
+                break
+            results = self._collect([self._request(task, candidate) for task in left.values()])
+            for key, result in zip(left, results, strict=True):
+                if result.reward is not None:
+                    self._journal.add(key, _entry(result))
+        if failed := [key for key in wanted if self._journal.get(key) is None]:
+            result = next(each for each in reversed(results) if each.reward is None)
+            raise RolloutsFailedError(
+                f"{len(failed)} of {len(batch)} rollouts have no reward ({result.status}: {result.message[:300]})"
+            )
+        entries = [self._journal.get(key) or {} for key in keys]
+        return EvaluationBatch(
+            outputs=[entry["answer"] for entry in entries],
+            scores=[float(entry["reward"]) for entry in entries],
+            trajectories=entries if capture_traces else None,
+        )
+
+    def make_reflective_dataset(
+        self, candidate: Prompts, eval_batch: Batch, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """What the reflection model reads of each rollout: without the gold answer, which no prompt may contain."""
+        records = [
+            {
+                "Question": entry["question"],
+                "Steps of the agent": "\n\n".join(entry["steps"]) or "(none)",
+                "Answer": entry["answer"] or "(none)",
+                "Reward": _feedback(entry),
+            }
+            for entry in eval_batch.trajectories or []
+        ]
+        return {name: records for name in components_to_update}
+
+    def _request(self, task: Task, prompts: Prompts) -> RolloutRequest:
+        config = self._config
+        sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens, "seed": config.seed}
+        return RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling, prompts=prompts)
+
+
+def _entry(result: RolloutResult) -> dict[str, Any]:
+    return {
+        "task": str(result.request.task["id"]),
+        "question": str(result.request.task["question"])[:_MAX_CHARS],
+        "reward": result.reward,
+        "components": dict(result.reward_components),
+        "status": result.status,
+        "message": result.message[:_MAX_CHARS],
+        "answer": result.answer[:_MAX_CHARS],
+        "steps": _steps(result),
+    }
+
+
+def _steps(result: RolloutResult) -> list[str]:
+    """The agent's steps as text; those of an agent that reports none are its calls."""
+    if result.steps:
+        shown = [
+            f"{step['agent']} ({step['kind']}{'' if step['ok'] else ', failed'})\n{step['input']}\n=> {step['output']}"
+            for step in result.steps
+        ]
+    else:
+        shown = [
+            f"{call.agent or 'agent'} (llm)\n{_text(call.messages[-1:])}\n=> {_text([call.reply])}"
+            for call in result.calls
+        ]
+    return [text[:_MAX_CHARS] for text in shown[:_MAX_STEPS]]
+
+
+def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+    parts = [message.get("content") or message.get("tool_calls") or "" for message in messages]
+    return "\n".join(part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts)
+
+
+def _feedback(entry: Mapping[str, Any]) -> str:
+    parts = [f"{entry['reward']:g} of 1"]
+    if entry["components"]:
+        parts.append(", ".join(f"{name} {value:g}" for name, value in entry["components"].items()))
+    if entry["status"] != "succeeded":
+        parts.append(f"the rollout failed as {entry['status']}: {entry['message']}")
+    return "; ".join(parts)

@@ -1,0 +1,200 @@
+"""Optimises the named prompts of an agent: rollouts of this project, the search of the ``gepa`` package.
+
+GEPA (Agrawal et al., 2025) keeps every prompt that no other one beats on all tasks: the Pareto front. It takes one of
+them, shows a few rollouts with it to a reflection model, and scores the prompts that this model writes. Both kinds of
+rollouts are on training tasks; the validation before and after is the same as that of the other trainers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from gepa import GEPAResult, optimize
+
+from groundwire import domains
+from groundwire.adapters import Backend
+from groundwire.domains import Domain, Task, TaskData
+from groundwire.rewards import Reward
+from groundwire.tools.secrets import mask_secrets
+from groundwire.tools.step_timer import StepTimer
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.tracking import open_trackers
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.evaluation.diagnosis import nothing_judged
+from groundwire.train.evaluation.evaluator import local_engine
+from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
+from groundwire.train.gepa.adapter import PromptAdapter
+from groundwire.train.gepa.journal import Journal
+from groundwire.train.gepa.reflection import TEMPLATE, ReflectionModel, ask_model
+from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
+
+__all__ = ["PROMPTS", "PromptTrainer"]
+
+PROMPTS = "prompts.json"
+"""The file of a run with its best prompts, for ``--prompts``."""
+
+
+class PromptTrainer:
+    """One run, which begins with ``prompts``. The model is ``upstream``, or ``config.model`` served here.
+
+    Raises :class:`ConfigError` if there is no prompt.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        data: TaskData,
+        domain: Domain,
+        backend: Backend,
+        reward: Reward,
+        run: RunDir,
+        callback: ProgressCallback,
+        prompts: dict[str, str],
+        upstream: Upstream | None = None,
+    ) -> None:
+        if not prompts:
+            raise ConfigError(
+                "the agent has no named prompts: give them with --prompts FILE, and read them in the agent from "
+                "endpoint.prompts"
+            )
+        self.config, self.data, self.run, self.callback, self._seed = config, data, run, callback, prompts
+        self._breakdowns, self._started = domains.breakdowns_of(domain), time.monotonic()
+        self._timer = StepTimer()
+        self._runtime = RolloutRuntime(
+            engine=upstream or local_engine(config, run, self._timer),
+            backend=backend,
+            domain=domain,
+            reward=reward,
+            timer=self._timer,
+            config=config,
+            run=run,
+        )
+        self._rollouts, self._failures, self._calls = 0, Counter[str](), 0
+
+    def train(self) -> dict[str, str]:
+        """Optimise, or go on; returns the best prompts, which are in :data:`PROMPTS`, too."""
+        config, run = self.config, self.run
+        lines = run.metrics()
+        with self._runtime, open_trackers(config, run, first_step=len(lines)) as self._log:
+            if not lines:
+                self._write({"step": 0, **self._validate(0, self._seed)})
+            result = self._optimise()
+            best = dict(result.candidates[result.best_idx])
+            run.write_json(PROMPTS, best)
+            run.write_json("gepa.json", _front(result))
+            seconds = self._timer.split()
+            step = len(run.metrics())  # 1, or more if the run goes on with a larger budget
+            line = {
+                "step": step,
+                "reward": round(float(result.val_aggregate_scores[result.best_idx]), 4),
+                "candidates": len(result.candidates),
+                "rollouts": self._rollouts,
+                "failures": dict(self._failures),
+                "calls": self._calls,
+                "tokens_per_s": 0.0,
+                "seconds": {phase: round(value, 4) for phase, value in seconds.items()},
+            }
+            self._write({**line, **self._validate(step, best)})
+        return best
+
+    def _optimise(self) -> GEPAResult[str, int]:
+        config, run = self.config, self.run
+        pareto = choose_tasks(self.data.train, config.pareto_tasks)
+        chosen = {task["id"] for task in pareto}
+        others = [task for task in self.data.train if task["id"] not in chosen] or pareto
+        adapter: Any = PromptAdapter(config, collect=self._collect, journal=Journal(run.path / "rollouts.jsonl"))
+        reflection = ReflectionModel(ask_model(config), Journal(run.path / "reflections.jsonl"))
+        with (run.path / "gepa.log").open("a", encoding="utf-8") as log:
+            result: GEPAResult[str, int] = optimize(
+                seed_candidate=self._seed,
+                trainset=others,
+                valset=pareto,
+                adapter=adapter,
+                reflection_lm=reflection,
+                reflection_prompt_template=TEMPLATE,
+                reflection_minibatch_size=min(config.reflection_tasks, len(others)),
+                max_metric_calls=config.prompt_budget,
+                seed=config.seed,
+                stop_callbacks=lambda state: reflection.error is not None,
+                logger=_Log(log),
+                track_best_outputs=False,
+                raise_on_exception=True,
+            )
+        if reflection.error is not None:
+            raise reflection.error
+        return result
+
+    def _collect(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
+        self.callback.on_phase_start("prompts", len(requests))
+        results = self._run(requests)
+        self._rollouts += len(results)
+        self._failures.update(result.status for result in results if not result.succeeded)
+        self._calls += sum(len(result.calls) for result in results)
+        self.run.write_rollouts(1, [result.to_row(1) for result in results], append=True)
+        return results
+
+    def _run(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
+        deadline_s = self.config.step_deadline_s * max(1.0, len(requests) / max(1, self.config.n_runners))
+        return self._runtime.run(requests, deadline_s=deadline_s, on_end=self.callback.on_rollout_end)
+
+    def _validate(self, step: int, prompts: dict[str, str]) -> dict[str, Any]:
+        config, temperature = self.config, self.config.val_temperature
+        tasks: list[Task] = choose_tasks(self.data.validation, config.val_tasks)
+        requests = [
+            RolloutRequest(task=each.task, group=each.group, mode="val", sampling=each.sampling, prompts=prompts)
+            for each in validation_requests(
+                tasks, temperature=temperature, max_tokens=config.max_tokens, seed=config.seed
+            )
+        ]
+        self.callback.on_phase_start("validation", len(requests))
+        rows = [result.to_row(step) for result in self._run(requests)]
+        self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
+        if reason := nothing_judged(rows):
+            raise RolloutsFailedError(reason)
+        return {validation_name(temperature): compute_accuracy(rows, self._breakdowns)}
+
+    def _write(self, line: dict[str, Any]) -> None:
+        line["wall_time_s"] = round(time.monotonic() - self._started, 2)
+        self.run.append_metrics(line)
+        self._log(line)
+        self.callback.on_step_end(line)
+
+
+class _Log:
+    """GEPA's log, in a file, without secrets."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def log(self, message: str) -> None:
+        """Write a line."""
+        self._file.write(f"{mask_secrets(str(message))}\n")
+        self._file.flush()
+
+
+def _front(result: GEPAResult[str, int]) -> dict[str, Any]:
+    """Every prompt that was accepted, with its score, its parents and the tasks on which none is better."""
+    won = Counter(index for winners in result.per_val_instance_best_candidates.values() for index in winners)
+    return {
+        "best": result.best_idx,
+        "rollouts": result.total_metric_calls,
+        "candidates": [
+            {
+                "prompts": dict(candidate),
+                "score": round(float(score), 4),
+                "parents": [parent for parent in parents if parent is not None],
+                "best_on_tasks": won[index],
+            }
+            for index, (candidate, score, parents) in enumerate(
+                zip(result.candidates, result.val_aggregate_scores, result.parents, strict=True)
+            )
+        ],
+    }
