@@ -53,7 +53,7 @@ def refused(*arguments: str) -> str:
     """The one-line error of ``train.run``."""
     result = CliRunner().invoke(run.app, [*arguments, "--print-config"])
     assert result.exit_code != 0, result.output
-    notes = [line for line in result.stderr.splitlines() if not line.startswith("data: ")]
+    notes = [line for line in result.stderr.splitlines() if not line.startswith(("data: ", "watch: "))]
     assert len(notes) == 1
     assert notes[0].startswith("error: ")
     return notes[0]
