@@ -29,7 +29,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 _OPTIONS = {
     **{name: name for name in AgentSettings.model_fields if name != "judge"},
-    **{name: name for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "n_runners", "prompts")},
+    **{
+        name: name
+        for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "n_runners", "prompts", "otlp")
+    },
     **{name: name for name in ("max_tokens", "max_model_len", "retries", "step_deadline_s")},
     "val_temperature": "temperature",
     "val_tasks": "tasks",

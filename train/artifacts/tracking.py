@@ -15,14 +15,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from groundwire.tools.secrets import masked_values
+from groundwire.tools.secrets import has_credentials, mask_secrets, masked_values
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["TENSORBOARD_FOLDER", "check_trackers", "flat_numbers", "logged_in", "open_trackers", "wandb_environment"]
+__all__ = [
+    "TENSORBOARD_FOLDER",
+    "check_otlp",
+    "check_trackers",
+    "flat_numbers",
+    "logged_in",
+    "open_trackers",
+    "wandb_environment",
+]
 
 TENSORBOARD_FOLDER = "tensorboard"
 _PROJECT = "groundwire"
+_OTLP_S = 5.0
 _WANDB_URL = "https://api.wandb.ai"
 
 Log = Callable[[int, dict[str, float]], None]
@@ -39,6 +48,23 @@ def check_trackers(names: Sequence[str]) -> None:
                 f"--track {name}: nobody is logged in: run {name} login, or set {name.upper()}_API_KEY, or "
                 f"{name.upper()}_MODE=offline"
             )
+
+
+def check_otlp(url: str) -> None:
+    """Raise :class:`ConfigError` if ``url`` is no address, or nothing answers there."""
+    import httpx
+
+    if not url.startswith(("http://", "https://")) or has_credentials(url):
+        raise ConfigError(
+            f"--otlp {mask_secrets(url)}: give http://HOST:PORT without user and query; headers with keys go into "
+            "OTEL_EXPORTER_OTLP_HEADERS"
+        )
+    if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        raise ConfigError("--otlp: its package is not installed: pip install opentelemetry-exporter-otlp-proto-http")
+    try:
+        httpx.get(url, timeout=_OTLP_S)
+    except httpx.HTTPError as error:
+        raise ConfigError(f"--otlp {url}: nothing answers there ({error or type(error).__name__})") from error
 
 
 def logged_in(name: str) -> bool:

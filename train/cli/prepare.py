@@ -22,7 +22,7 @@ from groundwire.tools.terminal import spinner
 from groundwire.tools.types import AnswerForm
 from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.artifacts.tracking import check_trackers
+from groundwire.train.artifacts.tracking import check_otlp, check_trackers
 from groundwire.train.cli.judge_options import check_judge
 from groundwire.train.cli.resume import pin_data_dir
 from groundwire.train.config.errors import ConfigError
@@ -124,6 +124,8 @@ def prepare(
     """
     objects = objects or Objects()
     check_trackers(config.track)
+    if config.otlp is not None:
+        check_otlp(config.otlp)
     adapters.check(config.backend)
     _check_objects(config, objects)
     domain = objects.domain or domains.get(config.domain)

@@ -158,6 +158,12 @@ class RunConfig(AgentSettings):
         list, "Also send the metrics of each step to tensorboard, wandb or swanlab", metavar="NAME,NAME"
     )
 
+    otlp: str | None = _data(
+        None,
+        "Also send every rollout as a trace to this OpenTelemetry collector or viewer (OTLP over HTTP)",
+        metavar="URL",
+    )
+
     steps: int = _training(36, "Training steps. With verl 0 means as many as its epochs have", ge=0)
     tasks_per_step: int = _sampling(12, "Tasks in one training step", ge=1)
     group_size: int = _sampling(8, "Rollouts per task and step; their rewards are compared with each other", ge=2)

@@ -51,6 +51,8 @@ class RolloutCollector:
     ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
     has ended.
 
+    ``on_result`` gets each result, before it is returned.
+
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
     loses its rollout to another, and if no runner works on any rollout for ``no_runner_s`` seconds, a warning shows
@@ -71,12 +73,14 @@ class RolloutCollector:
         resources_id: str = "rs-run",
         settings: Mapping[str, Any] | None = None,
         prompts: Mapping[str, str] | None = None,
+        on_result: Callable[[RolloutResult], None] = lambda result: None,
         unresponsive_s: float | None = None,
         runner_command: str = "",
         no_runner_s: float = 10.0,
     ) -> None:
         self._store, self._proxy, self._model, self._notify_runners = store, proxy, model, notify_runners
         self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
+        self._on_result = on_result
         self._zero_failures = zero_failures(failures)
         self._config = RolloutConfig(
             timeout_seconds=2 * rollout_timeout_s,
@@ -129,7 +133,9 @@ class RolloutCollector:
             except asyncio.TimeoutError:
                 ended = False
             left_s = max(deadline - time.monotonic(), _COLLECT_S)
-            return index, await self._collect(requests[index], ids[index], ended=ended, timeout_s=left_s)
+            collected = await self._collect(requests[index], ids[index], ended=ended, timeout_s=left_s)
+            self._on_result(collected)
+            return index, collected
 
         tasks = [asyncio.ensure_future(result(index)) for index in range(len(requests))]
         try:

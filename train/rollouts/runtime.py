@@ -198,6 +198,7 @@ class RolloutRuntime:
             resources_id=self._run_dir.resources_id,
             settings=config.for_agents(),
             prompts=config.prompts,
+            on_result=self._otlp(),
             unresponsive_s=config.unresponsive_s if external or config.runner_processes else None,
             runner_command=config.runner_command() if external else "",
         )
@@ -205,6 +206,17 @@ class RolloutRuntime:
         if config.runner_processes:
             self._processes = RunnerProcesses(store, config, bundled=self._bundled)
             await self._start_part(self._processes)
+
+    def _otlp(self) -> Callable[[RolloutResult], None]:
+        """The function that sends each result to the run's viewer, if it has one."""
+        config = self._config
+        if config.otlp is None:
+            return lambda result: None
+        from groundwire.train.rollouts.otlp import OtlpExport
+
+        export = OtlpExport(config.otlp, run=self._run_dir.path.name, domain=config.domain)
+        self._parts.push_async_callback(asyncio.to_thread, export.close)
+        return export.export
 
     def _proxy(self, store: LightningStore) -> LLMProxy:
         engine, config = self._engine, self._config

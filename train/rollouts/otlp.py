@@ -1,0 +1,205 @@
+"""Sends rollouts to an OpenTelemetry collector or viewer, on request: ``--otlp http://HOST:PORT``.
+
+A rollout is one trace, under OpenTelemetry's GenAI conventions: ``invoke_agent`` with one ``chat`` for each LLM call,
+one ``execute_tool`` for each tool step and one ``gen_ai.evaluation.result`` for each reward. Viewers such as Phoenix,
+Langfuse and Jaeger read OTLP over HTTP. It is sent after the rollout has ended and never delays one: what the viewer
+does not accept is lost, and the run says so once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+from groundwire.adapters.tracing import LLMCall
+from groundwire.tools.secrets import masked_values, register_secret
+from groundwire.train.rollouts.outcome import RolloutResult
+
+__all__ = ["OtlpExport", "traces_url"]
+
+_log = logging.getLogger(__name__)
+_PATH = "/v1/traces"
+_HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+_FLUSH_MS = 10_000
+_NS = 1_000_000_000
+
+
+class OtlpExport:
+    """Sends each result that :meth:`export` gets, in the background; :meth:`close` waits for the last ones.
+
+    ``exporter`` replaces that of ``url``. ``run`` is the name of the run, in each span as ``session.id``.
+    """
+
+    def __init__(self, url: str, *, run: str, domain: str, exporter: SpanExporter | None = None) -> None:
+        self._run, self._domain = run, domain
+        resource = Resource.create({"service.name": "groundwire", "session.id": run})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(_WarnOnce(exporter or _http_exporter(url), url)))
+        self._tracer = self._provider.get_tracer("groundwire")
+
+    def export(self, result: RolloutResult) -> None:
+        """Send a rollout as one trace."""
+        calls = sorted([*result.calls, *result.untrainable], key=lambda call: call.started)
+        start, end = _times(result, calls)
+        task = result.request.task
+        root = self._span(
+            f"invoke_agent {self._domain}",
+            start,
+            end,
+            Context(),
+            {
+                "gen_ai.operation.name": "invoke_agent",
+                "gen_ai.conversation.id": result.rollout_id,
+                "gen_ai.input.messages": _messages([{"role": "user", "content": str(task["question"])}]),
+                "gen_ai.output.messages": _messages([{"role": "assistant", "content": result.answer}]),
+                "groundwire.task_id": str(task["id"]),
+                "groundwire.mode": result.request.mode,
+                "groundwire.group": result.request.group,
+                "groundwire.status": result.status,
+            },
+            error=None if result.succeeded else f"{result.status}: {result.message}",
+        )
+        for name, begins, ends, attributes, error in _children(result, calls, end):
+            self._span(name, begins, ends, root, attributes, error=error)
+
+    def close(self) -> None:
+        """Send what is left, within some seconds."""
+        self._provider.force_flush(_FLUSH_MS)
+        self._provider.shutdown()
+
+    def _span(
+        self, name: str, start: float, end: float, parent: Context, attributes: Mapping[str, Any], *, error: str | None
+    ) -> Context:
+        span = self._tracer.start_span(
+            name,
+            context=parent,
+            kind=SpanKind.CLIENT if name.startswith("chat") else SpanKind.INTERNAL,
+            attributes=masked_values({"session.id": self._run, **attributes}),
+            start_time=int(start * _NS),
+        )
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, masked_values(error)))
+        span.end(int(max(start, end) * _NS))
+        return set_span_in_context(span, Context())
+
+
+def traces_url(url: str) -> str:
+    """The address for traces: ``url`` with OTLP's path, unless it has one."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path if parts.path.strip("/") else _PATH))
+
+
+_Child = tuple[str, float, float, dict[str, Any], str | None]
+
+
+def _children(result: RolloutResult, calls: Sequence[LLMCall], end: float) -> Iterator[_Child]:
+    for call in calls:
+        yield f"chat {call.model}", call.started, call.ended, _call_attributes(call), call.untrainable_reason or None
+    turn = 0
+    for step in result.steps:
+        if step["kind"] != "tool":
+            turn += 1
+            continue
+        # A step has no times: a tool runs between the call before it and the next.
+        begins = calls[min(turn, len(calls)) - 1].ended if calls and turn else end
+        ends = calls[turn].started if turn < len(calls) else end
+        attributes = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": step["agent"],
+            "gen_ai.tool.call.arguments": step["input"],
+            "gen_ai.tool.call.result": step["output"],
+        }
+        yield f"execute_tool {step['agent']}", begins, max(begins, ends), attributes, None if step["ok"] else "error"
+    rewards = {} if result.reward is None else {"reward": result.reward, **result.reward_components}
+    for name, value in rewards.items():
+        score = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": float(value)}
+        yield "gen_ai.evaluation.result", end, end, score, None
+
+
+def _times(result: RolloutResult, calls: Sequence[LLMCall]) -> tuple[float, float]:
+    """Start and end, from the first call; a rollout without a call has no place in time, and gets 0."""
+    start = min((call.started for call in calls), default=0.0)
+    return start, max([start + result.seconds, *(call.ended for call in calls)])
+
+
+def _call_attributes(call: LLMCall) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "groundwire",
+        "gen_ai.request.model": call.model,
+        "gen_ai.response.finish_reasons": [call.finish_reason],
+        "gen_ai.usage.input_tokens": len(call.prompt_ids) or call.prompt_tokens,
+        "gen_ai.usage.output_tokens": len(call.response_ids) or call.response_tokens,
+        "gen_ai.input.messages": _messages(call.messages),
+        "gen_ai.output.messages": _messages([call.reply] if call.reply else [], finish_reason=call.finish_reason),
+        "http.response.status_code": call.status,
+    }
+    others = {
+        "gen_ai.agent.name": call.agent,
+        "gen_ai.response.id": call.reply_id,
+        "gen_ai.tool.definitions": call.tools_json,
+        "groundwire.weights_version": call.weights_version,
+        "groundwire.reward": call.reward,
+    }
+    return attributes | {name: value for name, value in others.items() if value not in (None, "")}
+
+
+def _messages(messages: Sequence[Mapping[str, Any]], *, finish_reason: str | None = None) -> str:
+    """Chat messages in the form of the GenAI conventions, as JSON."""
+    shown = []
+    for message in messages:
+        role, parts = str(message.get("role", "")), list[dict[str, Any]]()
+        content = message.get("content")
+        if role == "tool":
+            parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
+        elif content:
+            parts.append({"type": "text", "content": content if isinstance(content, str) else json.dumps(content)})
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            arguments = {"name": function.get("name"), "arguments": function.get("arguments")}
+            parts.append({"type": "tool_call", "id": call.get("id"), **arguments})
+        shown.append({"role": role, "parts": parts, **({"finish_reason": finish_reason} if finish_reason else {})})
+    return json.dumps(shown, ensure_ascii=False)
+
+
+class _WarnOnce(SpanExporter):
+    """An exporter that logs its first failure, and no other."""
+
+    def __init__(self, exporter: SpanExporter, url: str) -> None:
+        self._exporter, self._url, self._warned = exporter, url, False
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Send ``spans``."""
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS and not self._warned:
+            self._warned = True
+            _log.warning("spans cannot be sent to %s and are lost there; the run goes on", self._url)
+        return result
+
+    def shutdown(self) -> None:
+        """Close the connection."""
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Send what the exporter has."""
+        return self._exporter.force_flush(timeout_millis)
+
+
+def _http_exporter(url: str) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    for name in _HEADERS:
+        for header in os.environ.get(name, "").split(","):
+            register_secret(header.partition("=")[2].strip())
+    return OTLPSpanExporter(endpoint=traces_url(url))
