@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from groundwire import domains, rewards
 from groundwire.domains import DataError
 from groundwire.domains.prepare import app
-from groundwire.domains.text_to_sql.golds import FAILS, NO_ROWS
+from groundwire.domains.text_to_sql.golds import FAILS, LARGE, NO_ROWS, check_golds, leave_out
 from groundwire.domains.text_to_sql.splits import split_tasks
 
 sqlite = domains.get("sqlite")
@@ -156,6 +156,15 @@ def test_the_layout_of_kaggle_dbqa_is_read_with_its_own_split(tmp_path: Path) ->
     for part in ("fewshot", "test"):
         (tmp_path / f"examples/Pets_{part}.json").unlink()
     assert sqlite.load(str(tmp_path)).source.endswith("split by gold query, of one database")
+
+
+def test_a_gold_whose_result_is_too_large_to_be_compared_is_left_out(tmp_path: Path) -> None:
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300000) SELECT {} FROM n"
+    database = str(make_folder(tmp_path) / "shop.sqlite")
+    tasks = [{"db_path": database, "query": numbers.format(column)} for column in ("i", "count(i)")]
+    problems = check_golds(tasks)
+    assert [problem.reason for problem in problems.values()] == [LARGE]
+    assert leave_out(tasks, tasks, problems) == (tasks[1:], tasks[1:], {LARGE: 1})
 
 
 # An error about a folder is one line with the folder, the row and the remedy.

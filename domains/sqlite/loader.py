@@ -69,7 +69,7 @@ class SqliteDomain:
             _log.warning("%s", line)
         if len(broken) > _SENTENCES:
             _log.warning(
-                "%d more golds fail or are slow; python -m domains.prepare lists them", len(broken) - _SENTENCES
+                "%d more golds cannot judge an answer; python -m domains.prepare lists them", len(broken) - _SENTENCES
             )
         sizes = f"train {_size(train)}, {split} {_size(validation)}"
         return TaskData(

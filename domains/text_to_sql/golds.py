@@ -1,8 +1,8 @@
 """Run the gold queries and leave out the tasks whose gold cannot judge an answer.
 
-A gold that fails or is slow can judge nothing: its tasks are left out of training and validation. A gold that returns
-no rows is left out of training only, where it would reward any empty answer; published accuracy counts it, and so does
-validation.
+A gold that fails, is slow or returns too much to be compared can judge nothing: its tasks are left out of training and
+validation. A gold that returns no rows is left out of training only, where it would reward any empty answer; published
+accuracy counts it, and so does validation.
 """
 
 from __future__ import annotations
@@ -12,18 +12,37 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from groundwire.domains._types import DataError, Task
-from groundwire.tools.sql import DatabaseError, QueryError, QueryTimeoutError, run_query
+from groundwire.tools.sql import (
+    MAX_JUDGED_BYTES,
+    MAX_JUDGED_ROWS,
+    DatabaseError,
+    QueryError,
+    QueryTimeoutError,
+    run_query,
+)
 
-__all__ = ["FAILS", "NO_ROWS", "SLOW", "Gold", "GoldProblem", "check_golds", "gold_error", "gold_of", "leave_out"]
+__all__ = [
+    "FAILS",
+    "LARGE",
+    "NO_ROWS",
+    "SLOW",
+    "Gold",
+    "GoldProblem",
+    "check_golds",
+    "gold_error",
+    "gold_of",
+    "leave_out",
+]
 
 FAILS, SLOW, NO_ROWS = "gold fails", "gold is slow", "gold returns no rows"
+LARGE = "gold returns too much"
 
 Gold = tuple[str, str]
 """A database's absolute path, and a query."""
 
 
 class GoldProblem(NamedTuple):
-    """Why a gold cannot judge: ``FAILS``, ``SLOW`` or ``NO_ROWS``, and the database's error message."""
+    """Why a gold cannot judge: ``FAILS``, ``SLOW``, ``LARGE`` or ``NO_ROWS``, and the database's error message."""
 
     reason: str
     detail: str = ""
@@ -53,13 +72,15 @@ def check_golds(tasks: Iterable[Task], *, timeout_s: float = 5.0) -> dict[Gold, 
 
 def _check_gold(database: str, query: str, timeout_s: float) -> GoldProblem | None:
     try:
-        result = run_query(database, query, timeout_s=timeout_s, max_rows=1)
+        result = run_query(database, query, timeout_s=timeout_s, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
     except QueryTimeoutError as error:
         return GoldProblem(SLOW, str(error))
     except DatabaseError as error:
         raise DataError(f"{error}; copy or download it again.") from error
     except QueryError as error:
         return GoldProblem(FAILS, str(error))
+    if result.truncated:
+        return GoldProblem(LARGE, f"more than {MAX_JUDGED_ROWS:,} rows or {MAX_JUDGED_BYTES // 10**6} MB")
     return None if result.rows else GoldProblem(NO_ROWS)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains._types import Task
-from groundwire.domains.text_to_sql.golds import FAILS, SLOW, Gold, GoldProblem, gold_of
+from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, gold_of
 from groundwire.tools.neighbours import FOLDER, Job, NeighboursError, build_all, neighbours_of
 from groundwire.tools.terminal import progress
 
@@ -40,7 +40,7 @@ def write_neighbours(
     unfinished = previous.parent / f".{previous.name}.{FOLDER}"
     by_database: dict[str, list[Task]] = {}
     for task, place in tasks:
-        if gold_of(task) not in problems or problems[gold_of(task)].reason not in (FAILS, SLOW):
+        if gold_of(task) not in problems or problems[gold_of(task)].reason == NO_ROWS:
             by_database.setdefault(place, []).append(task)
     jobs = [
         Job(

@@ -141,7 +141,8 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
         [
             f"{out}: {tasks}; {report['databases']:,} databases",
             f"left out of training: {left_out}",
-            f"golds that fail, are slow or return no rows: {len(report['golds']):,}, listed in {out / REPORT}",
+            f"golds that fail, are slow, or return too much or nothing: {len(report['golds']):,}, "
+            f"listed in {out / REPORT}",
             *(f"  {sentence}" for sentence in (*broken[:_SENTENCES], *more)),
             f"suspicious golds: {report['suspects']:,}, listed in {out / SUSPECTS}",
             *_neighbours_lines(report.get("neighbours")),

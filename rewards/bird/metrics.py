@@ -25,7 +25,14 @@ from cachetools import LRUCache, cached
 from groundwire.rewards._types import RewardError
 from groundwire.rewards.bird.official_rules import efficiency_reward, execution_accuracy, soft_f1, time_ratio
 from groundwire.rewards.spider.execution_match import gold_and_database, gold_rows, reads_table
-from groundwire.tools.sql import DatabaseError, QueryError, QueryResult, run_query
+from groundwire.tools.sql import (
+    MAX_JUDGED_BYTES,
+    MAX_JUDGED_ROWS,
+    DatabaseError,
+    QueryError,
+    QueryResult,
+    run_query,
+)
 from groundwire.tools.sql.connections import signature
 from groundwire.tools.types import AgentStep
 
@@ -36,7 +43,6 @@ Clock = Literal["steps", "time"]
 Row = tuple[Any, ...]
 
 TIMEOUT_S = 30.0
-_MAX_ROWS, _MAX_BYTES = 250_000, 4_000_000
 _ITERATIONS = 100
 _FEW_STEPS = 1000
 _EQUAL = 0.05
@@ -101,7 +107,7 @@ def _gold_steps(gold: str, database: str, _signature: tuple[int, ...]) -> int:
 
 
 def _run(sql: str, database: str) -> QueryResult:
-    return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
+    return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
 
 
 async def bird_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:

@@ -41,14 +41,18 @@ from groundwire.rewards.spider.official_rules import (
     order_matters,
     same_result,
 )
-from groundwire.tools.sql import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, run_query
+from groundwire.tools.sql import (
+    MAX_JUDGED_BYTES,
+    MAX_JUDGED_ROWS,
+    DatabaseError,
+    NotAllowedError,
+    QueryError,
+    QueryTimeoutError,
+    run_query,
+)
 from groundwire.tools.types import AgentStep
 
 __all__ = ["MatchResult", "execution_match", "gold_and_database", "gold_rows", "reads_table", "spider_exec_match"]
-
-# Twenty times the largest result of Spider; as Python objects ten to twenty times as much, and there are two results.
-_MAX_ROWS = 250_000
-_MAX_BYTES = 4_000_000
 
 File = tuple[str, int, int, int]
 """Path, inode, modification time in ns and size: a file that changed is another one."""
@@ -102,7 +106,7 @@ def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float)
     try:
         # One row more than the gold's is enough to know that they differ.
         limit = len(expected) + 1
-        rows: Rows = run_query(path, predicted, timeout_s=timeout_s, max_rows=limit, max_bytes=_MAX_BYTES).rows
+        rows: Rows = run_query(path, predicted, timeout_s=timeout_s, max_rows=limit, max_bytes=MAX_JUDGED_BYTES).rows
     except DatabaseError as error:
         raise RewardError(str(error)) from error
     except QueryTimeoutError:
@@ -128,11 +132,13 @@ def _size(rows: Rows) -> int:
 def _gold_rows(file: File, gold: str, timeout_s: float) -> Rows:
     path = file[0]
     try:
-        result = run_query(path, gold, timeout_s=timeout_s, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES)
+        result = run_query(path, gold, timeout_s=timeout_s, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
     except QueryError as error:
         raise RewardError(f"the gold query failed on {path}: {error}: {gold}") from error
     if result.truncated:
-        raise RewardError(f"the gold query returns more than {_MAX_ROWS} rows or {_MAX_BYTES} bytes: {gold}")
+        raise RewardError(
+            f"the gold query returns more than {MAX_JUDGED_ROWS} rows or {MAX_JUDGED_BYTES} bytes: {gold}"
+        )
     return result.rows
 
 

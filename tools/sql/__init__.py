@@ -8,9 +8,11 @@ continue (:mod:`groundwire.tools.sql.errors`).
 
 from groundwire.tools.sql.copies import DatabaseCopies, DatabaseStates
 from groundwire.tools.sql.errors import DatabaseError, NotAllowedError, QueryError, QueryTimeoutError, SqlError
-from groundwire.tools.sql.query import QueryResult, is_sqlite, render, run_query
+from groundwire.tools.sql.query import MAX_JUDGED_BYTES, MAX_JUDGED_ROWS, QueryResult, is_sqlite, render, run_query
 
 __all__ = [
+    "MAX_JUDGED_BYTES",
+    "MAX_JUDGED_ROWS",
     "DatabaseCopies",
     "DatabaseError",
     "DatabaseStates",

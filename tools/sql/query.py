@@ -27,6 +27,8 @@ from groundwire.tools.sql.errors import (
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 
 __all__ = [
+    "MAX_JUDGED_BYTES",
+    "MAX_JUDGED_ROWS",
     "QueryResult",
     "is_sqlite",
     "render",
@@ -35,6 +37,9 @@ __all__ = [
     "workers",
 ]
 
+MAX_JUDGED_ROWS, MAX_JUDGED_BYTES = 250_000, 4_000_000
+"""The largest result that is compared with another: twenty times the largest of Spider. As Python objects the bytes are
+ten to twenty times as many, and there are two results."""
 _MAGIC = b"SQLite format 3\0"
 _SIGNAL_CHECK_S = 0.1
 _MIN_SIZE = 4  # an object of Python takes 50 bytes at least
