@@ -107,10 +107,10 @@ class Constraints:
         return self._unpacked(words, starts)
 
     def _unpacked(self, words: Any, starts: Sequence[int]) -> torch.Tensor:
-        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        allowed = torch.zeros(len(words), self._vocabulary, dtype=torch.bool)
+        bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
         rows = self._tokens.select(bits, starts)[:, : self._vocabulary]
-        allowed[:, : rows.shape[1]] = torch.from_numpy(rows).bool()
+        allowed = torch.zeros(len(words), self._vocabulary, dtype=torch.bool)
+        allowed[:, : rows.shape[1]] = torch.from_numpy(rows)
         return allowed
 
     @functools.cached_property
