@@ -241,6 +241,19 @@ def _import_tests(paths: Sequence[str]) -> None:
     sys.path.insert(0, os.getcwd())
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # the workers report the errors
         pytest.main(["-s", "-p", "no:cacheprovider", *paths], plugins=[OnlyModules()])
+    _draw_text()
+
+
+def _draw_text() -> None:
+    """Hypothesis makes its tables of characters at their first use, which takes a second in a new clone."""
+    from hypothesis import given, settings, strategies
+
+    @settings(max_examples=1, database=None)
+    @given(strategies.text())
+    def draw(text: str) -> None:
+        pass
+
+    draw()
 
 
 def _run(client: socket.socket, files: Sequence[int]) -> NoReturn:

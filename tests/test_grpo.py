@@ -97,20 +97,29 @@ def _batch(model: LlamaForCausalLM) -> list[ScoredRollout]:
     def ids(n: int) -> list[int]:
         return torch.randint(0, 40, (n,), generator=generator).tolist()
 
-    rollouts = []
+    sampled = []
     for group in range(3):
         schema = ids(12)
         for member in range(4):
             calls = [schema + ids(5) for _ in range(1 + (group + member) % 3)]
-            pairs = [(prompt, ids(3 + member)) for prompt in calls]
-            rollouts.append(
-                ScoredRollout(
-                    group=str(group),
-                    reward=float(member % 2),
-                    trajectories=[_trajectory(p, r, _logprobs(model, p, r)) for p, r in pairs],
-                )
-            )
-    return rollouts
+            sampled.append((str(group), float(member % 2), [(prompt, ids(3 + member)) for prompt in calls]))
+    logprobs = iter(_all_logprobs(model, [pair for _, _, pairs in sampled for pair in pairs]))
+    return [
+        ScoredRollout(group=group, reward=reward, trajectories=[_trajectory(p, r, next(logprobs)) for p, r in pairs])
+        for group, reward, pairs in sampled
+    ]
+
+
+def _all_logprobs(model: LlamaForCausalLM, pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+    """As ``_logprobs`` of each prompt and response, in one pass: no token sees the padding after it."""
+    rows = [torch.tensor(prompt + response) for prompt, response in pairs]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    with torch.no_grad():
+        found = torch.log_softmax(model(ids).logits[:, :-1], -1).gather(2, ids[:, 1:, None])[:, :, 0]
+    return [
+        each[len(prompt) - 1 : len(prompt) + len(response) - 1].tolist()
+        for each, (prompt, response) in zip(found, pairs, strict=True)
+    ]
 
 
 def test_an_update_raises_the_probability_of_rewarded_replies() -> None:
