@@ -18,12 +18,14 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Builds the wheel, installs its base into an empty environment, and checks it there, outside of the clone.
+# Builds the wheel, installs its base into an empty environment, checks it there, outside of the clone, and runs an agent in
+# it for the trainer of $(VENV).
 wheel: $(VENV)/.dev
 	rm -rf build/wheel && $(BIN)/python -m hatchling build -t wheel -d build/wheel
 	$(PYTHON) -m venv build/wheel/base
 	build/wheel/base/bin/python -m pip install --quiet build/wheel/*.whl
 	cd build/wheel && base/bin/python ../../tests/installed_base.py
+	cd build/wheel && ../../$(BIN)/python ../../tests/own_environment.py base/bin/python
 
 # The documentation site, in build/site; a warning is an error. The code is read, not imported.
 docs: $(VENV)/.docs

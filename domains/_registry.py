@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from groundwire.domains._types import Domain
+from groundwire.domains.task_list import is_file, task_list
 from groundwire.tools.plugins import PluginError, Registry
 
 __all__ = ["check", "get", "names"]
@@ -13,9 +14,13 @@ names = _registry.names
 
 
 def get(name: str) -> Domain:
-    """The domain ``name``. Raises :class:`groundwire.tools.plugins.UnknownNameError` and
-    :class:`groundwire.tools.plugins.PluginError`.
+    """The domain ``name``, or that of the tasks in the file ``name``, a fifth of which is held out.
+
+    Raises :class:`groundwire.tools.plugins.UnknownNameError`, :class:`groundwire.tools.plugins.PluginError`, and
+    :class:`groundwire.domains.DataError` for a file.
     """
+    if name not in _registry.names() and is_file(name):
+        return task_list(name)
     try:
         return _registry.get(name)
     except (ImportError, AttributeError) as error:

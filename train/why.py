@@ -15,7 +15,6 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
-from groundwire.train.evaluation.diagnosis import KINDS, diagnose
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 
@@ -71,6 +70,8 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
 
     Each batch is a whole step or validation; one is in memory at a time.
     """
+    from groundwire.train.evaluation.diagnosis import KINDS, diagnose  # slow: imports numpy
+
     kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
     training = later_prompts = 0
@@ -109,7 +110,8 @@ def _explain(
     batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], decoder: TokenDecoder
 ) -> Iterator[str]:
     """The reason of one rollout, the credit of its calls, then its prefix mismatches."""
-    from groundwire.train.evaluation.credits import credit_lines, row_credits  # slow: imports numpy
+    from groundwire.train.evaluation.credits import credit_lines, row_credits
+    from groundwire.train.evaluation.diagnosis import diagnose
 
     found: list[tuple[Row, str, list[str]]] = []
     for rows in batches:

@@ -36,8 +36,11 @@ def parse_arguments(
     if tasks is not None and given.get("domain") is not None:
         raise ConfigError(f"tasks are given, and domain {given['domain']!r}: give one of them")
     domain = function = None
-    if tasks is None or (isinstance(tasks, str) and not is_file(tasks)):
-        given["domain"] = tasks or given.get("domain")
+    elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+    if isinstance(tasks, Path):
+        tasks = str(tasks)
+    if tasks is None or (isinstance(tasks, str) and (not is_file(tasks) or (elsewhere and validation is None))):
+        given["domain"] = tasks or given.get("domain")  # other processes read a file by its name
         if validation is not None:
             raise ConfigError("a domain has its own validation tasks: leave out validation")
     else:

@@ -71,7 +71,7 @@ def evaluation_settings(
     given = with_file(dict(given))
     given = given if endpoint else with_settings_of_run(given, objects=objects or {})
     given = {**DEFAULTS, **remote, "trainer": "local", **given}
-    paths = ("data_dir",) if endpoint else ("model", "data_dir")
+    paths = ("data_dir", "domain") if endpoint else ("model", "data_dir", "domain")
     given |= {name: resolve_path(given[name]) for name in paths if name in given}
     return resolve(given.pop("config", None) or ("hf" if endpoint else "fast"), **given)
 
@@ -92,7 +92,7 @@ def run_evaluation(
         upstream = upstream_of(endpoint, config)
     about = {"samples": samples, "base_url": endpoint and endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": about}
-    run = RunDir.create(config.output_dir, backend=config.backend, domain=config.domain, config=stored)
+    run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
     for note in job.notes:
         shown.print(note, markup=False)
     shown.print(f"run:  {run.path}", markup=False)

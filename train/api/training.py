@@ -137,7 +137,11 @@ def train(job: Job, resumed: RunDir | None, shown: Console, endpoint: Endpoint |
     if config.trainer == "gepa":
         check_gepa(config)
     run = resumed or RunDir.create(
+<<<<<<< HEAD
         config.output_dir, backend=config.backend, domain=config.domain, config=_stored_config(job, endpoint)
+=======
+        config.output_dir, backend=config.backend, domain=job.domain.name, config=_stored_config(job)
+>>>>>>> 70675a4 (--domain takes a file of tasks; make wheel runs an agent in an installed base; why and the doctor work without the trainer)
     )
     with run.lock():
         if resumed is not None:

@@ -86,9 +86,9 @@ def check_packages() -> Iterator[Check]:
         yield Check(
             "failure", "agentlightning is not installed, so nothing can be trained", "pip install 'groundwire[train]'"
         )
-    else:
-        level = "ok" if found == _AGENTLIGHTNING else "warning"
-        yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
+        return
+    level = "ok" if found == _AGENTLIGHTNING else "warning"
+    yield Check(level, f"agentlightning {found} (known good: {_AGENTLIGHTNING})")
     found = installed_version("opentelemetry-sdk")
     if found is not None and tuple(int(part) for part in found.split(".")[:2]) >= _OTEL_LIMIT:
         yield Check("failure", f"opentelemetry-sdk {found} loses spans", "pip install 'opentelemetry-sdk<1.45'")

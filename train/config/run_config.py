@@ -88,7 +88,11 @@ class AgentSettings(Settings):
     train_model: Annotated[str | None, AfterValidator(partial(_regular_expression, "train_model"))] = _agent(
         None, "Train only the models of your agent whose names match; others keep their provider", metavar="REGEX"
     )
-    domain: str = _agent("spider", "Domain of the tasks: spider, sqlite, bird, medical or a plugin's")
+    domain: str = _agent(
+        "spider",
+        "Domain of the tasks: spider, sqlite, bird, medical or a plugin's, or a file of your tasks (.jsonl, .json, .csv, "
+        ".parquet)",
+    )
     reward: str | None = _agent(
         None,
         "Name of the reward, a function of yours (module:function), or a sum such as 0.9*a+0.1*b. Without it, the "
