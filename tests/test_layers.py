@@ -134,7 +134,7 @@ print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, t
 
 @pytest.mark.parametrize(
     "command",
-    [["cli.app", "run", "--steps", "1"], ["run"], ["audit"], ["report", "."], ["why", "."], ["store", "--memory"]],
+    [["cli.app", "run", "--steps", "1"], ["run"], ["audit"], ["report", "."], ["store", "--memory"]],
     ids=lambda command: command[0],
 )
 def test_a_missing_layer_is_one_sentence_with_its_command(base: dict[str, str], command: list[str]) -> None:
@@ -189,15 +189,18 @@ async def test_an_agent_runs_in_its_own_environment_which_needs_the_base_only(
     python.write_text(f'#!/bin/sh\nPYTHONPATH={base["PYTHONPATH"]!r} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    settings: dict[str, Any] = {"val_tasks": 3, "n_runners": 3, "retries": 0, "quiet": True, "reward": "own_app:reward"}
+    (tmp_path / "tasks.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
+    settings: dict[str, Any] = {"n_runners": 3, "retries": 0, "quiet": True, "reward": "own_app:reward"}
     async with ScriptedPolicyServer(replies=lambda _: "SELECT 1") as policy:
         settings |= {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path}
-        result = await asyncio.to_thread(evaluate, "own_app:answer", "spider", runner_python=str(python), **settings)
+        result = await asyncio.to_thread(
+            evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings
+        )
         settings["reward"] = "own_app:missing"
         with pytest.raises(UserError, match="the runner process has ended, with status 2"):
-            await asyncio.to_thread(evaluate, "own_app:answer", "spider", runner_python=str(python), **settings)
-    assert (result.accuracy.value, result.accuracy.n) == (1.0, 3)
-    assert [len(calls) for calls in result.rollouts["calls"]] == [1] * 3
+            await asyncio.to_thread(evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings)
+    assert (result.accuracy.value, result.accuracy.n) == (1.0, 1)  # a file's validation tasks
+    assert [len(calls) for calls in result.rollouts["calls"]] == [1]
     assert "own_app" not in sys.modules
 
 

@@ -14,7 +14,7 @@ from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.prepare import Job, Objects, prepare
-from groundwire.train.cli.resume import resolve_path
+from groundwire.train.cli.resume import resolve_domain, resolve_path
 from groundwire.train.cli.trained_model import with_settings_of_run
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
@@ -71,8 +71,10 @@ def evaluation_settings(
     given = with_file(dict(given))
     given = given if endpoint else with_settings_of_run(given, objects=objects or {})
     given = {**DEFAULTS, **remote, "trainer": "local", **given}
-    paths = ("data_dir", "domain") if endpoint else ("model", "data_dir", "domain")
+    paths = ("data_dir",) if endpoint else ("model", "data_dir")
     given |= {name: resolve_path(given[name]) for name in paths if name in given}
+    if "domain" in given:
+        given["domain"] = resolve_domain(given["domain"])
     return resolve(given.pop("config", None) or ("hf" if endpoint else "fast"), **given)
 
 

@@ -38,6 +38,7 @@ from groundwire.train.cli.resume import (
     config_for_resume,
     finished,
     relative_path,
+    resolve_domain,
     resolve_path,
     save_step_count,
     with_resume_hint,
@@ -76,6 +77,8 @@ def make_job(
     given |= {
         name: resolve_path(given[name]) for name in ("model", "data_dir", "gold_trust", "token_file") if name in given
     }
+    if "domain" in given:
+        given["domain"] = resolve_domain(given["domain"])
     if resumed is None:
         local = dev or bool(objects.names())
         given.setdefault("trainer", default_trainer(given.get("config"), device=given.get("device"), dev=local))
@@ -137,11 +140,7 @@ def train(job: Job, resumed: RunDir | None, shown: Console, endpoint: Endpoint |
     if config.trainer == "gepa":
         check_gepa(config)
     run = resumed or RunDir.create(
-<<<<<<< HEAD
-        config.output_dir, backend=config.backend, domain=config.domain, config=_stored_config(job, endpoint)
-=======
-        config.output_dir, backend=config.backend, domain=job.domain.name, config=_stored_config(job)
->>>>>>> 70675a4 (--domain takes a file of tasks; make wheel runs an agent in an installed base; why and the doctor work without the trainer)
+        config.output_dir, backend=config.backend, domain=job.domain.name, config=_stored_config(job, endpoint)
     )
     with run.lock():
         if resumed is not None:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains import TaskData
+from groundwire.domains import TaskData, names
+from groundwire.domains.task_list import is_file
 from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
@@ -25,6 +26,7 @@ __all__ = [
     "finished",
     "pin_data_dir",
     "relative_path",
+    "resolve_domain",
     "resolve_path",
     "save_step_count",
     "with_resume_hint",
@@ -77,6 +79,11 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
     if "track" in changed:
         stored.get("verl", {}).pop(LOGGER, None)
     return resolve(stored["config"], **with_changes(stored, changed))
+
+
+def resolve_domain(name: str | None) -> str | None:
+    """The absolute path of a file of tasks; the name of a domain unchanged."""
+    return name if name is None or name in names() or not is_file(name) else str(Path(name).resolve())
 
 
 def pin_data_dir(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:

@@ -90,8 +90,7 @@ class AgentSettings(Settings):
     )
     domain: str = _agent(
         "spider",
-        "Domain of the tasks: spider, sqlite, bird, medical or a plugin's, or a file of your tasks (.jsonl, .json, .csv, "
-        ".parquet)",
+        "Domain of the tasks: spider, sqlite, bird, medical or a plugin's, or a file of your tasks (.jsonl, .csv)",
     )
     reward: str | None = _agent(
         None,
