@@ -64,7 +64,8 @@ class RewardWatch:
     async def check(self, rows: Iterable[Mapping[str, Any]], step: int) -> Watched | None:
         """Judge a sample of the ``rows`` (of ``rollouts.parquet``) that won; None if none can be judged now.
 
-        A rollout won if its reward is above 0.5. The best-paid ones of all groups are taken first.
+        A rollout won if its reward is above 0.5. Which of them are taken is chance: the best-paid ones may be right by
+        both rewards, where another reward than the right answer's adds to theirs.
         """
         chosen = _sample(rows, self._affordable(), random.Random(f"{self._seed}/{step}"))
         if not chosen:
@@ -86,7 +87,7 @@ class RewardWatch:
 
 
 def _sample(rows: Iterable[Mapping[str, Any]], count: int, rng: random.Random) -> list[Mapping[str, Any]]:
-    """``count`` winning rollouts: the best-paid of each group, then the second of each, and so on."""
+    """``count`` winning rollouts: a random one of each group, then a second of each, and so on."""
     groups: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["mode"] == "train" and row["status"] == "succeeded" and (row["reward"] or 0.0) > RIGHT:
@@ -94,14 +95,8 @@ def _sample(rows: Iterable[Mapping[str, Any]], count: int, rng: random.Random) -
     ordered = list(groups.values())
     for group in ordered:
         rng.shuffle(group)
-        group.sort(key=_reward, reverse=True)
     rng.shuffle(ordered)
-    ordered.sort(key=lambda group: _reward(group[0]), reverse=True)
     return [row for rank in zip_longest(*ordered) for row in rank if row is not None][:count]
-
-
-def _reward(row: Mapping[str, Any]) -> float:
-    return float(row["reward"])
 
 
 def _summary(name: str, rows: Sequence[Mapping[str, Any]], scores: Sequence[Score]) -> Watched:

@@ -50,7 +50,7 @@ def _warnings(*watched: Watched | None) -> list[str]:
     return [warning for line in lines for warning in rules.check(line)]
 
 
-async def test_winning_rollouts_of_all_groups_are_judged_the_best_paid_first() -> None:
+async def test_winning_rollouts_of_all_groups_are_judged() -> None:
     rows = [_row("a", 0.8, "low"), _row("a", 1.0, "high"), _row("b", 0.9, "right"), _row("c", 0.4, "lost")]
     rows += [_row("d", 1.0, mode="val"), _row("e", 1.0, status="timeout"), _row("f", 0.9, "broken")]
     judged: list[str] = []
@@ -60,7 +60,7 @@ async def test_winning_rollouts_of_all_groups_are_judged_the_best_paid_first() -
         return await strict(task, answer, steps)
 
     found = await RewardWatch("strict", reward).check(rows, 1)
-    assert judged[0] == "high"
+    assert set(judged[:3]) & {"low", "high"} != {"low", "high"}  # one of each group first
     assert sorted(judged) == ["broken", "high", "low", "right"]
     assert found is not None
     assert (found["rollouts"], found["unconfirmed"], found["failed"], found["error"]) == (3, 2, 1, "no neighbours")
@@ -98,6 +98,8 @@ def test_a_growing_gap_is_warned_about_once_with_the_best_paid_rollouts() -> Non
     assert warning.count("task 't' was paid 1 (strict: 0) for 'bad\\x1b[2J'") == 3
     assert len(_warnings(*[_watched(12)] * 8)) == 1  # from the beginning
     assert not _warnings(*[_watched(5)] * 30)  # a steady share below half
+    [slow] = _warnings(*[_watched(2)] * 15, *[_watched(3)] * 10, *[_watched(6)] * 20)
+    assert "after 12% at the start" in slow
     assert not _warnings(*[_watched(1)] * 10, *[_watched(3)] * 10)  # small enough to be chance
     assert not _warnings(_watched(16), _watched(16))
 

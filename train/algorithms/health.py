@@ -50,7 +50,7 @@ _MAX_TRUNCATED = 0.2
 _MIN_PAIRS, _MAX_EXCESS = 50, 0.25
 """Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
 _MIN_WATCHED = 48
-"""Watched rollouts of the first steps, and of the last, whose unconfirmed shares are compared."""
+"""Watched rollouts of the first steps, and of the last, whose unconfirmed shares are compared, at least."""
 _MAX_GROWTH, _MIN_DEVIATIONS, _MAX_UNCONFIRMED = 0.15, 3.5, 0.5
 """Growth of that share, also in standard deviations of chance, and the share that is too large from the beginning."""
 
@@ -248,19 +248,33 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
 
 def _rewards_diverge(lines: Sequence[Line]) -> str:
     watched = [line["watch"] for line in lines if line.get("watch")]
-    first, last = _until_enough(watched), _until_enough(watched[::-1])
-    if not last or len(last) < _STEPS:
-        return ""
-    name, (total, wrong), since = last[0]["reward"], _count_watched(last), ""
-    if len(first) + len(last) <= len(watched):
-        before_total, before_wrong = _count_watched(first)
-        growth = wrong / total - before_wrong / before_total
-        share = (wrong + before_wrong) / (total + before_total)
-        chance = math.sqrt(share * (1 - share) * (1 / total + 1 / before_total))
-        if growth > max(_MAX_GROWTH, _MIN_DEVIATIONS * chance):
+    # A third of a long run shows a slow growth, and a few steps show a fast one sooner.
+    for enough in sorted({_MIN_WATCHED, max(_MIN_WATCHED, _count_watched(watched)[0] // 3)}):
+        first, last = _until_enough(watched, enough), _until_enough(watched[::-1], enough)
+        if not last or len(last) < _STEPS:
+            continue
+        total, wrong = _count_watched(last)
+        if len(first) + len(last) <= len(watched) and _grows(_count_watched(first), (total, wrong)):
+            before_total, before_wrong = _count_watched(first)
             since = f", after {before_wrong / before_total:.0%} at the start"
-    if not since and wrong <= _MAX_UNCONFIRMED * total:
-        return ""
+        elif wrong > _MAX_UNCONFIRMED * total:
+            since = ""
+        else:
+            continue
+        return _divergence_warning(last, since)
+    return ""
+
+
+def _grows(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Whether the share of the second number in the first is larger after than before, by more than chance explains."""
+    (before_total, before_wrong), (total, wrong) = before, after
+    share = (wrong + before_wrong) / (total + before_total)
+    chance = math.sqrt(share * (1 - share) * (1 / total + 1 / before_total))
+    return wrong / total - before_wrong / before_total > max(_MAX_GROWTH, _MIN_DEVIATIONS * chance)
+
+
+def _divergence_warning(last: Sequence[Watched], since: str) -> str:
+    name, (total, wrong) = last[0]["reward"], _count_watched(last)
     examples = "; ".join(
         f"task {shorten_repr(each['task_id'])} was paid {each['reward']:g} ({name}: {each['watch_reward']:g}) for "
         f"{shorten_repr(each['answer'])}"
@@ -280,13 +294,13 @@ def _watch_fails(lines: Sequence[Line]) -> str:
     return f"watch_reward {last[-1]['reward']} cannot judge this run's rollouts: {last[-1]['error']}"
 
 
-def _until_enough(watched: Sequence[Watched]) -> list[Watched]:
-    """The first entries with enough rollouts together; empty if all have fewer."""
+def _until_enough(watched: Sequence[Watched], enough: int) -> list[Watched]:
+    """The first entries with ``enough`` rollouts together; empty if all have fewer."""
     found, total = [], 0
     for each in watched:
         found.append(each)
         total += each["rollouts"]
-        if total >= _MIN_WATCHED:
+        if total >= enough:
             return found
     return []
 
