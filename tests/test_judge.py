@@ -210,11 +210,11 @@ def _counting(judge: Judge) -> Any:
     class Counting(JudgeClient):
         at_once = most_at_once = 0
 
-        async def ask(self, messages: Any) -> Any:
+        async def ask(self, messages: Any, *, structured: bool = True) -> Any:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
             try:
-                return await super().ask(messages)
+                return await super().ask(messages, structured=structured)
             finally:
                 self.at_once -= 1
 

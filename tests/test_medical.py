@@ -229,13 +229,13 @@ def test_the_published_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"id": "x", "question": "Who?"}, "row 20: answer is None, not text"),
+        ({"id": "x", "question": "Who?", "answer": 3}, "row 20: answer is 3, not text"),
         ({"id": "x", "question": " ", "answer": "Me."}, "row 20: question is ' ', not text"),
         ({"id": "q3", "question": "Who?", "answer": "Me."}, "'q3' among them"),
         ({"id": "x", "question": "Who?", "answer": "Me.", "split": "test"}, "split is 'test'"),
     ],
 )
-def test_the_error_names_the_wrong_row(tmp_path: Path, row: dict[str, str], message: str) -> None:
+def test_the_error_names_the_wrong_row(tmp_path: Path, row: dict[str, Any], message: str) -> None:
     assert message in refusal(folder_of(tmp_path, [*QUESTIONS, row]))
 
 

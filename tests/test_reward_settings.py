@@ -97,7 +97,7 @@ def test_the_local_grader_is_announced() -> None:
             "judge deadline_s is 99, and rollout_timeout_s 60",
         ),
         (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be parsed from '*2' on"),
-        (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: executes, "),
+        (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: bird_efficiency, "),
     ],
 )
 def test_wrong_options_are_a_one_line_error(arguments: Sequence[str], message: str) -> None:

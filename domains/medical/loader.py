@@ -1,9 +1,10 @@
 """Read a folder with one SQLite database and questions: the bundled one, or your own.
 
 The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in
-two, ``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``. Optional are ``id``, ``split``
-(``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a fifth of the questions is for
-validation, chosen by a hash of their ids, so the split does not depend on the order or on questions added later.
+two, ``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``; an answer may be missing.
+Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
+fifth of the questions is for validation, chosen by a hash of their ids, so the split does not depend on the order or on
+questions added later.
 
 The database may have any tables: the agent reads its schema.
 """
@@ -53,6 +54,8 @@ class MedicalDomain:
             if not part:
                 raise DataError(f"{folder} has no {split} questions; add some, or leave out the column split.")
         sizes = ", ".join(f"{split} {len(part):,} questions" for split, part in parts.items())
+        missing = sum(not task["answer"] for task in tasks)
+        sizes += f", {missing:,} without an answer" if missing else ""
         return TaskData(train=parts["train"], validation=parts["validation"], source=f"{origin}: {sizes}")
 
     def database(self, task: Task) -> str:
@@ -65,11 +68,10 @@ domain = MedicalDomain()
 
 def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
     """The questions with their splits: of the two parts, or of one file."""
-    columns = ("question", "answer")
     parts = {file: split for name, split in _PARTS.items() if (file := folder / name).is_file()}
     found = [file for file in files if file.name in _QUESTIONS]
     if len(parts) == len(_PARTS) and not found:
-        rows = [(file, row) for file in parts for row in read_tasks(file, text_columns=columns)]
+        rows = [(file, row) for file in parts for row in _read_rows(file)]
         unique = len({row["id"] for _, row in rows}) == len(rows)  # both files may count from 0
         ids = {file: "" if unique else f"{file.stem}-" for file in parts}
         return [{**row, "id": f"{ids[file]}{row['id']}", "split": parts[file]} for file, row in rows]
@@ -79,7 +81,13 @@ def _read_questions(folder: Path, files: Iterable[Path]) -> list[dict[str, Any]]
         raise DataError(
             f"{folder} has {file.name} without {next(name for name in _PARTS if name != file.name)}; add it."
         )
-    return [_with_split(row, file) for row in read_tasks(file, text_columns=columns)]
+    return [_with_split(row, file) for row in _read_rows(file)]
+
+
+def _read_rows(file: Path) -> list[dict[str, Any]]:
+    """The rows; one without an answer has the answer "", for a reward that can do without."""
+    rows = read_tasks(file, text_columns=("question",), optional_columns=("answer",))
+    return [{**row, "answer": (row.get("answer") or "").strip()} for row in rows]
 
 
 def _only_one(found: list[Path], folder: Path, kind: str, choices: Iterable[str]) -> Path:

@@ -46,16 +46,16 @@ class JudgeRequestError(Exception):
 
 
 class JudgeClient:
-    """Requests of one judge, on the event loop of the first one."""
+    """Requests of one judge or teacher, on the event loop of the first one."""
 
-    def __init__(self, settings: JudgeSettings) -> None:
+    def __init__(self, settings: JudgeSettings, *, role: str = "judge") -> None:
         assert settings.model is not None
         self._settings, self._model = settings, settings.model
-        self._name = f"the judge {self._model} at {settings.base_url or 'its provider'}"
+        self._name = f"the {role} {self._model} at {settings.base_url or 'its provider'}"
         self._http: httpx.AsyncClient | None = None
 
-    async def ask(self, messages: list[dict[str, str]]) -> JudgeReply:
-        """Send one request. Raises :class:`JudgeRequestError`."""
+    async def ask(self, messages: list[dict[str, str]], *, structured: bool = True) -> JudgeReply:
+        """Send one request, for a verdict if ``structured``, else for text. Raises :class:`JudgeRequestError`."""
         if self._settings.base_url is None:
             await asyncio.to_thread(_import_litellm)  # takes seconds, and must not count as the request's time
             send = self._send_to_litellm
@@ -69,7 +69,7 @@ class JudgeClient:
                         "messages": messages,
                         "temperature": self._settings.temperature,
                         "max_tokens": self._settings.max_tokens,
-                        "response_format": RESPONSE_FORMAT,
+                        **({"response_format": RESPONSE_FORMAT} if structured else {}),
                     }
                 ),
                 self._settings.timeout_s,

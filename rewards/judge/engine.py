@@ -18,7 +18,7 @@ from groundwire.rewards._types import JudgeAbstainedError
 from groundwire.rewards.judge.cache import JudgeCache, cache_key
 from groundwire.rewards.judge.client import JudgeClient, JudgeReply, JudgeRequestError
 from groundwire.rewards.judge.grader import grade
-from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores
+from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores, teacher_messages
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
 __all__ = ["Judge", "Verdict"]
@@ -41,7 +41,8 @@ class _LoopState:
     """The connections and locks of one event loop."""
 
     def __init__(self, settings: JudgeSettings) -> None:
-        self.client = JudgeClient(settings)
+        self.client = None if settings.model is None else JudgeClient(settings)
+        self.teacher = None if settings.teacher is None else JudgeClient(settings.of_teacher(), role="teacher")
         self.slots = asyncio.Semaphore(settings.concurrency)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -64,7 +65,10 @@ class Judge:
         return cls(settings)
 
     async def verdict(self, *, question: str, reference: str, answer: str) -> Verdict:
-        """Score ``answer``. Raises :class:`rewards.JudgeAbstainedError`, after ``deadline_s`` at the latest."""
+        """Score ``answer``; an empty ``reference`` is none.
+
+        Raises :class:`rewards.JudgeAbstainedError`, after ``deadline_s`` at the latest.
+        """
         settings = self._settings
         if settings.model is None:
             scores = grade(answer, reference=reference, question=question)
@@ -87,6 +91,36 @@ class Judge:
         finally:
             for future in work:
                 future.cancel()
+
+    async def reference(self, question: str) -> str:
+        """The teacher's answer to ``question``: asked for once, then in the cache, for all processes and runs.
+
+        Raises :class:`rewards.JudgeAbstainedError`, after ``deadline_s`` at the latest.
+        """
+        settings = self._settings
+        state = self._loop_states.setdefault(asyncio.get_running_loop(), _LoopState(settings))
+        assert state.teacher is not None
+        request = teacher_messages(question)
+        about = {"teacher": settings.teacher, "base_url": settings.teacher_base_url, "messages": request}
+        key = cache_key({**about, "temperature": settings.temperature, "max_tokens": settings.max_tokens})
+        try:
+            text = await asyncio.wait_for(self._teach(key, request, state), settings.deadline_s)
+        except asyncio.TimeoutError as error:
+            raise JudgeAbstainedError(
+                f"the teacher {settings.teacher} gave no answer within the deadline of {settings.deadline_s:g} s"
+            ) from error
+        if not text.strip():
+            raise JudgeAbstainedError(f"the teacher {settings.teacher} gave an empty answer")
+        return text.strip()
+
+    async def _teach(self, key: str, request: list[dict[str, str]], state: _LoopState) -> str:
+        async with state.lock(key):
+            text = await asyncio.to_thread(self._cache.reply, key)
+            if text is None:
+                text = (await self._reply(request, state, teacher=True)).text
+                if text.strip():
+                    await asyncio.to_thread(self._cache.store, key, model=str(self._settings.teacher), reply=text)
+            return text
 
     def _mean(self, samples: Sequence[dict[str, float]]) -> Verdict:
         scores = {name: sum(sample[name] for sample in samples) / len(samples) for name in CRITERIA}
@@ -124,13 +158,15 @@ class Judge:
                 return scores
         raise JudgeAbstainedError(f"the judge {settings.model} gave no verdict in two replies: {problem}")
 
-    async def _reply(self, request: list[dict[str, str]], state: _LoopState) -> JudgeReply:
+    async def _reply(self, request: list[dict[str, str]], state: _LoopState, *, teacher: bool = False) -> JudgeReply:
         """One reply, with retries after transient failures."""
         pause_s, attempts = _FIRST_PAUSE_S, self._settings.retries + 1
         for attempt in range(1, attempts + 1):
             try:
                 async with state.slots:
-                    return await self._paid_reply(request, state.client)
+                    client = state.teacher if teacher else state.client
+                    assert client is not None
+                    return await self._paid_reply(request, client, structured=not teacher)
             except JudgeRequestError as error:
                 if not error.transient or attempt == attempts:
                     count = f" (asked {attempt} times)" if attempt > 1 else ""
@@ -140,13 +176,13 @@ class Judge:
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _paid_reply(self, request: list[dict[str, str]], client: JudgeClient) -> JudgeReply:
+    async def _paid_reply(self, request: list[dict[str, str]], client: JudgeClient, *, structured: bool) -> JudgeReply:
         """One reply, counted against the caps."""
         settings = self._settings
         cost = await client.max_cost(request)
         await asyncio.to_thread(self._cache.reserve, cost, max_calls=settings.max_calls, max_usd=settings.max_usd)
         try:
-            reply = await client.ask(request)
+            reply = await client.ask(request, structured=structured)
         except JudgeRequestError as error:
             if not error.billed:
                 await asyncio.to_thread(self._cache.settle, cost, 0.0)

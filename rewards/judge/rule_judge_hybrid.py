@@ -17,9 +17,11 @@ from groundwire.rewards.judge.engine import Judge
 from groundwire.rewards.judge.settings import JudgeSettings
 from groundwire.tools.types import AgentStep
 
-__all__ = ["rule_judge_hybrid"]
+__all__ = ["NO_REFERENCE", "rule_judge_hybrid"]
 
 _EXECUTION_REWARD = 0.1
+NO_REFERENCE = "--judge teacher=MODEL writes the missing ones, --judge without_reference=true judges without"
+"""What to do about tasks without a reference answer."""
 
 
 async def rule_judge_hybrid(
@@ -27,16 +29,25 @@ async def rule_judge_hybrid(
 ) -> dict[str, float]:
     """Components ``executes`` and ``judge``, at most 1.1 together, and a metric for each criterion.
 
-    The task needs ``question`` and ``answer`` (the reference, in prose). Raises :class:`rewards.RewardError` if one is
-    missing, and :class:`rewards.JudgeAbstainedError` if there is no verdict.
+    The task needs ``question`` and ``answer`` (the reference, in prose). A task without a reference gets the teacher's,
+    or is judged without one, if the judge's settings say so. Raises :class:`rewards.RewardError` if a part is missing,
+    and :class:`rewards.JudgeAbstainedError` if there is no verdict.
     """
-    try:
-        question, reference = str(task["question"]), str(task["answer"])
-    except KeyError as error:
-        raise RewardError(f"rule_judge_hybrid needs {error} in the task; it has {', '.join(sorted(task))}") from error
+    question, reference = str(task.get("question") or ""), str(task.get("answer") or "").strip()
+    taught = not reference and judge.teacher is not None
+    if taught:
+        reference = await Judge.of(judge).reference(question)
+    if not question or not (reference or judge.without_reference):
+        missing = "answer" if question else "question"
+        raise RewardError(
+            f"rule_judge_hybrid needs {missing!r} in the task; it has {', '.join(sorted(task))}"
+            + (f"; {NO_REFERENCE}" if question else "")
+        )
     verdict = await Judge.of(judge).verdict(question=question, reference=reference, answer=answer)
     components = {"executes": _EXECUTION_REWARD * executed(steps), "judge": verdict.score}
     components |= {f"{METRIC}{name}": score for name, score in verdict.scores.items()}
+    if judge.teacher is not None:
+        components[f"{METRIC}teacher_reference"] = float(taught)
     if verdict.spread is not None:
         components[f"{METRIC}judge_spread"] = verdict.spread
     return components

@@ -41,6 +41,12 @@ class JudgeSettings(Settings):
     clarity: float = setting(0.15, "As accuracy", ge=0)
     professionalism: float = setting(0.15, "As accuracy", ge=0)
 
+    teacher: str | None = setting(
+        None, "Model that writes the reference answer of a task that has none, named as model"
+    )
+    teacher_base_url: str | None = setting(None, "As base_url, for the teacher")
+    without_reference: bool = setting(False, "Judge the answer to a task that has no reference without one")
+
     temperature: float = setting(0.0, "Sampling temperature of the judge", ge=0)
     max_tokens: int = setting(512, "Tokens of one verdict, reasoning included", ge=1)
     samples: int = setting(1, "Verdicts per answer; their mean counts", ge=1)
@@ -65,11 +71,19 @@ class JudgeSettings(Settings):
 
     @model_validator(mode="after")
     def _check_combination(self) -> JudgeSettings:
-        problem = "" if self.base_url is None else _url_problem(self.base_url)
+        urls = [url for url in (self.base_url, self.teacher_base_url) if url is not None]
+        problem = next(filter(None, map(_url_problem, urls)), "")
         if not sum(self.weights().values()):
             problem = f"one of the judge's weights {', '.join(CRITERIA)} must be above 0"
         elif self.samples > 1 and not self.temperature:
             problem = f"judge samples is {self.samples} at temperature 0, where all are the same: set a temperature"
+        elif self.teacher_base_url is not None and self.teacher is None:
+            problem = "judge teacher_base_url is given without the teacher"
+        elif self.without_reference and (self.model is None or self.teacher is not None):
+            problem = (
+                "judge without_reference needs a judge's model, and no teacher: the local grader compares an answer "
+                "with its reference"
+            )
         elif self.base_url is not None and self.model is None:
             problem = "judge base_url is given without the judge's model"
         elif (self.input_usd is None) != (self.output_usd is None):
@@ -79,6 +93,10 @@ class JudgeSettings(Settings):
         if problem:
             raise JudgeSettingsError(problem)
         return self
+
+    def of_teacher(self) -> JudgeSettings:
+        """The settings with the teacher in place of the judge's model."""
+        return self.model_copy(update={"model": self.teacher, "base_url": self.teacher_base_url})
 
     def weights(self) -> dict[str, float]:
         """The four weights, not normalised."""
@@ -91,6 +109,10 @@ class JudgeSettings(Settings):
 
     def describe(self) -> str:
         """One line about the judge for the user."""
+        teacher = f"; {self.teacher} writes missing reference answers" if self.teacher else ""
+        return self._describe_judge() + teacher
+
+    def _describe_judge(self) -> str:
         if self.model is None:
             return (
                 "answers are graded by the local grader, which compares their facts with the reference and calls no "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire import adapters, domains, rewards
+from groundwire.rewards.judge.rule_judge_hybrid import NO_REFERENCE
 from groundwire.tools.errors import CommandError
 from groundwire.tools.http.access_token import token_for
 from groundwire.tools.secrets import mask_secrets, masked_values
@@ -135,6 +136,7 @@ def prepare(
     _check_prompts(config, backend, domain)
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
     data = domains.load_split(domain, split, config.data_dir)
+    _check_references(config, domain, data)
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
@@ -216,6 +218,17 @@ def default_prompts(backend: adapters.Backend, form: AnswerForm) -> dict[str, st
     """The named prompts of an agent, which a run can replace; empty if it names none."""
     named = getattr(backend, "default_prompts", None)
     return dict(named(form)) if named is not None else {}
+
+
+def _check_references(config: RunConfig, domain: domains.Domain, data: domains.TaskData) -> None:
+    """Raise :class:`CommandError` if a judge needs reference answers that tasks do not have."""
+    name = config.reward or domain.default_reward or ""
+    if "rule_judge_hybrid" not in name or domains.answer_form(domain) != "prose":
+        return
+    if config.judge.teacher is not None or config.judge.without_reference:
+        return
+    if missing := [task["id"] for task in (*data.train, *data.validation) if not task.get("answer")]:
+        raise CommandError(f"{data.source}: {len(missing)} tasks have no answer, such as {missing[0]}; {NO_REFERENCE}")
 
 
 def check_gepa(config: RunConfig) -> None:

@@ -137,6 +137,16 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
         "model": "Qwen/Qwen3-0.6B",
         "+data.apply_chat_template_kwargs.enable_thinking": False,
     },
+    # The medical agent: two epochs, with validation and checkpoint every 20 steps.
+    "medical": {
+        **{name: value for name, value in _REFERENCE.items() if name != "agent_match"},
+        "model": "Qwen/Qwen3-1.7B",
+        "backend": "openai-agents",
+        "domain": "medical",
+        "val_every": 20,
+        "checkpoint_every": 20,
+        "+data.apply_chat_template_kwargs.enable_thinking": False,
+    },
     "llama": {
         **_REFERENCE,
         "model": "meta-llama/Llama-3.2-1B-Instruct",
