@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import programs
+from bird_folder import make_bird
 from file_damage import damages
 from spider_folder import DEV, TRAIN, make_spider
+from sqlite_folder import make_folder
 
 TIMEOUT_S = 60.0
 MAX_MEMORY_MB = 2500
@@ -67,6 +69,13 @@ def _read_medical(folder: str) -> tuple[tuple[str, ...], ...]:
     return ((*_AUDIT, folder, "--domain", "medical", "--limit", "4"),)
 
 
+def _read_domain(domain: str) -> tuple[tuple[str, ...], ...]:
+    return (
+        (*_AUDIT, domain, "--domain", domain, "--limit", "4"),
+        ("-m", "groundwire.domains.prepare", "--domain", domain, "--source", domain, "--out", "out"),
+    )
+
+
 def _read_model(folder: str) -> tuple[tuple[str, ...], ...]:
     return (
         ("-m", "groundwire.train.doctor", "--model", folder),
@@ -109,6 +118,11 @@ TARGETS = (
     *(Target(f"prepared/{name}", _READ_PREPARED) for name in ("report.json", "*.parquet", "*.parquet", "database")),
     Target("prepared/database/*/*.sqlite", _READ_DATABASE),
     *(Target(f"{folder}/*", _read_medical(folder)) for folder in _MEDICAL),
+    *(Target(f"sqlite/{name}", _read_domain("sqlite")) for name in ("questions.jsonl", "*.sqlite")),
+    *(
+        Target(f"bird/{name}", _read_domain("bird"))
+        for name in ("dev/dev.json", "train/train.json", "dev/*/*/*.sqlite")
+    ),
     *(
         Target(f"model/{name}", _read_model("model"))
         for name in ("config.json", "config.json", "*.safetensors", "tokenizer*.json", "*.jinja", "generation*.json")
@@ -135,6 +149,8 @@ def make_pristine(folder: Path) -> Path:
     shutil.make_archive(str(folder / "spider"), "zip", folder, "spider")
     prepare(folder / "spider", folder / "prepared")
     (folder / "spider" / "gold_zero_rows.json").write_text('{"train": [], "dev": ["d1"]}')
+    make_bird(folder / "bird")
+    make_folder(folder / "sqlite")
     shutil.copytree(BUNDLED, folder / "medical")
     for name in _MEDICAL[1:]:
         _write_questions(folder / "medical", folder / name, name.partition("-")[2])
