@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,19 @@ async def test_a_lit_agents_own_reward_is_the_rollouts(
     assert [len(calls) for calls in result.rollouts["calls"]] == [1] * 4
     emitted = 0.25 if "Async" in agent else None
     assert [list(rewards) for rewards in result.rollouts["call_rewards"]] == [[emitted]] * 4
+
+
+@pytest.mark.usefixtures("forked_python")
+async def test_a_lit_agent_in_another_process_has_its_own_reward_and_emits(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:
+        endpoint = {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path}
+        result = await asyncio.to_thread(
+            evaluate, "lit_agents:Async", tmp_path / "tasks.jsonl", runner_processes=1, **endpoint, **QUIET
+        )
+    [row] = result.rollouts.to_dict("records")  # the validation task of the file
+    assert (row["status"], row["reward"]) == ("succeeded", float(row["task"]["answer"] == "yes"))
+    assert list(row["call_rewards"]) == [0.25]
 
 
 async def test_a_lit_agent_without_a_reward_is_a_failure_of_its_reward(agents: Any, tmp_path: Path) -> None:

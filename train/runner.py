@@ -87,7 +87,7 @@ def main(
         reward = reward or domains.get(domain).default_reward
         given = parse_judge(judge_model=judge_model, judge_base_url=judge_base_url, judge=judge)
         judge_settings = JudgeSettings(**given)
-        for note in check_judge(reward, judge_settings):
+        for note in check_judge(reward, judge_settings) if reward else ():  # a LitAgent returns its own
             typer.echo(f"reward: {note}")
         settings = AgentSettings(
             backend=backend,

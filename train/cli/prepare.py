@@ -173,7 +173,8 @@ def _make_reward(
         return _reward_of_agent, ["the agent returns it"]
     if given is not None:
         return given, []
-    if not (name := config.reward or domain.default_reward):
+    name = config.reward or domain.default_reward
+    if not name and not runs_elsewhere(name, config):
         raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
     notes = [] if runs_elsewhere(name, config) else check_judge(name, config.judge)
     return make_reward(config, domain), notes

@@ -88,12 +88,21 @@ def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
     name = settings.reward or domain.default_reward
     if runs_elsewhere(name, settings):
         return _reward_elsewhere
+    if not name:
+        return _no_reward
     return rewards.get(name, judge=settings.judge)
 
 
 def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:
-    """Whether a reward has a function (``module:function``) of the environment of ``runner_python``."""
-    return isinstance(settings, RunConfig) and bool(settings.runner_python) and ":" in reward
+    """Whether only the environment of ``runner_python`` has the reward: a function (``module:function``), or, without a
+    name, that of a ``LitAgent``.
+    """
+    return isinstance(settings, RunConfig) and bool(settings.runner_python) and (":" in reward or not reward)
+
+
+async def _no_reward(task: Any, answer: str, steps: Any) -> float:
+    """A ``LitAgent`` needs no other reward than its own."""
+    raise rewards.RewardError("the tasks have no reward: give the name of one, or a function (module:function)")
 
 
 async def _reward_elsewhere(task: Any, answer: str, steps: Any) -> float:

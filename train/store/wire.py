@@ -60,7 +60,6 @@ class RolloutStatus(_Fields):
     rollout_id: str
     status: str
     attempt: Attempt | None = None
-    metadata: dict[str, Any] | None = None
 
 
 class AttemptedRollout(_Fields):
