@@ -24,6 +24,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.local.trainer import LocalTrainer
+from groundwire.train.rollouts import event_loop
 from groundwire.train.rollouts.errors import EventLoopError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 
@@ -62,11 +63,14 @@ def test_a_blocked_loop_is_given_up_with_the_blocking_line(started: Any) -> None
         started(2.0).call(_blocks(60))
 
 
-def test_a_loop_that_is_blocked_for_a_while_is_only_logged(started: Any, caplog: pytest.LogCaptureFixture) -> None:
-    started(math.inf).call(_blocks(8))
+def test_a_loop_that_is_blocked_for_a_while_is_only_logged(
+    started: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "_TICK_S", 0.4)  # a second; logged after five
+    started(math.inf).call(_blocks(3.2))
     [record] = caplog.records
     assert record.levelno == logging.ERROR
-    assert "(_sleeps) for 5 s" in record.getMessage()
+    assert "(_sleeps) for 2 s" in record.getMessage()
 
 
 def test_many_short_steps_are_not_a_blocked_loop(started: Any) -> None:
