@@ -19,6 +19,7 @@ import external_processes
 
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.train.store.client import StoreClient
+from groundwire.train.store.runner_client import RunnerClient
 
 __all__ = ["append", "expected_answer", "journal", "run_runner", "run_trainer", "tasks_of_step"]
 
@@ -51,17 +52,17 @@ def tasks_of_step(step: int, database: str) -> list[dict[str, Any]]:
 def journal(path: str) -> None:
     """Write what the store acknowledges to this process's clients."""
 
-    def wrap(name: str, entries: Callable[..., list[Any]]) -> None:
-        method = getattr(StoreClient, name)
+    def wrap(name: str, entries: Callable[..., list[Any]], client: type = StoreClient) -> None:
+        method = getattr(client, name)
 
         @functools.wraps(method)
-        async def journaled(self: StoreClient, *arguments: Any, **options: Any) -> Any:
+        async def journaled(self: Any, *arguments: Any, **options: Any) -> Any:
             result = await method(self, *arguments, **options)
             for entry in entries(result, *arguments, **options):
                 append(path, entry)
             return result
 
-        setattr(StoreClient, name, journaled)
+        setattr(client, name, journaled)
 
     def span(each: Any) -> list[str]:
         return ["span", each.rollout_id, each.attempt_id, each.span_id]
@@ -69,11 +70,13 @@ def journal(path: str) -> None:
     wrap("enqueue_many_rollouts", lambda result, *_: [["rollout", each.rollout_id] for each in result])
     wrap("add_many_spans", lambda _, spans: [span(each) for each in spans])
     wrap("add_span", lambda _, each: [span(each)])
+    wrap("add_spans", lambda _, spans: [span(each) for each in spans], RunnerClient)
     wrap(
         "update_attempt",
-        lambda result, *_, status=None, **__: (
-            [["ended", result.rollout_id, result.attempt_id, status]] if status in ("succeeded", "failed") else []
+        lambda _, rollout_id, attempt_id, status=None, **__: (
+            [["ended", rollout_id, attempt_id, status]] if status in ("succeeded", "failed") else []
         ),
+        RunnerClient,
     )
 
 
