@@ -42,7 +42,8 @@ def test_a_question_has_no_field_for_the_gold_and_accepts_no_other() -> None:
 
 
 def test_an_endpoint_has_no_field_for_the_gold() -> None:
-    assert {field.name for field in dataclasses.fields(Endpoint)} == {"base_url", "model", "api_key", "sampling"}
+    names = {field.name for field in dataclasses.fields(Endpoint)}
+    assert names == {"base_url", "model", "api_key", "sampling", "prompts"}
 
 
 def test_no_question_of_the_data_holds_its_gold(tasks: list[domains.Task]) -> None:

@@ -73,4 +73,5 @@ def test_a_run_finds_the_reward_only_where_it_is_installed(environment: dict[str
     assert '"reward": "0.9*spider_exec_match+0.1*concise"' in done.stdout
     done = run(*command, environment=dict(os.environ))
     assert done.returncode == 2
-    assert "error: unknown reward 'concise'; known: executes, " in done.stderr
+    assert "error: unknown reward 'concise'; known: bird_" in done.stderr
+    assert ", executes, " in done.stderr
