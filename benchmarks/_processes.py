@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["free_port", "our_store", "running", "store_process"]
+__all__ = ["free_port", "our_store", "run_once", "running", "store_process"]
 
 
 def free_port() -> int:
@@ -49,3 +49,12 @@ def store_process(command: Sequence[str]) -> Iterator[tuple[str, psutil.Process]
 def our_store(folder: str | Path) -> list[str]:
     """The command of our durable store with its database in ``folder``."""
     return [sys.executable, "-m", "groundwire.train.store", "--path", f"{folder}/store.db"]
+
+
+def run_once(program: str, out: Path, arguments: Sequence[str]) -> Path:
+    """Run ``groundwire.train.PROGRAM``, unless ``out`` has a run of it; returns the run directory."""
+    if not list(out.glob("2*")):
+        command = [sys.executable, "-m", f"groundwire.train.{program}", "--output-dir", str(out), *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    [run] = out.glob("2*")
+    return run

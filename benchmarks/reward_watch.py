@@ -8,11 +8,10 @@ has already are not repeated.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks._processes import run_once
 from benchmarks._results import record
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.sql import QueryError, run_query
@@ -43,13 +42,9 @@ def main() -> None:
     seeds = [int(seed) for seed in options.seeds.split(",")]
     for seed in seeds:
         for kind, reward in _RUNS.items():
-            folder = options.out / f"{kind}-{seed}"
-            if not list(folder.glob("2*")):
-                command = [sys.executable, "-m", "groundwire.train.run", "--reward", reward, "--seed", str(seed)]
-                command += ["--watch-reward", "spider_test_suite", "--steps", str(options.steps), "--val-every", "0"]
-                command += ["--val-tasks", "16", "--output-dir", str(folder)]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            [path] = folder.glob("2*")
+            arguments = ["--reward", reward, "--seed", str(seed), "--watch-reward", "spider_test_suite"]
+            arguments += ["--steps", str(options.steps), "--val-every", "0", "--val-tasks", "16"]
+            path = run_once("run", options.out / f"{kind}-{seed}", arguments)
             lines = RunDir.open(str(path)).metrics()
             shares = [f"{line['unconfirmed_share']:.2f}" for line in lines if "unconfirmed_share" in line]
             warnings = [warning for warning in warnings_by_step(lines) if "does not confirm" in warning]

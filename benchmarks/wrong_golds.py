@@ -13,13 +13,12 @@ import argparse
 import json
 import random
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks._processes import run_once
 from benchmarks._results import record
 from groundwire.domains.spider.loader import BUNDLED, domain
 from groundwire.domains.text_to_sql.golds import check_golds
@@ -45,16 +44,20 @@ def main() -> None:
     gains: dict[str, list[float]] = {arm: [] for arm in _ARMS}
     # Answers do not depend on golds, so one evaluation serves all seeds.
     evaluated = ["--split", "train", "--samples", str(options.samples), "--tasks", str(options.tasks)]
-    answers = _run("evaluate", options.out / "answers", [*evaluated, "--temperature", "1"], BUNDLED, 0)
+    evaluated += ["--temperature", "1", "--data-dir", str(BUNDLED)]
+    answers = run_once("evaluate", options.out / "answers", evaluated)
     for seed in map(int, options.seeds.split(",")):
         folder = options.out / f"seed-{seed}"
         folder.mkdir(parents=True, exist_ok=True)
         wrong = _corrupt(folder / "data", seed)
         _rank(folder, wrong, answers)
         trained = ["--steps", str(options.steps), "--val-tasks", str(options.val_tasks), "--val-every", "0"]
+        trained += ["--seed", str(seed), "--watch-reward", "none"]
         more = ["--gold-trust", str(folder / "suspects.json")]
         for arm, data, given in zip(_ARMS, (BUNDLED, *[folder / "data"] * 2), ([], [], more), strict=True):
-            run = _run("run", folder / arm.strip("-").replace(" ", "-"), [*trained, *given], data, seed)
+            run = run_once(
+                "run", folder / arm.strip("-").replace(" ", "-"), [*trained, *given, "--data-dir", str(data)]
+            )
             summary = json.loads((run / "summary.json").read_text())
             parts = [summary[name] for name in ("validation", "validation_sampled")]
             changes = [part["after"] - part["before"] for part in parts]
@@ -102,16 +105,6 @@ def _different(database: str, gold: str, candidates: Iterable[str]) -> str:
         if rows and rows != expected:
             return candidate
     return ""
-
-
-def _run(command: str, out: Path, given: Sequence[str], data: Path, seed: int) -> Path:
-    """The directory of a run; of an earlier one if there is one."""
-    if not list(out.glob("2*")):
-        line = [sys.executable, "-m", f"groundwire.train.{command}", "--data-dir", str(data), "--output-dir", str(out)]
-        line += [*given, "--seed", str(seed), *(["--watch-reward", "none"] if command == "run" else [])]
-        subprocess.run(line, check=True, stdout=subprocess.DEVNULL)
-    [run] = out.glob("2*")
-    return run
 
 
 def _rank(folder: Path, wrong: set[str], run: Path) -> None:
