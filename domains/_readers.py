@@ -15,7 +15,7 @@ from groundwire.domains._types import DataError
 from groundwire.tools import files
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["check_rows", "check_unique_ids", "choose_folder", "first_names", "read_json", "read_tasks"]
+__all__ = ["check_rows", "check_unique_ids", "choose_folder", "first_names", "given_folder", "read_json", "read_tasks"]
 
 
 _MAX_TEXT = 1 << 30
@@ -41,6 +41,17 @@ def choose_folder(data_dir: str | None, *, bundled: Path, bundled_is: str, env: 
             f"{origin}: {folder.resolve()} {problem}; name a folder with data, or leave it out for the bundled data."
         )
     return folder.resolve(), origin
+
+
+def given_folder(data_dir: str | None, option: str = "--data-dir", *, domain: str, content: str) -> Path:
+    """The folder ``data_dir``, absolute, of a domain that has no data of its own; ``content`` says what it holds."""
+    if not data_dir:
+        raise DataError(f"--domain {domain} has no data of its own: give --data-dir, {content}.")
+    folder = Path(data_dir).resolve()
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{option} {data_dir} {problem}; name {content}.")
+    return folder
 
 
 def read_json(file: Path) -> Any:

@@ -13,15 +13,16 @@ and the rest is for training (:mod:`groundwire.domains.text_to_sql.splits`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains._readers import check_unique_ids, first_names, read_tasks
+from groundwire.domains._readers import check_unique_ids, first_names, given_folder, read_tasks
 from groundwire.domains._types import GOLD_COLUMNS, DataError, Task, TaskData
 from groundwire.domains.bird.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, replaced, reported_left_out, write_folder
-from groundwire.domains.text_to_sql.splits import split_tasks
+from groundwire.domains.text_to_sql.splits import size_of, split_tasks
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.sql import is_sqlite
 
@@ -34,6 +35,8 @@ _FILES = {"train": "train.json", "dev": "dev.json", "mini_dev": "mini_dev_sqlite
 _DATABASE_FOLDERS = ("train_databases", "dev_databases")
 _TEXTS = ("question", "SQL", "db_id")
 _PREPARED_TEXTS = ("question", "query", "db_id", "db_path")
+
+_folder = partial(given_folder, domain="bird", content="the folder of BIRD's files")
 
 
 class BirdDomain:
@@ -66,7 +69,7 @@ class BirdDomain:
         return TaskData(
             train=train,
             validation=validation,
-            source=f"--data-dir {data_dir}: train {_size(train)}, {name} {_size(validation)}{note}",
+            source=f"--data-dir {data_dir}: train {size_of(train)}, {name} {size_of(validation)}{note}",
             left_out=left_out,
             folder=str(folder),
         )
@@ -110,16 +113,6 @@ class BirdDomain:
 
 
 domain = BirdDomain()
-
-
-def _folder(data_dir: str | None, option: str = "--data-dir") -> Path:
-    if not data_dir:
-        raise DataError("--domain bird has no data of its own: give --data-dir, the folder of BIRD's files.")
-    folder = Path(data_dir).resolve()
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{option} {data_dir} {problem}; name the folder of BIRD's files.")
-    return folder
 
 
 def _read(folder: Path) -> tuple[dict[str, list[Task]], str]:
@@ -210,7 +203,3 @@ def _read_prepared(folder: Path) -> dict[str, list[Task]]:
 def _place(task: Task) -> str:
     """A database's place in a prepared folder: in the folder of the same name as in the source."""
     return "/".join(Path(task["db_path"]).parts[-3:])
-
-
-def _size(tasks: list[Task]) -> str:
-    return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"

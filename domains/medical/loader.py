@@ -16,10 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from groundwire.domains._databases import SUFFIXES, check_databases
 from groundwire.domains._readers import check_unique_ids, choose_folder, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
-from groundwire.tools.schema import table_info
-from groundwire.tools.sql import DatabaseError, is_sqlite
 from groundwire.tools.types import AnswerForm
 
 __all__ = ["BUNDLED", "MedicalDomain", "domain"]
@@ -27,7 +26,6 @@ __all__ = ["BUNDLED", "MedicalDomain", "domain"]
 BUNDLED = Path(__file__).parent / "bundled"
 _QUESTIONS = ("questions.parquet", "questions.csv", "questions.jsonl", "questions.json", "qa_dataset.jsonl")
 _PARTS = {"train.parquet": "train", "val.parquet": "validation"}
-_DATABASES = (".sqlite", ".sqlite3", ".db")
 _SPLITS = ("train", "validation")
 
 
@@ -44,8 +42,8 @@ class MedicalDomain:
         """Read ``data_dir``, else the bundled data. Raises :class:`DataError`."""
         folder, origin = choose_folder(data_dir, bundled=BUNDLED, bundled_is="generated fiction, no medical advice")
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        database = _only_one([file for file in files if file.suffix in _DATABASES], folder, "SQLite file", _DATABASES)
-        _check_database(database)
+        database = _only_one([file for file in files if file.suffix in SUFFIXES], folder, "SQLite file", SUFFIXES)
+        check_databases([database])
         rows = _read_questions(folder, files)
         tasks = [{**row, "db_path": str(database)} for row in rows]
         check_unique_ids(tasks, folder)
@@ -95,17 +93,6 @@ def _only_one(found: list[Path], folder: Path, kind: str, choices: Iterable[str]
         names = " and ".join(file.name for file in found) or "none"
         raise DataError(f"{folder} needs one {kind} ({', '.join(choices)}), and has {names}.")
     return found[0]
-
-
-def _check_database(file: Path) -> None:
-    if not is_sqlite(file):
-        raise DataError(f"{file} is no readable SQLite file; copy or download it again.")
-    try:
-        tables = table_info(file, example_values=0).text
-    except DatabaseError as error:
-        raise DataError(f"{error}; copy or download it again.") from error
-    if not tables:
-        raise DataError(f"{file} has no tables; is it the right file?")
 
 
 def _with_split(task: dict[str, Any], file: Path) -> dict[str, Any]:

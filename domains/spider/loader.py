@@ -26,6 +26,7 @@ from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
 from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
+from groundwire.domains.text_to_sql.splits import size_of
 from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import is_sqlite
 
@@ -107,7 +108,7 @@ class SpiderDomain:
         return TaskData(
             train=train,
             validation=validation,
-            source=f"{origin}: train {_size(train)}, validation {_size(validation)}{chosen}",
+            source=f"{origin}: train {size_of(train)}, validation {size_of(validation)}{chosen}",
             left_out=left_out,
             folder=None if folder == BUNDLED.resolve() else str(folder),
         )
@@ -203,10 +204,6 @@ def _listed_problems(folder: Path, **splits: list[Task]) -> dict[Gold, GoldProbl
         for task in tasks
         if task["id"] in ids[name]
     }
-
-
-def _size(tasks: list[Task]) -> str:
-    return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
 
 
 def _set_database_paths(tasks: list[dict[str, Any]], folder: Path, names: Sequence[str]) -> None:

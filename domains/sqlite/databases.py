@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from groundwire.domains._databases import SUFFIXES
 from groundwire.domains._readers import first_names
 from groundwire.domains._types import DataError
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.neighbours.index import INDEX
-from groundwire.tools.schema import table_info
-from groundwire.tools.sql import DatabaseError, is_sqlite
 
-__all__ = ["SUFFIXES", "Database", "Databases", "check_databases"]
-
-SUFFIXES = (".sqlite", ".sqlite3", ".db")
+__all__ = ["Database", "Databases"]
 
 
 @dataclass(frozen=True)
@@ -69,16 +65,3 @@ class Databases:
             f"{where}: {self._folder} has no database {shorten_repr(name)}; it has "
             f"{first_names(each.db_id for each in self.all)}."
         )
-
-
-def check_databases(databases: Iterable[str]) -> None:
-    """Raise :class:`DataError` for a file that is no SQLite database, or that has no tables to describe."""
-    for path in databases:
-        if not is_sqlite(path):
-            raise DataError(f"{path} is no readable SQLite file; copy it again.")
-        try:
-            tables = table_info(path, example_values=0).text
-        except DatabaseError as error:
-            raise DataError(f"{error}; copy it again.") from error
-        if not tables:
-            raise DataError(f"{path} has no tables; is it the right file?")

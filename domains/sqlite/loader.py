@@ -8,9 +8,11 @@ judge an answer are left out as for Spider, and each broken gold is named with i
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from groundwire.domains._readers import given_folder
 from groundwire.domains._types import GOLD_COLUMNS, DataError, Task, TaskData
 from groundwire.domains.spider.hardness import LEVELS
 from groundwire.domains.spider.predictions import write_predictions
@@ -19,13 +21,15 @@ from groundwire.domains.sqlite.questions import read_questions
 from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_of, leave_out
 from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
-from groundwire.domains.text_to_sql.splits import SPLIT_NAMES, split_tasks
+from groundwire.domains.text_to_sql.splits import SPLIT_NAMES, size_of, split_tasks
 
 __all__ = ["SqliteDomain", "domain"]
 
 WRITTEN_BY = "groundwire.domains.sqlite"
 _SENTENCES = 20
 _log = logging.getLogger(__name__)
+
+_folder = partial(given_folder, domain="sqlite", content="a folder of databases and questions")
 
 
 class SqliteDomain:
@@ -71,7 +75,7 @@ class SqliteDomain:
             _log.warning(
                 "%d more golds cannot judge an answer; python -m domains.prepare lists them", len(broken) - _SENTENCES
             )
-        sizes = f"train {_size(train)}, {split} {_size(validation)}"
+        sizes = f"train {size_of(train)}, {split} {size_of(validation)}"
         return TaskData(
             train=train,
             validation=validation,
@@ -117,17 +121,3 @@ class SqliteDomain:
 
 
 domain = SqliteDomain()
-
-
-def _folder(data_dir: str | None, option: str = "--data-dir") -> Path:
-    if not data_dir:
-        raise DataError("--domain sqlite has no data of its own: give --data-dir, a folder of databases and questions.")
-    folder = Path(data_dir).resolve()
-    if not folder.is_dir():
-        problem = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"{option} {data_dir} {problem}; name a folder of databases and questions.")
-    return folder
-
-
-def _size(tasks: list[Task]) -> str:
-    return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from groundwire.domains._databases import check_databases
 from groundwire.domains._readers import check_unique_ids, read_tasks
 from groundwire.domains._types import DataError
 from groundwire.domains.spider.hardness import hardness
-from groundwire.domains.sqlite.databases import Databases, check_databases
+from groundwire.domains.sqlite.databases import Databases
 from groundwire.domains.text_to_sql.splits import SPLIT_NAMES
 from groundwire.tools.files import shorten_repr
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from groundwire.domains._types import DataError, Task
 
-__all__ = ["SPLIT_NAMES", "split_tasks"]
+__all__ = ["SPLIT_NAMES", "size_of", "split_tasks"]
 
 SPLIT_NAMES = {"dev": "validation", "val": "validation", "valid": "validation"}
 """Other names of the split ``validation``."""
@@ -43,6 +43,11 @@ def split_tasks(tasks: Sequence[dict[str, Any]], source: str) -> tuple[dict[str,
         raise DataError(f"{source}: there is one gold query, so nothing can be held out; add questions.")
     held_out = _lowest(golds)
     return _group(tasks, [_split(gold in held_out) for gold in golds]), "gold query, of one database"
+
+
+def size_of(tasks: Sequence[Task]) -> str:
+    """How many tasks and databases they are, in words."""
+    return f"{len(tasks):,} tasks ({len({task['db_id'] for task in tasks}):,} databases)"
 
 
 def _split(held_out: bool) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
-from groundwire.train.api.evaluation import Endpoint
+from groundwire.train.api.evaluation import Endpoint, upstream_of
 from groundwire.train.api.training import import_trainer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.prepare import Job
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from groundwire.train.rollouts.outcome import RolloutResult
+    from groundwire.train.rollouts.runtime import Upstream
 
 __all__ = ["check_endpoint", "find_endpoint", "run_dev"]
 
@@ -59,24 +60,21 @@ def run_dev(job: Job, endpoint: Endpoint | None, shown: Console) -> list[Rollout
     with TemporaryDirectory() as folder, ProgressDisplay(shown, 0) as display:
         parts: dict[str, Any] = {"domain": job.domain, "backend": job.backend, "reward": job.reward}
         run = RunDir(Path(folder))
-        if endpoint is None:
+        upstream = upstream_of(endpoint, job.config)
+        if upstream is None:
             return import_trainer()(job.config, data=job.data, run=run, callback=display, **parts).dev(TASKS)
-        return _run_at(endpoint, job, run, display, parts)
+        return _run_at(upstream, job, run, display, parts)
 
 
-def _run_at(endpoint: Endpoint, job: Job, run: RunDir, display: Any, parts: dict[str, Any]) -> list[RolloutResult]:
+def _run_at(upstream: Upstream, job: Job, run: RunDir, display: Any, parts: dict[str, Any]) -> list[RolloutResult]:
     from groundwire.tools.step_timer import StepTimer
-    from groundwire.train.evaluation.probe_endpoint import probe_endpoint
     from groundwire.train.evaluation.validation import choose_tasks
     from groundwire.train.rollouts.outcome import RolloutRequest
-    from groundwire.train.rollouts.runtime import RolloutRuntime, Upstream
+    from groundwire.train.rollouts.runtime import RolloutRuntime
 
     processes = 1 if job.config.runner_python else 0
     config = job.config.model_copy(update={"runner_processes": processes, "n_runners": job.config.n_runners or TASKS})
     sampling = {"temperature": config.val_temperature, "max_tokens": config.max_tokens}
-    url, key = endpoint.base_url, endpoint.api_key
-    probe = probe_endpoint(url, model=config.model, api_key=key, sampling=sampling)
-    upstream = Upstream(base_url=url.rstrip("/"), model=config.model, api_key=key, ids=probe.accepts_ids)
     requests = [
         RolloutRequest(task=task, group=str(task["id"]), mode="val", sampling=sampling)
         for task in choose_tasks(job.data.validation, TASKS)

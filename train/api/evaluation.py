@@ -89,9 +89,7 @@ def run_evaluation(
     from groundwire.train.cli.progress import ProgressDisplay
     from groundwire.train.evaluation.run_reader import table_entry
 
-    config, upstream = job.config, None
-    if endpoint is not None:
-        upstream = upstream_of(endpoint, config)
+    config, upstream = job.config, upstream_of(endpoint, job.config)
     about = {"samples": samples, "base_url": endpoint and endpoint.base_url, "split": split}
     stored = config.to_dict() | {"steps": 0, "evaluation": about}
     run = RunDir.create(config.output_dir, backend=config.backend, domain=job.domain.name, config=stored)
@@ -120,11 +118,13 @@ def run_evaluation(
     return run, table_entry(run, job.domain)
 
 
-def upstream_of(endpoint: Endpoint, config: RunConfig) -> Upstream:
-    """The policy at an endpoint, which is asked first what it accepts.
+def upstream_of(endpoint: Endpoint | None, config: RunConfig) -> Upstream | None:
+    """The policy at an endpoint, which is asked first what it accepts; None without one.
 
     Raises :class:`groundwire.train.evaluation.probe_endpoint.EndpointUnusableError`.
     """
+    if endpoint is None:
+        return None
     from groundwire.train.evaluation.probe_endpoint import probe_endpoint
     from groundwire.train.rollouts.runtime import Upstream
 

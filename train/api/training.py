@@ -246,9 +246,7 @@ def _optimise_prompts(job: Job, run: RunDir, shown: Console, endpoint: Endpoint 
         from groundwire.train.cli.progress import ProgressDisplay
         from groundwire.train.gepa.trainer import PromptTrainer
 
-    config, upstream = job.config, None
-    if endpoint is not None:
-        upstream = upstream_of(endpoint, config)
+    config, upstream = job.config, upstream_of(endpoint, job.config)
     own = default_prompts(job.backend, domains.answer_form(job.domain))
     try:
         with ProgressDisplay(shown, 1) as display:
