@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from programs import ROOT
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
-from groundwire.train.cli.machine_checks import VERSION_SETS, Check, check_gpus, check_imports
+from groundwire.train.cli.machine_checks import VERSION_SETS, Check, check_gpus, check_imports, check_python
 from groundwire.train.doctor import app, examine
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
@@ -105,6 +106,15 @@ def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(settings: list[str
     result = CliRunner().invoke(app, ["--plan", "--model", "starter", *settings])
     assert result.exit_code == code
     assert text in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [((3, 9), "failure"), ((3, 13), "ok"), ((3, 14), "warning"), ((3, 15), "failure")]
+)
+def test_python_3_14_is_for_agents(version: tuple[int, int], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (*version, 0))
+    [found] = check_python()
+    assert found.level == level
 
 
 def test_the_packages_of_verl_are_imported_in_processes_of_their_own(

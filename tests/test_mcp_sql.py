@@ -527,6 +527,13 @@ def test_help_and_the_sql_tools_do_not_import_fastmcp():
     )
 
 
+async def test_the_first_answers_do_not_import_fastmcp_s_store_of_sessions(database, monkeypatch):
+    async with connected(database) as client:
+        monkeypatch.setitem(sys.modules, "key_value.aio.stores.memory", None)
+        assert len(await client.list_tools()) == 3
+        assert (await call(client, "list_tables"))[1] == "singer, old"
+
+
 async def test_connections_that_send_no_request_are_closed(monkeypatch):
 
     from groundwire.tools.mcp_sql import http_protocol

@@ -75,6 +75,8 @@ def check_python() -> Iterator[Check]:
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] < (3, 14):
         yield Check("ok", f"Python {version}")
+    elif sys.version_info[:2] == (3, 14):
+        yield Check("warning", f"Python {version} runs agents (--runner-python)", "for the trainer use 3.10 to 3.13")
     else:
         yield Check("failure", f"Python {version}", "use Python 3.10 to 3.13")
 
