@@ -8,7 +8,7 @@ import torch
 from groundwire.domains import get
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy
-from groundwire.train.pretrain.__main__ import accuracy
+from groundwire.train.pretrain.training import accuracy
 
 
 @pytest.fixture(scope="module")

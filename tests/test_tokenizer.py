@@ -13,8 +13,8 @@ from tokenizers.decoders import DecodeStream
 from groundwire.adapters.sql_agents import prompts
 from groundwire.domains.spider.generate.lexicon import words
 from groundwire.train.policy.model import load_policy, new_policy, save_policy
-from groundwire.train.pretrain.__main__ import new_tokenizer
 from groundwire.train.pretrain.corpus import Stage, dialogues, prompt
+from groundwire.train.pretrain.training import new_tokenizer
 
 TEXTS = [
     "How many singers are there?",

@@ -12,6 +12,7 @@ import typer
 
 from groundwire.domains.spider.loader import BUNDLED, domain
 from groundwire.domains.text_to_sql.neighbours import write_neighbours
+from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.terminal import Version
 
 _COUNT = 2
@@ -22,10 +23,11 @@ def main(
     version: Version = False,
 ) -> None:
     """Make the neighbours of generated databases."""
-    data = domain.load(str(folder))
-    tasks = [*data.train, *data.validation]
-    placed = [(task, str(Path(task["db_path"]).relative_to(folder.resolve()))) for task in tasks]
-    made = write_neighbours(folder, folder, placed, {}, _COUNT)
+    with exit_on_user_error():
+        data = domain.load(str(folder))
+        tasks = [*data.train, *data.validation]
+        placed = [(task, str(Path(task["db_path"]).relative_to(folder.resolve()))) for task in tasks]
+        made = write_neighbours(folder, folder, placed, {}, _COUNT)
     typer.echo(f"{made['files']} neighbours; of {made['near_misses']} near misses they separate {made['separated']}")
 
 
