@@ -202,8 +202,8 @@ async def test_an_agent_runs_in_its_own_environment_which_needs_the_base_only(
         settings["reward"] = "own_app:missing"
         with pytest.raises(UserError, match="the runner process has ended, with status 2"):
             await asyncio.to_thread(evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings)
-    assert (result.accuracy.value, result.accuracy.n) == (1.0, 1)  # a file's validation tasks
-    assert [len(calls) for calls in result.rollouts["calls"]] == [1]
+    assert (result.accuracy.value, result.accuracy.n) == (1.0, 2)  # all tasks of the file
+    assert [len(calls) for calls in result.rollouts["calls"]] == [1, 1]
     assert "own_app" not in sys.modules
 
 

@@ -36,20 +36,22 @@ def parse_arguments(
     if tasks is not None and given.get("domain") is not None:
         raise ConfigError(f"tasks are given, and domain {given['domain']!r}: give one of them")
     domain = function = None
-    elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+    named = False
     if isinstance(tasks, Path):
         tasks = str(tasks)
-    if tasks is None or (isinstance(tasks, str) and (not is_file(tasks) or (elsewhere and validation is None))):
-        given["domain"] = tasks or given.get("domain")  # other processes read a file by its name
+    if tasks is None or (isinstance(tasks, str) and not is_file(tasks)):
+        given["domain"] = tasks or given.get("domain")
         if validation is not None:
             raise ConfigError("a domain has its own validation tasks: leave out validation")
     else:
         shares: dict[str, Any] = {} if validation is None else {"validation": validation}
         domain = task_list(tasks, **shares) if train else task_list([], validation=tasks)
-        given["domain"] = domain.name
+        elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
+        named = elsewhere and isinstance(tasks, str) and validation is None  # other processes read a file by its name
+        given["domain"] = tasks if named else domain.name
     if isinstance(reward, str):
         given["reward"] = reward
     elif reward is not None:
         function = rewards.reward_function(reward)
         given["reward"] = object_name(reward)
-    return merge_overrides(given, {}), Objects(agent=objects, domain=domain, reward=function)
+    return merge_overrides(given, {}), Objects(agent=objects, domain=domain, domain_is_named=named, reward=function)

@@ -92,8 +92,7 @@ def evaluate(
 
     Args:
         agent: as in :func:`fit`.
-        tasks: the questions, as in :func:`fit`. All of them are asked; of a domain, its validation questions, and so of
-            a file with ``runner_python``.
+        tasks: the questions, as in :func:`fit`. All of them are asked; of a domain, its validation questions.
         reward: as in :func:`fit`.
         model: a run directory (its newest checkpoint), a folder in Hugging Face's format, or the endpoint's name of it.
             A run's model has the settings of its run. Without it, the starter.

@@ -58,11 +58,14 @@ class Objects:
     agent: Mapping[str, Any] = field(default_factory=dict)
     """By the names of the settings that they stand for: ``agent`` and so on."""
     domain: domains.Domain | None = None
+    domain_is_named: bool = False
+    """Whether other processes find the domain by the setting of its name."""
     reward: rewards.Reward | None = None
 
     def names(self) -> dict[str, str]:
         """What the objects are called, by the parts that they are: agent, tasks, reward."""
-        parts = {"agent": self.agent.get("agent"), "tasks": self.domain, "reward": self.reward}
+        tasks = None if self.domain_is_named else self.domain
+        parts = {"agent": self.agent.get("agent"), "tasks": tasks, "reward": self.reward}
         return {part: object_name(value) for part, value in parts.items() if value is not None}
 
 
