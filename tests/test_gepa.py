@@ -236,3 +236,18 @@ def test_a_missing_reflection_model_is_said_before_the_run(tmp_path: Path) -> No
     assert result.exit_code == 2
     assert "needs a model that writes prompts: --reflection-model NAME" in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_finds_its_endpoint_in_the_run_directory(tmp_path: Path) -> None:
+    config = {**_config("http://127.0.0.1:9/v1").to_dict(), "model": "model-of-the-endpoint"}
+    without = RunDir.create(tmp_path / "a", backend="langgraph", domain="spider", config=config)
+    assert "model-of-the-endpoint" in _refused("--resume", str(without.path))  # no such model is here
+    stored = {**config, "base_url": "http://127.0.0.1:9/v1"}
+    run = RunDir.create(tmp_path / "b", backend="langgraph", domain="spider", config=stored)
+    result = CliRunner().invoke(run_command.app, ["--resume", str(run.path), "--print-config"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("trainer", [["trainer=local"], ["--trainer", "local"], []])
+def test_a_trainer_that_updates_a_model_of_its_own_takes_no_endpoint(trainer: list[str]) -> None:
+    assert "--base-url needs --dev or --trainer gepa" in _refused("--base-url", "http://127.0.0.1:9/v1", *trainer)

@@ -65,8 +65,6 @@ def main(
     """
     if sum((ci_fast, ci, dev)) > 1:
         raise typer.BadParameter("--ci-fast, --ci and --dev exclude each other")
-    if base_url and not (dev or settings["trainer"] == "gepa" or resume):
-        raise typer.BadParameter("--base-url needs --dev: training updates a model of its own (or use train.evaluate)")
     short_form = {"steps": 1, "val_tasks": 32} if ci_fast else {"steps": 20} if ci else {}
     with exit_on_user_error(debug):
         read_env_file()

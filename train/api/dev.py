@@ -42,7 +42,9 @@ def find_endpoint(base_url: str | None, given: Mapping[str, Any]) -> Endpoint | 
 def check_endpoint(config: RunConfig, endpoint: Endpoint | None, *, dev: bool = True) -> None:
     """Raise :class:`ConfigError` if the run's model is neither here nor at an ``endpoint``, or it trains its own."""
     if not dev and config.trainer != "gepa":
-        raise ConfigError("--base-url needs --dev or --trainer gepa: training updates a model of its own")
+        raise ConfigError(
+            "--base-url needs --dev or --trainer gepa: training updates a model of its own (or use train.evaluate)"
+        )
     if endpoint is None and config.trainer == "verl":
         raise ConfigError(
             "--dev with --trainer verl starts no model: give an endpoint that has one with --base-url URL --model "
