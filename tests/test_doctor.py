@@ -11,12 +11,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from programs import ROOT
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.train.cli.machine_checks import VERSION_SETS, Check, check_gpus, check_imports, check_python
 from groundwire.train.doctor import app, examine
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 no_verl = pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed here")
 
@@ -100,12 +106,37 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
         (["--gpu-memory", "80", "max_batch=64", "tokens_per_forward=8192"], 0, "8,192 tokens a pass"),
         (["--gpu-memory", "0.1"], 1, "the run needs"),
         (["--gpu-memory", "80", "max_bach=64"], 1, "did you mean max_batch?"),
+        (["--gpu-memory", "80", "hf", "max_batch=64", "tokens_per_forward=4096"], 0, "4,096 tokens a pass"),
+        (["--gpu-memory", "80", "--config", "FILE"], 0, "6,144 tokens a pass"),
+        (["--gpu-memory", "80", "--config", "FILE", "tokens_per_forward=5120"], 0, "5,120 tokens a pass"),
+        (["--gpu-memory", "80", "device=cpu", "tokens_per_forward=4096"], 0, "4,096 tokens a pass"),
     ],
 )
-def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(settings: list[str], code: int, text: str) -> None:
-    result = CliRunner().invoke(app, ["--plan", "--model", "starter", *settings])
+def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
+    settings: list[str], code: int, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('config = "hf"\ntokens_per_forward = 6144\nsteps = 3\n')
+    given = [each.replace("FILE", str(file)) for each in settings]
+    result = CliRunner().invoke(app, ["--plan", "--model", "starter", *given])
     assert result.exit_code == code
     assert text in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--plan", "trainer=verl"], "--plan predicts the memory of a local run"),
+        (["--plan", "hf", "--config", "fast"], "give one preset"),
+        (["--plan", "max_batch"], "is not key=value"),
+        (["max_batch=64"], "with --plan only"),
+        (["--config", "hf"], "with --plan only"),
+    ],
+)
+def test_settings_that_cannot_be_planned_are_an_error(arguments: list[str], expected: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert expected in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -115,6 +146,17 @@ def test_python_3_14_is_for_agents(version: tuple[int, int], level: str, monkeyp
     monkeypatch.setattr(sys, "version_info", (*version, 0))
     [found] = check_python()
     assert found.level == level
+
+
+def test_the_versions_of_python_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [each.rpartition("::")[2].strip() for each in project["classifiers"] if "Python :: 3." in each]
+    allowed = SpecifierSet(project["requires-python"])
+    assert named == [f"3.{minor}" for minor in range(30) if allowed.contains(f"3.{minor}.1")]
+    for minor in range(30):
+        monkeypatch.setattr(sys, "version_info", (3, minor, 1))
+        [found] = check_python()
+        assert (found.level != "failure") == (f"3.{minor}" in named)
 
 
 def test_the_packages_of_verl_are_imported_in_processes_of_their_own(

@@ -18,6 +18,7 @@ from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.tools.files import read_bytes, read_json
 from groundwire.tools.http.access_token import TokenError, token_for
+from groundwire.tools.layers import missing_layer
 from groundwire.tools.secrets import mask_secrets
 from groundwire.tools.terminal import TokenFile, Version, console, installed_version
 from groundwire.train.cli.machine_checks import (
@@ -29,9 +30,10 @@ from groundwire.train.cli.machine_checks import (
     check_shared_memory,
     check_trainer,
 )
+from groundwire.train.cli.options import with_preset
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import parse_overrides
-from groundwire.train.config.resolve import resolve
+from groundwire.train.config.overrides import merge_overrides, parse_overrides
+from groundwire.train.config.resolve import resolve, with_file
 
 __all__ = ["app", "examine"]
 
@@ -46,7 +48,13 @@ _COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 def main(
     settings: Annotated[
         list[str] | None,
-        typer.Argument(help="With --plan: the run's settings, e.g. max_batch=64", metavar="[KEY=VALUE]..."),
+        typer.Argument(
+            help="With --plan: the run's preset and settings, e.g. hf max_batch=64", metavar="[PRESET] [KEY=VALUE]..."
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(help="With --plan: the run's preset, or a file of settings", show_default="hf", metavar="CONFIG"),
     ] = None,
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
     model: Annotated[str | None, typer.Option(help="A model's folder: check its chat template")] = None,
@@ -76,6 +84,9 @@ def main(
     """Check this machine, line by line."""
     with exit_on_user_error():
         read_env_file()
+        if not plan and (settings or config):
+            raise ConfigError("the settings of a run have a use with --plan only: add it, or leave them out")
+        planned = _planned(config, model, settings or []) if plan else None
     failed, out = False, console()
     for finding in examine(
         trainer=trainer,
@@ -86,7 +97,7 @@ def main(
         endpoint=endpoint,
         port=proxy_port,
         output_dir=output_dir,
-        planned=parse_overrides(settings or []) if plan else None,
+        planned=planned,
         gpu_memory=gpu_memory,
     ):
         out.print(f"{finding.level:8}", style=_COLOURS[finding.level], end=" ")
@@ -123,7 +134,7 @@ def examine(
         _check_logins,
     ]
     if planned is not None:
-        checks.append(lambda: _check_memory({"model": model, **planned}, gpu_memory))
+        checks.append(lambda: _check_memory(planned, gpu_memory))
     if model is not None:
         checks.append(lambda: _check_chat_template(model, tool_format))
     if store is not None:
@@ -133,8 +144,20 @@ def examine(
     for check in checks:
         try:
             yield from check()
+        except ModuleNotFoundError as error:
+            yield Check("failure", missing_layer(error) or f"a module is missing: {error}")
         except Exception as error:
             yield Check("failure", f"a check raised {type(error).__name__}: {error}", "report this")
+
+
+def _planned(config: str | None, model: str | None, settings: list[str]) -> dict[str, Any]:
+    """The settings of the run to be planned, as ``train.run`` reads them. Raises :class:`ConfigError`."""
+    options, pairs = with_preset({"config": config, "model": model}, settings)
+    given = with_file(merge_overrides(options, parse_overrides(pairs)))
+    if given.get("trainer") == "verl":
+        raise ConfigError("--plan predicts the memory of a local run, and trainer is verl: leave one of them out")
+    preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for train.run
+    return {**given, "config": preset, "trainer": "local", "device": "cuda"}
 
 
 def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Check]:
@@ -149,7 +172,7 @@ def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Ch
             return
         gigabytes = torch.cuda.get_device_properties(0).total_memory / 1e9
     try:
-        plan = plan_run(resolve("hf", trainer="local", device="cuda", **given), int(gigabytes * 1e9))
+        plan = plan_run(resolve(given["config"], **given), int(gigabytes * 1e9))
     except ConfigError as error:
         yield Check("failure", f"memory: {error}")
     else:
