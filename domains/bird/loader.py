@@ -21,6 +21,7 @@ from groundwire.domains._readers import check_unique_ids, first_names, given_fol
 from groundwire.domains._types import GOLD_COLUMNS, DataError, Task, TaskData
 from groundwire.domains.bird.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
+from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import size_of, split_tasks
 from groundwire.tools.files import shorten_repr
@@ -49,6 +50,7 @@ class BirdDomain:
     gold_columns = (*GOLD_COLUMNS, "SQL", "difficulty")
     breakdowns = {"difficulty": {level: level for level in ("simple", "moderate", "challenging")}}
     write_predictions = staticmethod(write_predictions)
+    watch_reward = staticmethod(watch_reward)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the folder ``data_dir``. Raises :class:`DataError`."""
