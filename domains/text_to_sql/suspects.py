@@ -16,9 +16,9 @@ from typing import Any
 
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
-from groundwire.tools.neighbours.mutations import parse
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
 from groundwire.tools.sql import QueryError, run_query
+from groundwire.tools.sql.syntax import parse_query
 
 __all__ = ["COLUMN", "CONSTANT", "CONTRADICTED", "NO_TABLE", "OUTER", "TIES", "suspects"]
 
@@ -82,7 +82,7 @@ def _reasons(database: str, query: str) -> list[str]:
         rows = run_query(database, query, timeout_s=_TIMEOUT_S, max_rows=2).rows
         if len(rows) == 1 and not any(rows[0]):
             found.append(CONSTANT)
-    tree = parse(query)
+    tree = parse_query(query)
     if tree is None:
         return found
     if tree.find(exp.Table) is None:

@@ -11,10 +11,9 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Parts", "f1", "parts_of"]
+from groundwire.tools.sql.syntax import parse_query
 
-_MAX_CHARS = 4000
-"""Longer queries get no partial credit: they are hardly attempts, and parsing them takes time."""
+__all__ = ["Parts", "f1", "parts_of"]
 
 
 @dataclass(frozen=True)
@@ -36,20 +35,9 @@ def f1(gold: Set[str], predicted: Set[str]) -> float:
 @functools.lru_cache(maxsize=4096)
 def parts_of(sql: str) -> Parts | None:
     """The parts of one query; None if the text is anything else, or too long."""
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
-
-    if len(sql) > _MAX_CHARS:
-        return None
     try:
-        statements = sqlglot.parse(sql, read="sqlite")
-    except (SqlglotError, RecursionError):
-        return None
-    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
-        return None
-    try:
-        return _query_parts(statements[0])
+        tree = parse_query(sql)
+        return None if tree is None else _query_parts(tree)
     except RecursionError:
         return None
 

@@ -10,30 +10,16 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["literals", "mutations", "parse"]
+from groundwire.tools.sql.syntax import parse_query
 
-_MAX_CHARS = 4000
+__all__ = ["literals", "mutations"]
+
 _MAX_MUTATIONS = 60
-
-
-def parse(sql: str) -> Any:
-    """The syntax tree of one query; None if the text is anything else, or too long."""
-    import sqlglot
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
-
-    if len(sql) > _MAX_CHARS:
-        return None
-    try:
-        statements = sqlglot.parse(sql, read="sqlite")
-    except (SqlglotError, RecursionError):
-        return None
-    return statements[0] if len(statements) == 1 and isinstance(statements[0], exp.Query) else None
 
 
 def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
     """Queries with one change each, at most sixty. ``columns`` are those of each table, all names in lower case."""
-    tree = parse(gold)
+    tree = parse_query(gold)
     if tree is None:
         return []
     found: dict[str, None] = {}
@@ -191,7 +177,7 @@ def literals(gold: str) -> tuple[dict[str, list[Any]], list[int], list[tuple[str
     counts with, and the pairs of column names that it compares with one another."""
     from sqlglot import exp
 
-    tree = parse(gold)
+    tree = parse_query(gold)
     values: dict[str, list[Any]] = {}
     counts: list[int] = []
     pairs: list[tuple[str, str]] = []

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from groundwire.tools.neighbours.mutations import parse
 from groundwire.tools.sql import QueryError, run_query
+from groundwire.tools.sql.syntax import parse_query
 
 __all__ = ["TieProbe", "depends_on_ties", "tie_probes"]
 
@@ -23,7 +23,7 @@ def tie_probes(gold: str) -> list[TieProbe]:
     """The probes of all SELECTs of ``gold`` with ORDER BY; without those that sqlglot cannot change."""
     from sqlglot import exp
 
-    tree = parse(gold)
+    tree = parse_query(gold)
     if tree is None:
         return []
     found: list[TieProbe] = []
