@@ -57,9 +57,11 @@ async def test_a_lit_agent_in_another_process_has_its_own_reward_and_emits(tmp_p
         result = await asyncio.to_thread(
             evaluate, "lit_agents:Async", tmp_path / "tasks.jsonl", runner_processes=1, **endpoint, **QUIET
         )
-    [row] = result.rollouts.to_dict("records")  # the validation task of the file
-    assert (row["status"], row["reward"]) == ("succeeded", float(row["task"]["answer"] == "yes"))
-    assert list(row["call_rewards"]) == [0.25]
+    rows = result.rollouts.to_dict("records")
+    assert len(rows) == len(TASKS)  # all tasks of the file
+    for row in rows:
+        assert (row["status"], row["reward"]) == ("succeeded", float(row["task"]["answer"] == "yes"))
+        assert list(row["call_rewards"]) == [0.25]
 
 
 async def test_a_lit_agent_without_a_reward_is_a_failure_of_its_reward(agents: Any, tmp_path: Path) -> None:
