@@ -37,7 +37,7 @@ MODULES = (
     "groundwire.train.evaluate",
     "groundwire.train.report.__main__",
     "groundwire.train.local.trainer",
-    "groundwire.train.rollouts.lightning_agents",
+    "groundwire.train.rollouts.runner.lightning_agents",
     "groundwire.train.store.__main__",
     "groundwire.train.verl.launch",
     "groundwire.train.report.plots",

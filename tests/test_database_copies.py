@@ -26,11 +26,11 @@ from groundwire.train.api.arguments import parse_arguments
 from groundwire.train.api.training import _conclude, make_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.rollouts.agent import RemoteRolloutAgent, RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.request_check import RequestCheck
-from groundwire.train.rollouts.runners import RunnerPool
+from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent, RolloutAgent
+from groundwire.train.rollouts.runner.pool import RunnerPool
+from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 

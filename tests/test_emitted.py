@@ -21,10 +21,10 @@ from groundwire.adapters.tracing import triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.rewards import JudgeAbstainedError
-from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runners import RunnerPool
+from groundwire.train.rollouts.runner.agent import RolloutAgent
+from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.spans import LightningSpanSink
 

@@ -74,7 +74,7 @@ def test_trainer_runner_backends_and_an_authors_agents_do_not_import_all_of_agen
     imported = run(str(script)).stdout.split()  # in a process that has imported all that a run needs
     assert {
         "groundwire.train.local.trainer",
-        "groundwire.train.rollouts.lightning_agents",
+        "groundwire.train.rollouts.runner.lightning_agents",
         "groundwire.adapters.sql_agents.langgraph",
         "agentlightning.tracer.base",
     } <= set(imported)

@@ -17,10 +17,10 @@ from groundwire.rewards.judge.settings import API_KEY
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.rollouts.agent import RemoteRolloutAgent
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_reward
-from groundwire.train.rollouts.request_check import RequestCheck
+from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.run import app
 
 HYBRID = ("--reward", "rule_judge_hybrid", "--print-config")

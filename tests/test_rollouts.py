@@ -35,10 +35,10 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.domains import Task
 from groundwire.rewards import JudgeAbstainedError, RewardError
 from groundwire.tools.types import AgentStep
-from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runners import RunnerPool
+from groundwire.train.rollouts.runner.agent import RolloutAgent
+from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.errors import StoreFailedError
 from groundwire.train.store.spans import LightningSpanSink

@@ -27,11 +27,11 @@ from groundwire.tools.http.access_token import access_token
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.rollouts.agent import RemoteRolloutAgent
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.request_check import RequestCheck
-from groundwire.train.rollouts.runners import RunnerPool
+from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+from groundwire.train.rollouts.runner.pool import RunnerPool
+from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.server import bind, serve
@@ -356,7 +356,7 @@ def test_a_trainer_whose_runners_could_not_read_a_database_does_not_start(tmp_pa
 
 
 def test_a_runner_makes_no_number_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groundwire.train.rollouts.agent._MAX_AGENTS", 3)
+    monkeypatch.setattr("groundwire.train.rollouts.runner.agent._MAX_AGENTS", 3)
     remote = RemoteRolloutAgent(_check())
     assert remote._agent_for({"max_turns": 5}) is remote._agent_for({"max_turns": 5})
     remote._agent_for({"max_turns": 6})

@@ -31,15 +31,15 @@ from groundwire.train.policy.chat.template import render
 from groundwire.train.policy.errors import UnsupportedModelError
 from groundwire.train.policy.model import load_policy, new_policy
 from groundwire.train.sft.batches import make_rows, make_steps
-from groundwire.train.sft.chats import read_chats
-from groundwire.train.sft.examples import Example, Turn, encode
-from groundwire.train.sft.golds import GoldTurns, check_golds, make_questions, write_turns
-from groundwire.train.sft.rollouts import accepted_rollouts
+from groundwire.train.sft.data.chats import read_chats
+from groundwire.train.sft.data.examples import Example, Turn, encode
+from groundwire.train.sft.data.golds import GoldTurns, check_golds, make_questions, write_turns
+from groundwire.train.sft.data.rollouts import accepted_rollouts
+from groundwire.train.sft.data.schema_variants import make_variant
+from groundwire.train.sft.data.wrong_queries import wrong_query
 from groundwire.train.sft.run import run
-from groundwire.train.sft.schema_variants import make_variant
 from groundwire.train.sft.several_gpus import check_gpus, read_steps, verl_settings, write_examples
 from groundwire.train.sft.trainer import SFTTrainer
-from groundwire.train.sft.wrong_queries import wrong_query
 
 SCHEMA = (
     "CREATE TABLE singer ( Singer_ID int , Name text , Age int , primary key ( Singer_ID ) )\n"

@@ -2,9 +2,9 @@
 
 A runner is started with a backend, an agent, a domain, a reward with its judge, and the store's address. Each rollout
 brings the proxy's address, the task and the agent's settings, so one runner serves any number of trainers. It takes
-from the store only what may differ between rollouts (:mod:`groundwire.train.rollouts.request_check`). A runner that is
-stopped by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to another
-runner.
+from the store only what may differ between rollouts (:mod:`groundwire.train.rollouts.runner.request_check`). A runner
+that is stopped by SIGINT or SIGTERM returns its rollouts to the queue; when it is killed, the store gives them to
+another runner.
 """
 
 from __future__ import annotations
@@ -121,10 +121,10 @@ def _run(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, raise_keyboard_interrupt)
     with fast_import():
-        from groundwire.train.rollouts.agent import RemoteRolloutAgent
         from groundwire.train.rollouts.event_loop import EventLoopThread
-        from groundwire.train.rollouts.request_check import RequestCheck
-        from groundwire.train.rollouts.runners import POLL_S, RunnerPool
+        from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
+        from groundwire.train.rollouts.runner.pool import POLL_S, RunnerPool
+        from groundwire.train.rollouts.runner.request_check import RequestCheck
         from groundwire.train.store.runner_client import RunnerClient
 
         setup_logging(debug)

@@ -63,10 +63,10 @@ async def _run_rollouts(count: int) -> float:
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.domains import get
-    from groundwire.train.rollouts.agent import RolloutAgent
     from groundwire.train.rollouts.collector import RolloutCollector
     from groundwire.train.rollouts.outcome import RolloutRequest
-    from groundwire.train.rollouts.runners import RunnerPool
+    from groundwire.train.rollouts.runner.agent import RolloutAgent
+    from groundwire.train.rollouts.runner.pool import RunnerPool
     from groundwire.train.store.spans import LightningSpanSink
 
     domain = get("spider")

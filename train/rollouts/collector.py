@@ -28,7 +28,7 @@ from agentlightning.types import (
 from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
 from groundwire.train.config.failures import zero_failures
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.request_check import MAIN_LLM, POLICY_RESOURCE
+from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.store.backends.base import NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 

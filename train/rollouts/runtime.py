@@ -26,14 +26,14 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Engine
-from groundwire.train.rollouts.agent import RolloutAgent
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.request_check import RequestCheck
+from groundwire.train.rollouts.runner.agent import RolloutAgent
+from groundwire.train.rollouts.runner.pool import POLL_S, RunnerPool
+from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
-from groundwire.train.rollouts.runners import POLL_S, RunnerPool
 from groundwire.train.store.backends.base import SPAN_BYTES, MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.spans import LightningSpanSink

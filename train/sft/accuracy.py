@@ -12,8 +12,8 @@ from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.errors import ContextLengthError
 from groundwire.train.policy.types import Sampling
-from groundwire.train.sft.examples import encode
-from groundwire.train.sft.golds import Question, write_turns
+from groundwire.train.sft.data.examples import encode
+from groundwire.train.sft.data.golds import Question, write_turns
 
 __all__ = ["first_query_accuracy"]
 

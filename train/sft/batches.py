@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from groundwire.train.local.update.packing import Branch
-from groundwire.train.sft.examples import Example
+from groundwire.train.sft.data.examples import Example
 
 __all__ = ["Row", "Step", "forwards", "make_rows", "make_steps", "prefetch"]
 

@@ -26,9 +26,9 @@ from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.sft.accuracy import first_query_accuracy
 from groundwire.train.sft.batches import Row, Step, make_rows, make_steps
-from groundwire.train.sft.data import Data, Groups, open_source
-from groundwire.train.sft.examples import Example
-from groundwire.train.sft.rollouts import with_run_settings
+from groundwire.train.sft.data.examples import Example
+from groundwire.train.sft.data.load import Data, Groups, open_source
+from groundwire.train.sft.data.rollouts import with_run_settings
 from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
 from groundwire.train.sft.trainer import SFTTrainer
 

@@ -22,7 +22,7 @@ from groundwire.tools.files import parse_json
 from groundwire.tools.startup import child_python_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.sft.examples import Example
+from groundwire.train.sft.data.examples import Example
 from groundwire.train.verl.hydra_config import INSTALL, count_devices, torch_attention
 
 __all__ = ["check_gpus", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]

@@ -23,14 +23,20 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.sql import DatabaseCopies
 from groundwire.train.config.failures import zero_failures
 from groundwire.train.config.run_config import AgentSettings
-from groundwire.train.rollouts.attempts import AttemptReport, ReportedSpan, answer_span, failure_span, reward_span
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
-from groundwire.train.rollouts.request_check import POLICY_RESOURCE, RequestCheck
+from groundwire.train.rollouts.runner.attempts import (
+    AttemptReport,
+    ReportedSpan,
+    answer_span,
+    failure_span,
+    reward_span,
+)
+from groundwire.train.rollouts.runner.request_check import POLICY_RESOURCE, RequestCheck
 from groundwire.train.store.wire import AttemptedRollout, ProxyLLM, RunnerStore
 
 if TYPE_CHECKING:
-    from groundwire.train.rollouts.lightning_agents import LitAgents
+    from groundwire.train.rollouts.runner.lightning_agents import LitAgents
 
 __all__ = ["AttemptRunner", "RemoteRolloutAgent", "RolloutAgent"]
 
@@ -157,7 +163,7 @@ class RolloutAgent:
     ) -> ReportedSpan:
         """The span of the reward that a LitAgent returns. Raises only the errors of backends and rewards."""
         if self._lit_agents is None:
-            from groundwire.train.rollouts.lightning_agents import LitAgents
+            from groundwire.train.rollouts.runner.lightning_agents import LitAgents
 
             self._lit_agents = LitAgents(backend, store)
         policy, endpoint = _policy(resources, rollout)

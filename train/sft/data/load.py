@@ -14,10 +14,10 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.sft_settings import FORMATS, SFTSettings
 from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.chat.template import has_tools
-from groundwire.train.sft.chats import read_chats
-from groundwire.train.sft.examples import Example, encode
-from groundwire.train.sft.golds import GoldTurns, Question, check_golds, make_questions, write_turns
-from groundwire.train.sft.rollouts import accepted_rollouts, check_tokenizer
+from groundwire.train.sft.data.chats import read_chats
+from groundwire.train.sft.data.examples import Example, encode
+from groundwire.train.sft.data.golds import GoldTurns, Question, check_golds, make_questions, write_turns
+from groundwire.train.sft.data.rollouts import accepted_rollouts, check_tokenizer
 
 __all__ = ["Data", "Groups", "Source", "open_source"]
 

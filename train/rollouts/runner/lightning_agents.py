@@ -18,7 +18,7 @@ from pydantic_core import to_json
 
 from groundwire.adapters import Endpoint, LitAgentBackend
 from groundwire.adapters.tracing.emitted_spans import current_emissions
-from groundwire.train.rollouts.request_check import MAIN_LLM
+from groundwire.train.rollouts.runner.request_check import MAIN_LLM
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.limits import check_request
 from groundwire.train.store.runner_client import RunnerClient

@@ -21,9 +21,9 @@ from groundwire.tools.schema import table_info
 from groundwire.tools.sql import QueryError, render, run_query
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.sft.examples import Example, Message, Turn, encode
-from groundwire.train.sft.schema_variants import SchemaVariant, identifiers, make_variant
-from groundwire.train.sft.wrong_queries import wrong_query
+from groundwire.train.sft.data.examples import Example, Message, Turn, encode
+from groundwire.train.sft.data.schema_variants import SchemaVariant, identifiers, make_variant
+from groundwire.train.sft.data.wrong_queries import wrong_query
 
 __all__ = ["GoldTurns", "Question", "check_golds", "make_questions", "write_turns"]
 

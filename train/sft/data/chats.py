@@ -9,7 +9,7 @@ from groundwire.tools.files import parse_json, shorten_repr
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.chat.request import parse_request
 from groundwire.train.policy.errors import ChatRequestError
-from groundwire.train.sft.examples import Turn
+from groundwire.train.sft.data.examples import Turn
 
 __all__ = ["read_chats"]
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from groundwire.adapters.tracing.spans import SpanStore
-from groundwire.train.rollouts.agent import AttemptRunner
-from groundwire.train.rollouts.attempts import OpenAttempts
+from groundwire.train.rollouts.runner.agent import AttemptRunner
+from groundwire.train.rollouts.runner.attempts import OpenAttempts
 from groundwire.train.store.runner_client import RunnerClient
 from groundwire.train.store.wire import AttemptedRollout, RunnerStore
 
@@ -156,7 +156,7 @@ def _span_sink(store: Any) -> SpanStore:
 def _emission_tracer() -> Any:
     """The tracer of Agent Lightning's emitters, which an agent may use where that is installed; else None."""
     try:
-        from groundwire.train.rollouts.lightning_agents import EmissionTracer
+        from groundwire.train.rollouts.runner.lightning_agents import EmissionTracer
     except ImportError as error:
         if error.name != "agentlightning":  # it is installed, for example as version 1.0, which is another program
             _log.warning("agents cannot emit rewards: the agentlightning of this environment is not 0.3 (%s)", error)

@@ -14,7 +14,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import FORMATS, SFTSettings
 from groundwire.train.report.token_text import token_decoder
-from groundwire.train.sft.examples import Example
+from groundwire.train.sft.data.examples import Example
 
 __all__ = ["accepted_rollouts", "check_tokenizer", "with_run_settings"]
 

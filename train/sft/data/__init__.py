@@ -1,0 +1,1 @@
+"""What is learned: gold queries, chats or accepted rollouts, as token ids."""
