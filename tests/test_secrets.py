@@ -245,7 +245,8 @@ def test_an_endpoint_s_url_with_a_password_is_refused_before_it_is_stored(tmp_pa
         done = CliRunner().invoke(app, ["--base-url", url, "--model", "m", "--output-dir", str(tmp_path)])
         assert done.exit_code == 2
         assert done.stderr.endswith(
-            "has a user, a password or a query: leave it out, and put the key into the variable of --api-key-env\n"
+            "has a user, a password or a query: leave it out, and put the key into OPENAI_API_KEY or the "
+            "variable of --api-key-env\n"
         )
         assert PASSWORD not in done.output
     assert not list(tmp_path.iterdir())

@@ -46,8 +46,8 @@ def probe_endpoint(
     """
     if has_credentials(base_url):
         raise EndpointUnusableError(
-            "the endpoint's base URL has a user, a password or a query: leave it out, and put the key into the "
-            "variable of --api-key-env"
+            "the endpoint's base URL has a user, a password or a query: leave it out, and put the key into "
+            "OPENAI_API_KEY or the variable of --api-key-env"
         )
     register_secret(api_key)
     base = base_url.rstrip("/")
