@@ -209,7 +209,7 @@ async def test_a_call_to_another_address_is_an_agent_error_with_that_address(mon
         ("test_custom:takes_three", r"takes \(task: 'Any', endpoint: 'Any', more: 'Any'\)"),
         ("test_custom", "write it as module:name or path/to/file.py:name"),
         ("raises_on_import:f", "raises_on_import cannot be imported: RuntimeError: not today"),
-        ("needs_more:f", "needs_more needs the package 'not_installed', which is not installed here"),
+        ("needs_more:f", "the package 'not_installed', which is not installed here; .* give --runner-python"),
         ("./no/such/file.py:f", "there is no file ./no/such/file.py"),
     ],
 )

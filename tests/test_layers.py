@@ -211,7 +211,9 @@ def test_an_interpreter_without_the_base_is_refused_with_the_command_that_instal
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'groundwire'\" >&2\nexit 1\n")
     python.chmod(0o755)
-    with pytest.raises(ConfigError, match=rf"No module named 'groundwire'.*: install it with {python} -m pip install"):
+    with pytest.raises(
+        ConfigError, match=rf"No module named 'groundwire'.*: install it with {python} -m pip install {ROOT}"
+    ):
         find_agent_python(str(python))
     with pytest.raises(ConfigError, match="there is no such command"):
         find_agent_python("no-such-python")

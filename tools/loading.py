@@ -10,14 +10,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["load_object"]
+__all__ = ["MissingPackageError", "load_object"]
+
+
+class MissingPackageError(ValueError):
+    """The module that a name means needs a package that is not installed."""
 
 
 def load_object(name: str, *, option: str, kinds: Sequence[Callable[[Any], bool]] = (callable,)) -> Any:
     """The object that ``name`` means, the value of ``option``.
 
-    Raises ``ValueError``: if the module has no such name, the message lists its own of the first of ``kinds`` that it
-    has.
+    Raises ``ValueError``, :class:`MissingPackageError` among others: if the module has no such name, the message lists
+    its own of the first of ``kinds`` that it has.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -51,6 +55,7 @@ def _import(name: str, place: str, option: str) -> Any:
             why = f"there is no module {missing!r} in this folder or on PYTHONPATH"
         elif missing:
             why = f"{place} needs the package {missing!r}, which is not installed here"
+            raise MissingPackageError(f"{option} {name!r}: {why}") from error
         else:
             why = f"{place} cannot be imported: {type(error).__name__}: {error}"
         raise ValueError(f"{option} {name!r}: {why}") from error

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 
+from groundwire.tools.startup import PACKAGE
 from groundwire.tools.terminal import version
 from groundwire.train.config.errors import ConfigError
 
@@ -39,7 +40,7 @@ def find_agent_python(given: str) -> str:
         raise ConfigError(
             f"runner_python is {given!r}, and groundwire cannot be imported there "
             f"({(done.stderr.strip().splitlines() or ['no message'])[-1]:.300}): "
-            f"install it with {given} -m pip install groundwire"
+            f"install it with {given} -m pip install {_source()}"
         )
     theirs, ours = done.stdout.strip(), version()
     if theirs != ours:
@@ -48,3 +49,9 @@ def find_agent_python(given: str) -> str:
             "version in both environments"
         )
     return found
+
+
+def _source() -> str:
+    """What pip installs: the clone that this is, else the package."""
+    clone = PACKAGE.parents[1]
+    return str(clone) if (clone / "pyproject.toml").is_file() else "groundwire"

@@ -14,6 +14,7 @@ from typing import Any
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
 from groundwire.rewards.watch import RewardWatch
+from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
@@ -71,6 +72,9 @@ def make_backend(settings: AgentSettings, **objects: Any) -> adapters.Backend:
         raise ConfigError(f"backend {settings.backend!r} needs --agent module:name")
     try:
         return factory(**options)
+    except MissingPackageError as error:
+        remedy = "; if the agent has an environment of its own, give --runner-python PYTHON"
+        raise ConfigError(f"{error}{remedy if isinstance(settings, RunConfig) else ''}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
