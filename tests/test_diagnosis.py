@@ -224,7 +224,7 @@ def test_a_run_whose_agent_makes_no_call_stops_before_training(tmp_path: Path) -
     )
     assert done.returncode == 1
     assert "no rollout gave anything to train on. 4 of 4: no LLM call reached the proxy" in done.stderr
-    assert "python -m train.why" in done.stderr
+    assert "groundwire why" in done.stderr
 
 
 def test_a_run_whose_agent_match_selects_no_agent_stops_at_its_first_step(tmp_path: Path) -> None:

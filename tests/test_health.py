@@ -55,7 +55,7 @@ def _validation(accuracy: float, half: float = 0.05, total: int = 200) -> dict[s
         ({"gradient_share": 0.0}, "0% of the groups in the last 3 steps had different rewards"),
         (
             {"gradient_share": 0.08, "reward": 0.0},
-            "Every reward was 0. If it stays so, check the reward (python -m train.audit)",
+            "Every reward was 0. If it stays so, check the reward (groundwire audit)",
         ),
         ({"updates_skipped": 1}, "each of the last 3 steps had an update whose gradient is not finite"),
         ({"truncated_share": 0.3}, "30% of the replies in the last 3 steps ended at max_tokens"),

@@ -73,7 +73,7 @@ class SqliteDomain:
             _log.warning("%s", line)
         if len(broken) > _SENTENCES:
             _log.warning(
-                "%d more golds cannot judge an answer; python -m domains.prepare lists them", len(broken) - _SENTENCES
+                "%d more golds cannot judge an answer; groundwire prepare lists them", len(broken) - _SENTENCES
             )
         sizes = f"train {size_of(train)}, {split} {size_of(validation)}"
         return TaskData(

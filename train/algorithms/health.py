@@ -175,7 +175,7 @@ def _groups_equal(lines: Sequence[Line]) -> str:
         return ""
     if rewards and min(rewards) == max(rewards):
         advice = (
-            f"Every reward was {rewards[0]:g}. If it stays so, check the reward (python -m train.audit) or the tasks"
+            f"Every reward was {rewards[0]:g}. If it stays so, check the reward (groundwire audit) or the tasks"
         )
     else:
         advice = "Take tasks that the policy solves sometimes, a larger group_size, or a sampling_budget above 1"
@@ -218,7 +218,7 @@ def _validation_fell(lines: Sequence[Line], name: str) -> str:
     return (
         f"the training reward rose from {fmean(before):.3f} to {fmean(after):.3f}, while the validation fell from "
         f"{top['accuracy']:.3f} at step {best['step']} to {last['accuracy']:.3f}: the policy learns what the reward "
-        "pays and not what the validation measures. Read rewarded answers (python -m train.report), then change the "
+        "pays and not what the validation measures. Read rewarded answers (groundwire report), then change the "
         f"reward, or stop at step {best['step']}"
     )
 

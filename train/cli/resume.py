@@ -136,7 +136,7 @@ def with_resume_hint(run: RunDir, *, fit: bool = False) -> Iterator[None]:
 
         failures = (EventLoopError, RunnersEndedError, StoreGoneError, StoreFailedError, SpansNotStoredError)
         if isinstance(error, (RolloutsFailedError, NonFiniteGradientError, TrainingError, *failures)):
-            why = f". More: python -m train.why {relative_path(run.path)}"
+            why = f". More: groundwire why {relative_path(run.path)}"
             more = why if isinstance(error, RolloutsFailedError) else ""
             error.args = (f"{error}; {_resume_hint(run, fit)}{more}",)
         raise
@@ -149,7 +149,7 @@ def _resume_hint(run: RunDir, fit: bool) -> str:
     checkpoint = f"the last checkpoint is of step {saved}" if saved else "there is no checkpoint yet"
     path = relative_path(run.path)
     return f"{checkpoint}. Continue with: " + (
-        f'fit(..., resume="{path}")' if fit else f"python -m train.run --resume {path}"
+        f'fit(..., resume="{path}")' if fit else f"groundwire run --resume {path}"
     )
 
 

@@ -24,7 +24,7 @@ def tables() -> str:
         if name not in ("judge", "verl"):
             rows.setdefault(RunConfig.option(name)["panel"], []).append(_row(RunConfig, name, _presets(name)))
     sft = [_row(SFTSettings, name, "") for name in SFTSettings.model_fields]
-    rows["Supervised fine-tuning: python -m train.sft"] = sft
+    rows["Supervised fine-tuning: groundwire sft"] = sft
     rows["Judge"] = [_row(JudgeSettings, name, "") for name in JudgeSettings.model_fields]
     head = "| name | values | default | presets | meaning |\n|---|---|---|---|---|\n"
     return "\n\n".join(f"## {panel}\n\n{head}" + "\n".join(lines) for panel, lines in rows.items()) + "\n"

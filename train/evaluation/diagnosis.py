@@ -61,8 +61,8 @@ KINDS = {
 
 _TRANSIENT = ("timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
-    "agent": "repair the agent (python -m train.run --dev shows its calls)",
-    "reward": "fix the reward (python -m train.audit tries it without a model)",
+    "agent": "repair the agent (groundwire run --dev shows its calls)",
+    "reward": "fix the reward (groundwire audit tries it without a model)",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
 _MIN_ANSWERS = 5

@@ -92,7 +92,7 @@ def evaluate(
                     callback.on_note(limits)
             reason, persists = nothing_judged(rows), not is_transient(rows)
             if (reason and sample + 1 == samples) or (persists and (reason := reason or all_failed(rows))):
-                raise RolloutsFailedError(f"{reason}. More: python -m train.why {run.path}")
+                raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
     metrics = compute_metrics(rows, breakdowns)
     seconds = round(sum(timer.split().values()), 2)
     validation = {validation_name(config.val_temperature): compute_accuracy(rows, breakdowns)}

@@ -79,7 +79,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
     except KeyboardInterrupt:
         if settings.gpus == 1:
             trainer.save()
-        raise CommandError(f"stopped; continue with python -m train.sft --resume {folder}", 130) from None
+        raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
     yield from _finish(trainer, data, folder, reader.left_out)
 
 

@@ -71,7 +71,7 @@ def check_store(
                 reason = str(error).rpartition("] ")[2].lower() or type(error).__name__  # without [Errno N]
                 if isinstance(error, httpx.TimeoutException):
                     reason = f"no answer within {request_s:g} s"
-                start = f"python -m train.store --path FILE --port {url.port or 4747}"
+                start = f"groundwire store --path FILE --port {url.port or 4747}"
                 raise StoreAddressError(f"no store answers at {address} ({reason}); start one with: {start}") from error
 
 

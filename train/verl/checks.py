@@ -51,7 +51,7 @@ def check(config: RunConfig, data: TaskData) -> None:
         from verl.utils.config import validate_config
         from verl.utils.device import auto_set_device
     except ImportError as error:
-        raise ConfigError(f"verl cannot be imported: {error}. python -m train.doctor lists what is missing") from error
+        raise ConfigError(f"verl cannot be imported: {error}. groundwire doctor lists what is missing") from error
     auto_set_device(composed)
     try:
         validate_config(
@@ -78,7 +78,7 @@ def _check_devices(wanted: int, *, npu: bool) -> None:
     if not found:
         raise ConfigError(
             f"verl trains on {kind}, and torch finds none here: leave out --trainer verl, or run "
-            "python -m train.doctor --trainer verl for the reason"
+            "groundwire doctor --trainer verl for the reason"
         )
     if wanted > found:
         raise ConfigError(f"trainer.n_gpus_per_node is {wanted}, but torch finds {found} {kind} here")
