@@ -53,9 +53,13 @@ def test_the_index_and_the_navigation_have_every_page(index: str, link: str) -> 
     assert not [page for page in pages if link.format(page) not in text]
 
 
-def test_the_domain_that_is_shown_is_the_example() -> None:
-    [shown, *_] = _python(ROOT / "docs" / "your-domain.md")
-    assert shown in (ROOT / "examples" / "your_domain.py").read_text()
+@pytest.mark.parametrize(
+    ("page", "example"),
+    [("your-domain.md", "library/your_domain.py"), ("tutorials/own-task.md", "own_task/own_task.py")],
+)
+def test_what_is_shown_first_is_the_example(page: str, example: str) -> None:
+    [shown, *_] = _python(ROOT / "docs" / page)
+    assert shown in (ROOT / "examples" / example).read_text()
 
 
 @pytest.mark.parametrize(("place", "calls"), [(2, 1), (3, 2)])

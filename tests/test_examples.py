@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sqlite3
 from pathlib import Path
 
@@ -42,6 +43,49 @@ def test_your_graph_is_traced(tmp_path: Path) -> None:
     assert "answer" in done.stdout
 
 
+RECIPES = sorted((ROOT / "examples").rglob("README.md"))
+SMALL = ["--steps", "1", "--val-tasks", "2", "--tasks-per-step", "2", "--group-size", "2"]
+
+
+def _folder(readme: Path) -> str:
+    return readme.parent.relative_to(ROOT / "examples").as_posix()
+
+
+@pytest.mark.parametrize("readme", RECIPES, ids=_folder)
+def test_a_recipe_says_what_it_gives_and_stands_in_the_gallery(readme: Path) -> None:
+    text = readme.read_text()
+    rows = re.findall(
+        r"^\| gives \| time \| memory \|\n\|---\|---\|---\|\n\| (.+) \| (.+) \| (.+) \|$", text, re.MULTILINE
+    )
+    assert rows
+    assert all(re.search(r"CPU time", time) and re.search(r"\d [GM]B", memory) for _, time, memory in rows)
+    assert f"../examples/{_folder(readme)}/README.md" in (ROOT / "docs" / "recipes.md").read_text()
+
+
+@pytest.mark.parametrize("folder", ["tool_loop", "library", "frameworks/openai_agents", "frameworks/mcp_tools"])
+def test_the_command_of_a_recipe_trains(folder: str, tmp_path: Path) -> None:
+    [command] = re.findall(
+        r"^groundwire run (.*)$", (ROOT / "examples" / folder / "README.md").read_text(), re.MULTILINE
+    )
+    done = run("-m", "groundwire.train.run", *command.split(), *SMALL, "--output-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "step   1/1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"), [("own_task.py", "step   2/2"), ("prompts.py", "the best prompts are in")]
+)
+def test_the_programs_of_the_own_task_run(program: str, shown: str, tmp_path: Path) -> None:
+    """With the toy policy in place of SmolLM2, and fewer rollouts."""
+    pytest.importorskip("gepa")
+    for file in (ROOT / "examples" / "own_task").glob("*.py"):
+        code = file.read_text().replace('"smollm2"', '"starter"')
+        (tmp_path / file.name).write_text(re.sub(r"(steps|prompt_budget|[a-z]+_tasks)=\d+", r"\1=2", code))
+    done = run(program, folder=tmp_path, environment={**os.environ, "OPENAI_API_KEY": "none"})
+    assert done.returncode == 0, done.stderr
+    assert shown in done.stdout
+
+
 NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 
 
@@ -74,12 +118,12 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
 
 
 def test_your_domain_is_asked_and_judged(tmp_path: Path) -> None:
-    done = run("examples/your_domain.py", "--dev", "--output-dir", str(tmp_path))
+    done = run("examples/library/your_domain.py", "--dev", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "24 questions" in done.stdout
     assert "6 rollouts" in done.stdout
     assert done.stdout.count("succeeded, reward") == 6
-    refused = run("examples/your_domain.py", "--data-dir", str(tmp_path))
+    refused = run("examples/library/your_domain.py", "--data-dir", str(tmp_path))
     assert refused.returncode == 2
     assert refused.stderr == (
         f"error: {tmp_path} has no library.sqlite; name a folder with library.sqlite and questions.csv.\n"

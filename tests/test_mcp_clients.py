@@ -19,7 +19,7 @@ from programs import run
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent / "examples" / "mcp"
 # Only the command line, a third of the Inspector's size; later releases do not start without the rest.
 INSPECTOR = "@modelcontextprotocol/inspector-cli@0.15.0"
 

@@ -270,7 +270,7 @@ async def test_the_tool_loop_of_the_examples_runs_its_query(tmp_path: Path) -> N
     sqlite3.connect(database).executescript(
         "CREATE TABLE singer (name text); INSERT INTO singer VALUES ('Ann')"
     ).close()
-    example = Path(__file__).parents[1] / "examples" / "tool_loop_langgraph.py"
+    example = Path(__file__).parents[1] / "examples" / "tool_loop" / "agent.py"
     replies = [_tool_call("query_db", {"sql": "SELECT name FROM singer"}), "Ann sings."]
     async with traced(replies) as policy:
         answer, calls = await policy.run(agent_backend(f"{example}:graph"), database=database, db_path=database)

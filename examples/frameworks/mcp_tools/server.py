@@ -30,4 +30,4 @@ def read_query(query: str, ctx: Context) -> str:
 
 
 if __name__ == "__main__":
-    mcp.run(show_banner=False, log_level="WARNING")
+    mcp.run(show_banner=False, log_level="ERROR")

@@ -1,7 +1,7 @@
 """An agent of the OpenAI Agents SDK that answers questions about a SQLite database through the MCP SQL server.
 
-    python examples/mcp_openai_agents.py concert_singer.sqlite "How many singers are there?"
-    python examples/mcp_openai_agents.py http://127.0.0.1:8000/mcp "How many singers are there?"
+    python examples/mcp/mcp_openai_agents.py concert_singer.sqlite "How many singers are there?"
+    python examples/mcp/mcp_openai_agents.py http://127.0.0.1:8000/mcp "How many singers are there?"
 
 The first starts a server, the second uses a running one: ``groundwire mcp-sql --transport http …``. OPENAI_BASE_URL,
 OPENAI_API_KEY and MODEL select a model with OpenAI's chat completions.

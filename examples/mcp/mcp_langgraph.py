@@ -1,6 +1,6 @@
 """A LangGraph agent that answers questions about a SQLite database through the MCP SQL server.
 
-    python examples/mcp_langgraph.py concert_singer.sqlite "How many singers are there?"
+    python examples/mcp/mcp_langgraph.py concert_singer.sqlite "How many singers are there?"
 
 langchain-mcp-adapters 0.3 needs mcp < 2, and the server needs mcp 2. So install the agent in a separate environment
 (``pip install langchain-mcp-adapters langgraph langchain-openai``), and set SERVER_PYTHON to the Python that has

@@ -1,7 +1,7 @@
 """Your own domain: questions, their database, and a reward.
 
-    python examples/your_domain.py --ci-fast
-    python examples/your_domain.py --data-dir my_folder      # with your library.sqlite and questions.csv
+    python examples/library/your_domain.py --ci-fast
+    python examples/library/your_domain.py --data-dir my_folder      # with your library.sqlite and questions.csv
 
 docs/your-domain.md explains it. Your own package would register the domain through the entry-point group
 ``groundwire`` and use ``python -m train.run --domain library``; here the file registers itself.
@@ -16,7 +16,7 @@ from typing import Any
 from groundwire.domains import DataError, Task, TaskData
 from groundwire.tools.plugins import hookimpl, plugin
 
-BUNDLED = Path(__file__).with_name("library")
+BUNDLED = Path(__file__).parent
 
 
 class Library:
