@@ -174,9 +174,7 @@ def _groups_equal(lines: Sequence[Line]) -> str:
     if not shares or fmean(shares) >= _MIN_GRADIENT_SHARE:
         return ""
     if rewards and min(rewards) == max(rewards):
-        advice = (
-            f"Every reward was {rewards[0]:g}. If it stays so, check the reward (groundwire audit) or the tasks"
-        )
+        advice = f"Every reward was {rewards[0]:g}. If it stays so, check the reward (groundwire audit) or the tasks"
     else:
         advice = "Take tasks that the policy solves sometimes, a larger group_size, or a sampling_budget above 1"
     return (
