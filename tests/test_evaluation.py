@@ -101,6 +101,13 @@ def test_an_infrastructure_failure_is_counted_without_changing_the_accuracy() ->
     assert "run fewer at once" in details(compute_metrics([rollout("a", 1.0), rollout("b", None, status="timeout")]))
 
 
+def test_the_first_message_of_each_type_of_failure_is_shown() -> None:
+    failed = [rollout(name, None, status="endpoint") | {"message": f"answered 500:\n{name}"} for name in ("b", "c")]
+    text = details(compute_metrics([rollout("a", 1.0), *failed, rollout("d", None, status="timeout")]))
+    assert "failures: 2 endpoint, 1 timeout of 4 rollouts\nthe first endpoint: answered 500: b" in text
+    assert "answered 500: c" not in text
+
+
 def test_accuracy_by_turn_judges_each_query_as_the_answer() -> None:
     rows = [
         rollout("a", 0.0, turn_scores="[1.0, 0.0]"),

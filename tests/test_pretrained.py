@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,9 @@ import torch
 from gguf_file import TEMPLATE, write_gguf
 from huggingface_hub import constants
 from jinja2 import Environment
+from llguidance.hf import from_tokenizer
+from tokenizers import decoders
+from transformers import AutoTokenizer
 
 from groundwire.train.api.serving import start_server
 from groundwire.train.cli.resume import resolve_path
@@ -29,6 +33,30 @@ TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "groundwire" / "models"
+
+
+def test_a_file_decides_the_end_of_a_reply_and_the_decoder(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other versions of transformers (5.10) read the tokenizer of the same file with these two differences."""
+    read = AutoTokenizer.from_pretrained
+
+    def as_another_version(*args: Any, **settings: Any) -> Any:
+        tokenizer = read(*args, **settings)
+        tokenizer.eos_token, tokenizer.pad_token = "<|im_start|>", None
+        kinds = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), decoders.ByteLevel()]
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence(kinds)
+        return tokenizer
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", as_another_version)
+    write_gguf(tmp_path / "tiny.gguf")
+    folder = find_model(tmp_path / "tiny.gguf")
+    monkeypatch.undo()
+    tokenizer = load_policy(folder)[1]
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == 2
+    spaces = tokenizer.encode("  ", add_special_tokens=False)
+    assert from_tokenizer(tokenizer).dbg_tokens(spaces) == "⟦  ⟧"
 
 
 def test_a_gguf_file_is_the_model_that_was_written(tmp_path: Path, cache: Path) -> None:

@@ -8,10 +8,12 @@ import random
 import re
 
 import pytest
+from llguidance.hf import from_tokenizer
 from tokenizers.decoders import DecodeStream
 
 from groundwire.adapters.sql_agents import prompts
 from groundwire.domains.spider.generate.lexicon import words
+from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy, new_policy, save_policy
 from groundwire.train.pretrain.corpus import Stage, dialogues, prompt
 from groundwire.train.pretrain.training import new_tokenizer
@@ -28,6 +30,12 @@ TEXTS = [
     "Zürich, 東京, 🙂 and don't",
     "",
 ]
+
+
+def test_llguidance_reads_the_starters_tokenizer_as_vllm_asks_it_to():
+    """Its regular expressions have look-behinds of a fixed size only."""
+    lookup = from_tokenizer(load_policy(STARTER)[1])
+    assert lookup.dbg_tokens(lookup.tokenize_str("boxes of taxes")) == "⟦b‧o‧x‧es‧ of‧ t‧a‧x‧es⟧"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from groundwire.domains import Breakdowns
@@ -70,7 +71,14 @@ def compute_metrics(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -
         **_sample_metrics(scores),
         "by_turn": _accuracy_by_turn(judged),
         **_token_metrics(judged),
+        "failure_messages": _first_messages(rows),
     }
+
+
+def _first_messages(rows: Sequence[Row]) -> dict[str, str]:
+    """The message of the first failure of each type, in one line."""
+    failed = (row for row in reversed(rows) if row["status"] != "succeeded")
+    return {row["status"]: shorten(row.get("message") or "", 300, placeholder=" …") for row in failed}
 
 
 def scores_by_question(rows: Iterable[Row]) -> dict[str, list[float]]:

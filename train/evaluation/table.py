@@ -70,6 +70,7 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
         lines.append(f"by turn: {turns} (if the answer were the query of that turn)")
     failed = ", ".join(f"{count} {kind}" for kind, count in sorted(metrics["failures"].items()))
     lines.append(f"failures: {failed or 'none'} of {metrics['total']} rollouts")
+    lines += [f"the first {kind}: {text}" for kind, text in sorted(metrics["failure_messages"].items()) if text]
     if "timeout" in metrics["failures"]:
         lines.append(
             "the accuracy is without those that timed out, so it may be too high: run fewer at once (--n-runners)"

@@ -32,7 +32,7 @@ _FRAMES = ["```sql\n", "<tool_call>", "</tool_call>", "<tool_response>", "</tool
 _FRAMES += ['\n{"name":', '", "arguments":', '"}}\n</tool_call>']
 _OUTSIDE = re.compile("|".join(re.escape(token) for token in (END_OF_TEXT, IM_START, IM_END, *_FRAMES)))
 _WORDS = r"\n```(?![a-z\x1f])| ?[A-Za-z]+| ?[0-9]|\n| ?[^\sA-Za-z0-9]+|\s"
-_PLURAL = r"(?<=[a-z](?:x|ch|sh|ss))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
+_PLURAL = r"(?:(?<=[a-z]x)|(?<=[a-z](?:ch|sh|ss)))es(?![A-Za-z])|(?<=[a-z]{2}[^sA-Z\W\d_])s(?![A-Za-z])"
 
 
 def _skeleton(model: models.BPE) -> Tokenizer:

@@ -2,6 +2,8 @@
 
 transformers reads the file; here is what it leaves out. It calls the model quantized, so that it could not be saved.
 The tokenizer of SmolLM splits numbers into digits before its merges, which transformers does not read from the file.
+transformers 5.10 also takes the first token of a text for the one that ends a reply, and gives a tokenizer of bytes the
+decoder of another kind, with which grammars find no token that begins with a space.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from groundwire.train.policy.chat.template import smollm2_template
@@ -22,6 +24,8 @@ from groundwire.train.policy.pretrained.model_files import save_policy
 
 __all__ = ["convert"]
 
+_SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
+"""The special tokens of a tokenizer, and the names of their ids in a file."""
 _TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"
 
 
@@ -33,10 +37,10 @@ def convert(file: Path, folder: Path, *, template: str = "") -> None:
     source: Any = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     part = "file"
     try:
-        splitter = _check_header(file)
+        fields = _read_header(file)
         part = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
-        _complete_tokenizer(tokenizer, splitter)
+        _complete_tokenizer(tokenizer, fields)
         part = "model"
         with _quiet():
             loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
@@ -60,31 +64,36 @@ def convert(file: Path, folder: Path, *, template: str = "") -> None:
     save_policy(model, tokenizer, folder)
 
 
-def _check_header(file: Path) -> str:
-    """The name of the tokenizer's splitter. Raises ``ValueError`` for an unusable file."""
+def _read_header(file: Path) -> dict[str, Any]:
+    """The settings of the file. Raises ``ValueError`` for an unusable file."""
     from gguf import GGUFReader
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
+    wanted = ("general.architecture", *(f"tokenizer.ggml.{name}" for name in ("model", "pre", *_SPECIAL.values())))
     fields = GGUFReader(os.fspath(file)).fields
-    if not (found := fields.get("general.architecture")):
+    found = {name: fields[name].contents() for name in wanted if name in fields}
+    if not (architecture := found.get("general.architecture")):
         raise ValueError("it has no general.architecture")
-    architecture = str(found.contents())
     if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
         known = ", ".join(sorted(GGUF_SUPPORTED_ARCHITECTURES))
         raise ValueError(f"the architecture {architecture} is not supported; supported: {known}")
     if "tokenizer.ggml.tokens" not in fields:
         raise ValueError("it has no tokenizer (tokenizer.ggml.tokens)")
-    pre = fields.get("tokenizer.ggml.pre")
-    return str(pre.contents()) if pre else ""
+    return found
 
 
-def _complete_tokenizer(tokenizer: Any, splitter: str) -> None:
-    """Split as the file says. Raises ``ValueError`` for a tokenizer that cannot read back what it wrote."""
-    if splitter == "smollm":
-        backend = tokenizer.backend_tokenizer
+def _complete_tokenizer(tokenizer: Any, fields: dict[str, Any]) -> None:
+    """Split, decode and end as the file says. Raises ``ValueError`` if it cannot read back what it wrote."""
+    backend = tokenizer.backend_tokenizer
+    if fields.get("tokenizer.ggml.model") == "gpt2":
+        backend.decoder = decoders.ByteLevel()
+    if fields.get("tokenizer.ggml.pre") == "smollm":
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
         )
+    for name, key in _SPECIAL.items():
+        if (token := fields.get(f"tokenizer.ggml.{key}")) is not None:
+            setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(int(token)))
     if tokenizer.eos_token_id is None:
         raise ValueError("it has no token that ends a reply (tokenizer.ggml.eos_token_id)")
     ids = tokenizer(_TEST_TEXT, add_special_tokens=False)["input_ids"]
