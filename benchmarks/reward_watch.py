@@ -48,7 +48,7 @@ def main() -> None:
             lines = RunDir.open(str(path)).metrics()
             shares = [f"{line['unconfirmed_share']:.2f}" for line in lines if "unconfirmed_share" in line]
             warnings = [warning for warning in warnings_by_step(lines) if "does not confirm" in warning]
-            caught[kind] += len(warnings)
+            caught[kind] += bool(warnings)
             print(f"{kind}, seed {seed}: not confirmed {' '.join(shares)}\n  {warnings or 'no warning'}", flush=True)
     for kind, count in caught.items():
         print(f"{kind}: warned in {count} of {len(seeds)} runs")

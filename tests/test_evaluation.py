@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from groundwire import domains
 from groundwire.domains.spider.predictions import NO_ANSWER, gold_lines, one_line, prediction_lines
+from groundwire.train.algorithms.statistics import bootstrap, mcnemar
 from groundwire.train.api.evaluation import evaluation_settings
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.prepare import prepare
@@ -27,7 +28,6 @@ from groundwire.train.evaluate import app
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.speed import read_speed, speed_cells
-from groundwire.train.evaluation.statistics import bootstrap, mcnemar
 from groundwire.train.evaluation.table import comparison, details, table
 from groundwire.train.policy import STARTER
 

@@ -1,4 +1,4 @@
-"""A stricter reward judges a few winning rollouts of each step, and the run warns if it confirms fewer and fewer."""
+"""A stricter reward judges a few winning rollouts of each step, and the run warns if it confirms too few of them."""
 
 from __future__ import annotations
 
@@ -96,12 +96,32 @@ def test_a_growing_gap_is_warned_about_once_with_the_best_paid_rollouts() -> Non
     assert "strict does not confirm 35% of the 48 winning rollouts that it judged in the last 3 steps" in warning
     assert "after 6% at the start" in warning
     assert warning.count("task 't' was paid 1 (strict: 0) for 'bad\\x1b[2J'") == 3
-    assert len(_warnings(*[_watched(12)] * 8)) == 1  # from the beginning
-    assert not _warnings(*[_watched(5)] * 30)  # a steady share below half
-    [slow] = _warnings(*[_watched(2)] * 15, *[_watched(3)] * 10, *[_watched(6)] * 20)
+    *_, slow = _warnings(*[_watched(2)] * 15, *[_watched(3)] * 10, *[_watched(6)] * 20)
     assert "after 12% at the start" in slow
     assert not _warnings(*[_watched(1)] * 10, *[_watched(3)] * 10)  # small enough to be chance
     assert not _warnings(_watched(16), _watched(16))
+
+
+def test_a_large_share_is_warned_about_once_even_if_it_is_constant() -> None:
+    [warning] = _warnings(*[_watched(4)] * 30)
+    assert "strict does not confirm 25% of the 48 winning rollouts that it judged in the last 3 steps" in warning
+    assert "the reward pays for wrong answers, or strict refuses right ones" in warning
+    assert "choose another watch_reward" in warning
+    assert len(_warnings(*[_watched(12)] * 8)) == 1
+
+
+def test_a_small_share_or_few_winners_are_no_reason_to_warn() -> None:
+    assert not _warnings(*[_watched(1, rollouts=50)] * 200)  # 2 %
+    assert not _warnings(*[_watched(2)] * 36)  # the largest share of a single step of a clean run, in all of them
+    assert not _warnings(*[_watched(1), None] * 20, *[_watched(3)] * 3)
+    assert not _warnings(*[_watched(1, rollouts=4)] * 11)  # 25 % of 44
+    assert _warnings(*[_watched(1, rollouts=4)] * 12)
+
+
+def test_a_share_that_grows_after_a_large_one_is_a_second_warning() -> None:
+    baseline, growth = _warnings(*[_watched(4)] * 6, *[_watched(13)] * 6)
+    assert "refuses right ones" in baseline
+    assert "after 25% at the start" in growth
 
 
 def test_a_stricter_reward_that_judges_nothing_is_named() -> None:
@@ -131,7 +151,7 @@ def test_a_run_with_an_exploitable_reward_is_caught_and_a_clean_run_is_not(
     warnings = [each for each in warnings_by_step(run.metrics()) if "does not confirm" in each]
     shown = CliRunner().invoke(why.app, [str(run.path)]).output
     page = build(run).html
-    assert len(warnings) == exploitable
+    assert bool(warnings) == exploitable
     assert ("does not confirm" in shown) == ("does not confirm" in page) == exploitable
     for warning in warnings:
         assert "was paid 1.2" in warning

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from groundwire.train.api.results import training_result
-from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.cli.progress import show_summary
-from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.metrics import compare, compute_metrics
-from groundwire.train.evaluation.run_reader import paired_changes
-from groundwire.train.evaluation.statistics import (
+from groundwire.train.algorithms.statistics import (
     bootstrap,
     confidence_interval,
     paired_interval,
     pass_at_k,
     wilson,
 )
+from groundwire.train.api.results import training_result
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.progress import show_summary
+from groundwire.train.config.resolve import resolve
+from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.run_reader import paired_changes
 from groundwire.train.evaluation.table import details
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from groundwire import domains
+from groundwire.train.algorithms.statistics import wilson
 from groundwire.train.evaluation.metrics import compute_accuracy
-from groundwire.train.evaluation.statistics import wilson
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 
 

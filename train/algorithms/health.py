@@ -14,6 +14,7 @@ from typing import Any
 
 from groundwire.rewards.watch import Watched, best_paid
 from groundwire.tools.files import shorten_repr
+from groundwire.train.algorithms.statistics import wilson
 
 __all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures", "warnings_by_step", "watch_figures"]
 
@@ -50,9 +51,12 @@ _MAX_TRUNCATED = 0.2
 _MIN_PAIRS, _MAX_EXCESS = 50, 0.25
 """Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
 _MIN_WATCHED = 48
-"""Watched rollouts of the first steps, and of the last, whose unconfirmed shares are compared, at least."""
-_MAX_GROWTH, _MIN_DEVIATIONS, _MAX_UNCONFIRMED = 0.15, 3.5, 0.5
-"""Growth of that share, also in standard deviations of chance, and the share that is too large from the beginning."""
+"""Watched rollouts of the first steps, and of the last, whose unconfirmed shares are judged, at least."""
+_MAX_GROWTH, _MIN_DEVIATIONS = 0.15, 3.5
+"""Growth of that share, also in standard deviations of chance."""
+_MAX_UNCONFIRMED = 0.12
+"""The lower end of the 95 % interval of that share in the last steps: 11 of 48 exceed it. If each of 36 steps judges 16
+rollouts, less than one run in a thousand gets there with a true share of 4 %, and nearly every run with one of 20 %."""
 
 _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected": "same_prompt_expected"}
 """The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
@@ -245,22 +249,37 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
 
 
 def _rewards_diverge(lines: Sequence[Line]) -> str:
-    watched = [line["watch"] for line in lines if line.get("watch")]
+    watched = _watched(lines)
     # A third of a long run shows a slow growth, and a few steps show a fast one sooner.
     for enough in sorted({_MIN_WATCHED, max(_MIN_WATCHED, _count_watched(watched)[0] // 3)}):
         first, last = _until_enough(watched, enough), _until_enough(watched[::-1], enough)
-        if not last or len(last) < _STEPS:
+        if len(last) < _STEPS or len(first) + len(last) > len(watched):
             continue
-        total, wrong = _count_watched(last)
-        if len(first) + len(last) <= len(watched) and _grows(_count_watched(first), (total, wrong)):
-            before_total, before_wrong = _count_watched(first)
-            since = f", after {before_wrong / before_total:.0%} at the start"
-        elif wrong > _MAX_UNCONFIRMED * total:
-            since = ""
-        else:
-            continue
-        return _divergence_warning(last, since)
+        before, after = _count_watched(first), _count_watched(last)
+        if _grows(before, after):
+            name = last[0]["reward"]
+            return (
+                f"{_describe(last)}, after {before[1] / before[0]:.0%} at the start: the policy learns to win without "
+                f"being right. {_best_paid(last)}. Train with {name}, or correct the reward, and continue from a step "
+                "before"
+            )
     return ""
+
+
+def _winners_unconfirmed(lines: Sequence[Line]) -> str:
+    """A warning of a share that is large, even if it does not grow: the reward is wrong, or the stricter one is."""
+    last = _until_enough(_watched(lines)[::-1], _MIN_WATCHED)
+    total, wrong = _count_watched(last)
+    if len(last) < _STEPS or wilson(wrong, total)[0] <= _MAX_UNCONFIRMED:
+        return ""
+    if _rewards_diverge(lines):  # which says more
+        return ""
+    name = last[0]["reward"]
+    return (
+        f"{_describe(last)}: the reward pays for wrong answers, or {name} refuses right ones. {_best_paid(last)}. Read "
+        f"them: if they are wrong, train with {name} or correct the reward; if they are right, choose another "
+        "watch_reward"
+    )
 
 
 def _grows(before: tuple[int, int], after: tuple[int, int]) -> bool:
@@ -271,25 +290,32 @@ def _grows(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return wrong / total - before_wrong / before_total > max(_MAX_GROWTH, _MIN_DEVIATIONS * chance)
 
 
-def _divergence_warning(last: Sequence[Watched], since: str) -> str:
-    name, (total, wrong) = last[0]["reward"], _count_watched(last)
+def _describe(last: Sequence[Watched]) -> str:
+    total, wrong = _count_watched(last)
+    return (
+        f"{last[0]['reward']} does not confirm {wrong / total:.0%} of the {total} winning rollouts that it judged in "
+        f"the last {len(last)} steps"
+    )
+
+
+def _best_paid(last: Sequence[Watched]) -> str:
     examples = "; ".join(
-        f"task {shorten_repr(each['task_id'])} was paid {each['reward']:g} ({name}: {each['watch_reward']:g}) for "
-        f"{shorten_repr(each['answer'])}"
+        f"task {shorten_repr(each['task_id'])} was paid {each['reward']:g} ({last[0]['reward']}: "
+        f"{each['watch_reward']:g}) for {shorten_repr(each['answer'])}"
         for each in best_paid(example for part in last for example in part["examples"])
     )
-    return (
-        f"{name} does not confirm {wrong / total:.0%} of the {total} winning rollouts that it judged in the last "
-        f"{len(last)} steps{since}: the policy learns to win without being right. The best-paid: {examples}. "
-        f"Train with {name}, or correct the reward, and continue from a step before"
-    )
+    return f"The best-paid: {examples}"
 
 
 def _watch_fails(lines: Sequence[Line]) -> str:
-    last = [line["watch"] for line in lines if line.get("watch")][-_STEPS:]
+    last = _watched(lines)[-_STEPS:]
     if len(last) < _STEPS or any(watched["rollouts"] for watched in last):
         return ""
     return f"watch_reward {last[-1]['reward']} cannot judge this run's rollouts: {last[-1]['error']}"
+
+
+def _watched(lines: Sequence[Line]) -> list[Watched]:
+    return [line["watch"] for line in lines if line.get("watch")]
 
 
 def _until_enough(watched: Sequence[Watched], enough: int) -> list[Watched]:
@@ -317,5 +343,6 @@ _RULES = (
     _updates_skipped,
     _sampling_ignored,
     _rewards_diverge,
+    _winners_unconfirmed,
     _watch_fails,
 )

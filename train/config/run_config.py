@@ -197,7 +197,7 @@ class RunConfig(AgentSettings):
     )
     watch_reward: str | None = _training(
         None,
-        "Stricter reward for a few winning rollouts of each step; the run warns if it confirms fewer and fewer. "
+        "Stricter reward for a few winning rollouts of each step; the run warns if it confirms too few or ever fewer. "
         "Without it, spider_test_suite if the data has neighbours; none turns it off",
     )
     truncated: Literal["train", "mask", "zero"] = _training(

@@ -14,7 +14,7 @@ from typing import Any
 
 from groundwire.domains import Breakdowns
 from groundwire.rewards.rescore import RIGHT
-from groundwire.train.evaluation.statistics import confidence_interval, mcnemar, paired_interval, pass_at_k
+from groundwire.train.algorithms.statistics import confidence_interval, mcnemar, paired_interval, pass_at_k
 
 __all__ = [
     "compare",
