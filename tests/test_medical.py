@@ -21,6 +21,7 @@ from groundwire.domains.medical.generate.__main__ import generate
 from groundwire.domains.medical.generate.facts import DISEASE_FIELDS, DRUG_FIELDS
 from groundwire.domains.medical.loader import BUNDLED
 from groundwire.tools.schema import table_info
+from groundwire.tools.sql import run_query
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 
@@ -104,6 +105,16 @@ def test_the_tables_have_their_fields_and_the_facts_of_every_answer(
         assert any(all(item.lower() in task["answer"].lower() for item in items) for items in listed[3:]), task
 
 
+def test_the_query_of_a_question_reads_what_its_answer_states(data: domains.TaskData) -> None:
+    for task in (*data.train, *data.validation):
+        rows = run_query(task["db_path"], task["sql"]).rows
+        items = [item for row in rows for value in row for item in re.split(", |、", value)]
+        stated = [item for item in items if item.lower() in task["answer"].lower()]
+        # Of two drugs' reactions only the common ones are stated.
+        assert stated == items or "adverse_reactions" in task["sql"], task
+        assert bool(rows) == ("No drug is" not in task["answer"] and "没有药物" not in task["answer"]), task
+
+
 def test_no_name_contains_another(rows: dict[str, list[dict[str, Any]]]) -> None:
     for table in rows.values():
         assert max(Counter(row["name"] for row in table).values()) == 1
@@ -121,6 +132,7 @@ def test_a_backends_question_has_no_gold_and_asks_for_prose(data: domains.TaskDa
         )
         assert question.form == "prose"
         assert task["answer"] not in repr(question)
+        assert "sql" not in domains.visible_columns(medical, task)
 
 
 def test_the_database_has_no_answer_and_no_question(data: domains.TaskData) -> None:

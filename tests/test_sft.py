@@ -15,7 +15,11 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from groundwire.adapters import Endpoint, Question
 from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
+from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import TaskData, get
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
@@ -33,7 +37,7 @@ from groundwire.train.policy.model import load_policy, new_policy
 from groundwire.train.sft.batches import make_rows, make_steps
 from groundwire.train.sft.data.chats import read_chats
 from groundwire.train.sft.data.examples import Example, Turn, encode
-from groundwire.train.sft.data.golds import GoldTurns, check_golds, make_questions, write_turns
+from groundwire.train.sft.data.golds import GoldTurns, answer_turns, check_golds, make_questions, write_turns
 from groundwire.train.sft.data.rollouts import accepted_rollouts
 from groundwire.train.sft.data.schema_variants import make_variant
 from groundwire.train.sft.data.wrong_queries import wrong_query
@@ -149,6 +153,54 @@ def test_later_turns_show_the_result_of_a_query_that_ran(pets: _Domain) -> None:
     assert {turn.reply["content"] for turn in ends} == {prompts.DONE, ""}
 
 
+@pytest.mark.parametrize("profile", ["short", "full"])
+@pytest.mark.parametrize("first_is_right", [True, False])
+@pytest.mark.parametrize("backend", ["openai-agents", "langgraph"])
+async def test_each_turn_on_the_way_to_an_answer_in_prose_is_learned(
+    backend: str, first_is_right: bool, profile: Any, starter: tuple[Any, Any]
+) -> None:
+    domain = get("medical")
+    task = domain.load().train[0]
+    settings = SFTSettings(backend=[backend], prompt_profile=profile, later_turns=1.0, augment=0.0)
+    [question] = make_questions(domain, [task], settings, wrong=True, on_end=lambda: None)
+    wrong = next(query.sql for query in question.queries if not query.right)
+    source = GoldTurns([question], settings)
+    turns = [turn for epoch in range(40) for turn in source.turns([question], epoch)]
+    learned = {_served_prompt(starter[1], turn.messages, turn.tools): turn.reply for turn in turns}
+    used = []
+
+    def reply(request: dict[str, Any]) -> Reply:
+        if len(server.requests) == 1 and not first_is_right:
+            call = {"id": "c", "type": "function", "function": {"name": "query_database_by_sql"}}
+            call["function"] |= {"arguments": json.dumps({"sql": wrong})}
+            return Reply(text=prompts.fence(wrong)) if backend == "langgraph" else Reply(tool_calls=[call])
+        used.append(learned[_served_prompt(starter[1], request["messages"], request.get("tools") or [])])
+        if backend == "openai-agents" and not first_is_right:  # it learns the query after a wrong one, no further turn
+            return Reply(text=task["answer"])
+        return Reply(text=used[-1]["content"], tool_calls=used[-1].get("tool_calls") or ())
+
+    given = {"example_values": 0, "show_keys": False, "execution_truncate": 72, "prompt_profile": profile}
+    agent = (LangGraphSQLBackend if backend == "langgraph" else OpenAIAgentsSQLBackend)(**given)
+    async with ScriptedPolicyServer(replies=reply) as server:
+        asked = Question(id="1", text=task["question"], database=domain.database(task), form="prose")
+        answer = await agent.run(asked, Endpoint(base_url=server.base_url, model=server.model))
+        await agent.stop()
+    assert answer.text == task["answer"]
+    assert (
+        len(used)
+        == {(True, True): 3, (True, False): 4, (False, True): 2, (False, False): 1}[
+            backend == "langgraph", first_is_right
+        ]
+    )
+    held_out = {_served_prompt(starter[1], turn.messages, turn.tools) for turn in answer_turns(question, settings)}
+    assert len(held_out & set(learned)) == 1
+
+
+def _served_prompt(tokenizer: Any, messages: Any, tools: Any) -> str:
+    request = parse_request({"messages": list(messages), "tools": list(tools)}, served="")
+    return render(tokenizer, request.template_messages, tools=request.tools or None)
+
+
 def test_an_epoch_has_every_question_and_another_order(pets: _Domain) -> None:
     settings = SFTSettings(questions_per_schema=2)
     source = GoldTurns(_questions(pets, settings, wrong=False), settings)
@@ -246,7 +298,6 @@ def test_a_run_learns_and_is_continued_at_the_same_place(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"domain": "medical"}, "is answered in prose"),
         ({"max_model_len": 9000}, "max_model_len is 9000, and the model has 4096 positions"),
         ({"device": "tpu"}, "device is 'tpu'"),
     ],
@@ -272,6 +323,10 @@ def test_data_without_golds_is_refused() -> None:
     data = TaskData(train=[{"id": "1", "question": "?"}], validation=[], source="here")
     with pytest.raises(ConfigError, match="here: no training task has a gold query"):
         check_golds(get("spider"), data)
+    with pytest.raises(
+        ConfigError, match=r"here: no training task has an answer and the query .* \(columns answer and sql\)"
+    ):
+        check_golds(get("medical"), TaskData(train=[{"id": "1", "answer": "Yes."}], validation=[], source="here"))
     with pytest.raises(ConfigError, match="backend is 'mcp'"):
         SFTSettings(backend="mcp")
 

@@ -54,6 +54,7 @@ class SFTSettings(Settings):
     gpus: int = _data(1, "GPUs; several train with verl, without shared prompts", ge=1)
     seed: int = _data(0, "Seed of the order, the held-out part, the wrong queries and the changed schemas")
 
+    prompt_profile: Literal["short", "full"] = _prompt("short", "short, or full as in the presets hf and medical")
     table_info_truncate: int = _prompt(4000, "Characters of the schema in the prompt, cut on whole tables", ge=1)
     example_values: int = _prompt(0, "Example values per column in the schema", ge=0)
     show_keys: bool = _prompt(False, "Show primary and foreign keys in the schema")

@@ -25,7 +25,8 @@ disease in it exists, and nothing in it is medical advice. The data is for train
 questions over a database.
 
 `medical.sqlite` has the tables `drugs_info` and `disease`, with one row per language. `questions.parquet` has the
-columns `id`, `question`, `answer`, `language`, `hardness` and `split`.
+columns `id`, `question`, `answer`, `sql` (the query that reads the rows of the answer), `language`, `hardness` and
+`split`.
 """
 
 
@@ -52,6 +53,7 @@ def generate(out: Path, *, seed: int = 0) -> dict[str, int]:
                 "id": f"{split}-{number:04}",
                 "question": question.text,
                 "answer": question.answer,
+                "sql": question.sql,
                 "language": question.language,
                 "hardness": question.hardness,
                 "split": split,

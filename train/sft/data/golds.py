@@ -1,7 +1,8 @@
 """Turns from a domain's gold queries, in the messages that the project's own SQL agents send.
 
-A question gives the turn that writes its query. A share of them also gives the turns after a first query, right or
-wrong: its result is that of running it, and a wrong one has another result than the gold query.
+A question gives the turn that writes its query and, if it is answered in prose, the turn that answers it from the
+query's rows. A share of the questions also gives the turns after a first query, right or wrong: its result is that of
+running it, and a wrong one has another result than the gold query.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from groundwire.adapters.sql_agents import prompts
+from groundwire.adapters.sql_agents.named_prompts import Messages
+from groundwire.adapters.sql_agents.toolkit import SQLToolkit
 from groundwire.domains import Domain, Task, TaskData, answer_form
 from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import execution_match
@@ -25,7 +28,7 @@ from groundwire.train.sft.data.examples import Example, Message, Turn, encode
 from groundwire.train.sft.data.schema_variants import SchemaVariant, identifiers, make_variant
 from groundwire.train.sft.data.wrong_queries import wrong_query
 
-__all__ = ["GoldTurns", "Question", "check_golds", "make_questions", "write_turns"]
+__all__ = ["GoldTurns", "Question", "answer_turns", "check_golds", "make_questions", "write_turns"]
 
 _TOOL = {"type": "function", "function": prompts.QUERY_TOOL}
 _ANOTHER = 3
@@ -58,18 +61,24 @@ class Question:
     question: str
     gold: str
     schema: str
+    answer: str = ""
+    """The gold answer in prose; empty if the query is the answer."""
     queries: list[Query] = field(default_factory=list)
     """The gold query, and wrong ones."""
 
 
 def check_golds(domain: Domain, data: TaskData) -> None:
     """Raise :class:`ConfigError` if the data has no gold queries to learn."""
-    if answer_form(domain) != "sql":
-        raise ConfigError(f"domain {domain.name!r} is answered in prose, and train.sft learns gold queries")
     if not data.train:
         raise ConfigError(f"{data.source}: there are no training tasks")
-    if not any(str(task.get("query") or "").strip() for task in data.train):
+    if any(_is_gold(domain, task) for task in data.train):
+        return
+    if answer_form(domain) == "sql":
         raise ConfigError(f"{data.source}: no training task has a gold query (column query), so nothing can be learned")
+    raise ConfigError(
+        f"{data.source}: no training task has an answer and the query that reads its rows (columns answer and sql), so "
+        "nothing can be learned; chats and accepted rollouts need no such queries"
+    )
 
 
 def make_questions(
@@ -78,13 +87,13 @@ def make_questions(
     """The tasks that have a gold query; with ``wrong`` they have executed queries, the gold and wrong ones."""
     golds: dict[str, list[str]] = {}
     for task in tasks:
-        golds.setdefault(domain.database(task), []).append(_one_line(task))
+        golds.setdefault(domain.database(task), []).append(_one_line(domain, task))
 
     def make(numbered: tuple[int, Task]) -> Question | None:
         number, task = numbered
-        database, gold = domain.database(task), _one_line(task)
+        database, gold = domain.database(task), _one_line(domain, task)
         on_end()
-        if not gold:
+        if not _is_gold(domain, task):
             return None
         schema = table_info(
             database,
@@ -92,10 +101,13 @@ def make_questions(
             example_values=settings.example_values,
             show_keys=settings.show_keys,
         ).text
-        question = Question(str(task["id"]), database, task["question"], gold, schema)
+        answer = "" if answer_form(domain) == "sql" else str(task["answer"])
+        question = Question(str(task["id"]), database, task["question"], gold, schema, answer)
+        if wrong or answer:
+            question.queries.append(Query(gold, _result(question, gold, settings), True))
         if wrong:
             rng = random.Random(f"{settings.seed}-{number}")
-            question.queries.extend(_queries(rng, question, golds[database], settings))
+            question.queries.extend(_wrong_queries(rng, question, golds[database], settings))
         return question
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -135,16 +147,30 @@ class GoldTurns:
 def write_turns(question: Question, settings: SFTSettings) -> list[Turn]:
     """The turns that write the gold query, one for each agent, in the schema itself."""
     variant = SchemaVariant(question.schema, {})
-    return [_write(question, variant, backend) for backend in settings.backend]
+    return [_write(question, variant, backend, settings) for backend in settings.backend]
 
 
-def _one_line(task: Task) -> str:
-    return " ".join(str(task.get("query") or "").split()).rstrip("; ")
+def answer_turns(question: Question, settings: SFTSettings) -> list[Turn]:
+    """The turns that answer in prose from the gold query's rows, one for each agent; none without such an answer."""
+    if not question.answer:
+        return []
+    variant = SchemaVariant(question.schema, {})
+    return [_answer(question, question.queries[0], variant, backend, settings) for backend in settings.backend]
 
 
-def _queries(rng: random.Random, question: Question, others: list[str], settings: SFTSettings) -> Iterator[Query]:
+def _is_gold(domain: Domain, task: Task) -> bool:
+    answered = answer_form(domain) == "sql" or str(task.get("answer") or "").strip()
+    return bool(answered and _one_line(domain, task))
+
+
+def _one_line(domain: Domain, task: Task) -> str:
+    """The query on one line; of a domain in prose the one in the column ``sql``, because it is not the answer."""
+    column = "query" if answer_form(domain) == "sql" else "sql"
+    return " ".join(str(task.get(column) or "").split()).rstrip("; ")
+
+
+def _wrong_queries(rng: random.Random, question: Question, others: list[str], settings: SFTSettings) -> Iterator[Query]:
     names = sorted(identifiers(question.schema))
-    yield Query(question.gold, _result(question, question.gold, settings), True)
     for sql in {wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)}:
         try:
             if execution_match(sql, question.gold, question.database).score:
@@ -165,39 +191,73 @@ def _result(question: Question, sql: str, settings: SFTSettings) -> str:
 
 def _turns(rng: random.Random, question: Question, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     for backend in settings.backend:
-        yield _write(question, variant, backend)
+        yield _write(question, variant, backend, settings)
+        if question.answer:
+            yield _answer(question, question.queries[0], variant, backend, settings)
         if question.queries and rng.random() < settings.later_turns:
             query = question.queries[0] if rng.random() < _RIGHT else rng.choice(question.queries)
-            yield from (_text_turns if backend == "langgraph" else _tool_turns)(question, query, variant)
+            yield from (_text_turns if backend == "langgraph" else _tool_turns)(question, query, variant, settings)
 
 
-def _write(question: Question, variant: SchemaVariant, backend: str) -> Turn:
-    user = {"role": "user", "content": prompts.write_message(question.question)}
+def _messages(settings: SFTSettings) -> Messages:
+    return Messages(SQLToolkit(prompt_profile=settings.prompt_profile).prompts)
+
+
+def _write(question: Question, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
+    messages = _messages(settings)
     if backend == "langgraph":
-        system = {"role": "system", "content": prompts.system_message(variant.text)}
-        return Turn([system, user], _reply(prompts.fence(variant.rename(question.gold))))
-    system = {"role": "system", "content": prompts.tool_system_message(variant.text)}
-    return Turn([system, user], _call(variant.rename(question.gold)), [_TOOL])
+        start = [_system(messages.write("system", variant.text)), _user(messages.write("write", question.question))]
+        return Turn(start, _reply(prompts.fence(variant.rename(question.gold))))
+    names = ("prose_system", "ask") if question.answer else ("tool_system", "write")
+    start = [_system(messages.write(names[0], variant.text)), _user(messages.write(names[1], question.question))]
+    return Turn(start, _call(variant.rename(question.gold)), [_TOOL])
 
 
-def _text_turns(question: Question, query: Query, variant: SchemaVariant) -> Iterator[Turn]:
+def _answer(question: Question, query: Query, variant: SchemaVariant, backend: str, settings: SFTSettings) -> Turn:
+    """The answer in prose after a query's result."""
+    if backend == "openai-agents":
+        return _after_call(question, query, variant, _reply(question.answer), settings)
+    messages = _messages(settings)
+    shown = question.question, variant.rename(query.sql), query.result
+    system, user = messages.write("system", variant.text), messages.write("answer", *shown)
+    return Turn([_system(system), _user(user)], _reply(question.answer))
+
+
+def _text_turns(question: Question, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
     """The check of an executed query, and if it is wrong its rewrite."""
-    system = {"role": "system", "content": prompts.system_message(variant.text)}
-    shown = variant.rename(query.sql), variant.rename(query.result) if query.failed else query.result
+    messages = _messages(settings)
+    system = _system(messages.write("system", variant.text))
+    shown = question.question, variant.rename(query.sql), _shown_result(query, variant)
     verdict = prompts.CORRECT if query.right else prompts.INCORRECT
-    yield Turn([system, _user(prompts.check_message(question.question, *shown))], _reply(verdict))
+    verdict = f"VERDICT: {verdict}" if settings.prompt_profile == "full" else verdict
+    yield Turn([system, _user(messages.write("check", *shown))], _reply(verdict))
     if not query.right:
-        message = prompts.rewrite_message(question.question, *shown, verdict)
+        message = messages.write("rewrite", *shown, verdict)
         yield Turn([system, _user(message)], _reply(prompts.fence(variant.rename(question.gold))))
 
 
-def _tool_turns(question: Question, query: Query, variant: SchemaVariant) -> Iterator[Turn]:
-    """The turn after a query's result: the end, or another query."""
-    first = _write(question, variant, "openai-agents")
-    result = variant.rename(query.result) if query.failed else query.result
-    tool = {"role": "tool", "tool_call_id": "call", "content": result}
-    reply = _reply(prompts.DONE) if query.right else _call(variant.rename(question.gold))
-    yield Turn([*first.messages, _call(variant.rename(query.sql)), tool], reply, first.tools)
+def _tool_turns(question: Question, query: Query, variant: SchemaVariant, settings: SFTSettings) -> Iterator[Turn]:
+    """The turn after a query's result: the end, or another query. A question in prose has its end already."""
+    if not query.right:
+        yield _after_call(question, query, variant, _call(variant.rename(question.gold)), settings)
+    elif not question.answer:
+        yield _after_call(question, query, variant, _reply(prompts.DONE), settings)
+
+
+def _after_call(
+    question: Question, query: Query, variant: SchemaVariant, reply: Message, settings: SFTSettings
+) -> Turn:
+    first = _write(question, variant, "openai-agents", settings)
+    tool = {"role": "tool", "tool_call_id": "call", "content": _shown_result(query, variant)}
+    return Turn([*first.messages, _call(variant.rename(query.sql)), tool], reply, first.tools)
+
+
+def _shown_result(query: Query, variant: SchemaVariant) -> str:
+    return variant.rename(query.result) if query.failed else query.result
+
+
+def _system(text: str) -> Message:
+    return {"role": "system", "content": text}
 
 
 def _user(text: str) -> Message:

@@ -16,7 +16,7 @@ from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.chat.template import has_tools
 from groundwire.train.sft.data.chats import read_chats
 from groundwire.train.sft.data.examples import Example, encode
-from groundwire.train.sft.data.golds import GoldTurns, Question, check_golds, make_questions, write_turns
+from groundwire.train.sft.data.golds import GoldTurns, Question, answer_turns, check_golds, make_questions, write_turns
 from groundwire.train.sft.data.rollouts import accepted_rollouts, check_tokenizer
 
 __all__ = ["Data", "Groups", "Source", "open_source"]
@@ -73,7 +73,7 @@ class _Golds:
         with progress("Running the queries", len(tasks)) as on_end:
             questions = make_questions(self._domain, tasks, settings, wrong=settings.later_turns > 0, on_end=on_end)
         held_out = _held_out_questions(self._domain, self._data, settings)
-        turns = [turn for each in held_out for turn in write_turns(each, settings)]
+        turns = [turn for each in held_out for turn in (*write_turns(each, settings), *answer_turns(each, settings))]
         size = f"{len(questions):,} questions to learn, {len(held_out):,} held out"
         return Data(GoldTurns(questions, settings), encode(tokenizer, turns), held_out, size)
 

@@ -18,7 +18,10 @@ from groundwire.train.sft.data.examples import Example
 
 __all__ = ["accepted_rollouts", "check_tokenizer", "with_run_settings"]
 
-_FROM_RUN = ("model", "domain", "data_dir", "table_info_truncate", "example_values", "show_keys", "max_model_len")
+_FROM_RUN = (
+    *("model", "domain", "data_dir", "prompt_profile", "table_info_truncate", "example_values", "show_keys"),
+    "max_model_len",
+)
 _COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls")
 
 
