@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import external_processes
 import pytest
+from programs import Program, run
 from typer.testing import CliRunner
 
 from groundwire import adapters
@@ -54,6 +57,8 @@ adder.prompts = {"instructions": "Help."}  # type: ignore[attr-defined]
 
 def policy(body: dict[str, Any]) -> str:
     """Right for half of the tasks with one rule in its prompt, and for all with two."""
+    if len(body["messages"]) == 1:  # the command asks what the endpoint accepts
+        return "Yes."
     system, question = (message["content"] for message in body["messages"])
     number = int(question.split()[2])
     known = RULE in system and (MORE in system or number % 2)
@@ -162,6 +167,50 @@ def test_better_prompts_are_found_and_a_killed_run_pays_for_nothing_twice(
     assert "I do not know." in shown
     assert "0 of 1" in shown
     assert not any(f'"answer": "{task["answer"]}"' in shown for task in TASKS)
+
+
+_OWN = """
+import openai
+
+async def adder(question, endpoint):
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none") as client:
+        messages = [{"role": "system", "content": endpoint.prompts["instructions"]}]
+        messages += [{"role": "user", "content": question.text}]
+        reply = await client.chat.completions.create(model=endpoint.model, messages=messages)
+    return reply.choices[0].message.content
+
+adder.prompts = {"instructions": "Help."}
+
+def right(task, answer):
+    return float(answer == task["answer"])
+"""
+
+
+def test_runners_of_an_external_store_run_the_agent_with_the_prompts_of_the_search(
+    serve: Callable[[Callable[[dict[str, Any]], str]], str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(_OWN)
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, TASKS)))
+    port = external_processes.free_port()
+    shared = ("--external-store-address", f"http://127.0.0.1:{port}", "--backend", "custom", "--agent", "mine:adder")
+    shared += ("--domain", "tasks.jsonl", "--reward", "mine:right")
+    ends = ("--base-url", serve(policy), "--model", "m", "--reflection-base-url", serve(_Reflection()))
+    sizes = ("--prompt-budget", "90", "--pareto-tasks", "6", "--reflection-tasks", "3", "--n-runners", "0")
+    others = [
+        Program("-m", "groundwire.train.store", "--path", "store.db", "--port", str(port), folder=tmp_path),
+        Program("-m", "groundwire.train.runner", *shared, folder=tmp_path),
+    ]
+    try:
+        command = ("-m", "groundwire.train.run", "--trainer", "gepa", *shared, *ends, *sizes)
+        done = run(*command, "--reflection-model", "teacher", folder=tmp_path)
+    finally:
+        for program in others:
+            program.send_signal(signal.SIGTERM)
+        ended = [program.wait(60) for program in others]
+    assert done.returncode == 0, (done.stdout, done.stderr, ended)
+    best = json.loads((tmp_path / "runs" / "latest" / "prompts.json").read_text())
+    assert RULE in best["instructions"]
+    assert MORE in best["instructions"]
 
 
 def test_a_reflection_model_that_does_not_answer_ends_the_run(

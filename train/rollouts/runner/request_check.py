@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from groundwire.domains import Domain, database_folders, is_inside
+from groundwire.domains.task_list import is_file
 from groundwire.tools.errors import UserError
 from groundwire.tools.http.access_token import is_loopback
 from groundwire.train.config.run_config import AgentSettings
@@ -106,7 +107,10 @@ class RequestCheck:
                 raise RequestRefusedError(f"the rollout's judge is {given!r:.200}; it has {', '.join(own)}")
             for part, value in given.items():
                 self._compare(f"judge {part}", own[part], value)
-        elif given != own and not (name == "reward" and given is None and own == self.domain.default_reward):
+        elif given != own and not (
+            (name == "reward" and given is None and own == self.domain.default_reward)
+            or (name == "domain" and _is_same_file(own, given))
+        ):
             raise RequestRefusedError(
                 f"this runner's {name} is {own!r}, and the rollout's is {given!r:.200}: start train.run and "
                 f"train.runner with the same {_option(name)}"
@@ -165,6 +169,11 @@ class RequestCheck:
                     f"the task's database {path!r:.300} is not in the data of this runner ({folders}): start the "
                     "runner with the trainer's --data-dir, on a machine that has it at the same path"
                 )
+
+
+def _is_same_file(own: str, given: Any) -> bool:
+    """Whether a domain is the same file of tasks, which another machine may have in another folder."""
+    return is_file(own) and isinstance(given, str) and Path(given).name == Path(own).name
 
 
 def _option(name: str) -> str:
