@@ -21,7 +21,7 @@ from transformers import (  # noqa: E402  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from groundwire.train.policy.decoder import sample_tokens  # noqa: E402
+from groundwire.train.policy.decoding.decoder import sample_tokens  # noqa: E402
 from groundwire.train.policy.engine import LocalEngine  # noqa: E402
 from groundwire.train.policy.errors import (  # noqa: E402
     ContextLengthError,

@@ -30,7 +30,8 @@ def test_static_memory_follows_from_the_number_of_parameters() -> None:
     for part in ("weights", "gradients", "optimizer", "sampler"):
         assert getattr(large, part) == 2 * getattr(small, part)
     assert small.optimizer == 8 * 134_515_008
-    assert small.cache == 2 * 4 * 30 * 128 * 3 * 3072 * 64  # keys and values, float32
+    per_token = 2 * 2 * 30 * 3 * 64  # keys and values, bfloat16
+    assert small.cache == per_token * (128 * 3072 + 131072)
 
 
 def test_adapters_have_gradients_and_moments_and_need_no_copy_as_reference() -> None:

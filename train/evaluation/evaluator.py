@@ -129,4 +129,4 @@ def local_engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:
 
     start = load_initial_state(config, run)
     length = fitting_length(start.model, config.max_model_len)
-    return LocalEngine(start.model, start.tokenizer, max_model_len=length, timer=timer)
+    return LocalEngine(start.model, start.tokenizer, max_model_len=length, max_batch=config.max_batch, timer=timer)

@@ -128,6 +128,7 @@ class LocalTrainer:
             self.tokenizer,
             max_model_len=max_model_len,
             max_batch=config.max_batch,
+            bf16=self.grpo.config.bf16,
             timer=self.timer,
         )
         self._update_engine(self.first_step)

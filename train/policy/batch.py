@@ -20,14 +20,12 @@ import torch
 from cachetools import LRUCache
 
 from groundwire.train.policy.constraint import Constraint, Constraints
-from groundwire.train.policy.decoder import Decoder, sample_tokens
+from groundwire.train.policy.decoding.decoder import Decoder, sample_tokens
 from groundwire.train.policy.errors import EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
 __all__ = ["Batch", "PrefixCache", "Request"]
 
-PREFILL_TOKENS = 4096
-"""Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
 BLOCK = 16
 """Prefixes of a prompt can be reused at multiples of this number of tokens."""
 
@@ -104,7 +102,7 @@ class Batch:
         parts: list[list[_Prompt]] = [[]]
         for prompt in prompts:
             unread = len(prompt) - known[prompt][0]
-            if parts[-1] and unread * (len(parts[-1]) + 1) > PREFILL_TOKENS:
+            if parts[-1] and unread * (len(parts[-1]) + 1) > self._decoder.prefill_tokens:
                 parts.append([])
             parts[-1].append(prompt)
         outputs, row = [], first

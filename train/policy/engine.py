@@ -20,7 +20,7 @@ import torch
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.batch import Batch, Request
 from groundwire.train.policy.constraint import Constraints
-from groundwire.train.policy.decoder import Decoder
+from groundwire.train.policy.decoding import make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.types import Completion, OnToken, Sampling
 
@@ -63,14 +63,16 @@ class LocalEngine:
     changes about one sampled token in a million, and greedy tokens at ties.
 
     Args:
-        model: a Hugging Face causal LM (:data:`groundwire.train.policy.decoder.SUPPORTED`); its weights are copied.
+        model: a Hugging Face causal LM (:data:`groundwire.train.policy.decoding.SUPPORTED`); its weights are copied.
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
         threads: torch threads of a step. 1 is fastest on two cores with agents in the same process: a second thread
             waits at barriers for the core that the agents use.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
-        prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning.
+        prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning; by
+            default 32,768, and 131,072 on a GPU.
+        bf16: matrix products and the cache in bfloat16, on a GPU only; by default true there.
         timer: attributes the time in which the engine works to ``sampling``.
 
     Raises:
@@ -86,7 +88,8 @@ class LocalEngine:
         max_batch: int = 128,
         threads: int = 1,
         gather_s: float = 0.005,
-        prefix_cache_tokens: int = 32768,
+        prefix_cache_tokens: int | None = None,
+        bf16: bool | None = None,
         timer: StepTimer | None = None,
     ) -> None:
         limit = getattr(model.config, "max_position_embeddings", None) or max_model_len
@@ -97,7 +100,7 @@ class LocalEngine:
         self.weights_version = 0
         self.generated_tokens = 0
         """Tokens sampled since the start."""
-        decoder = Decoder(model, max_positions=max_model_len)
+        decoder = make_decoder(model, max_positions=max_model_len, bf16=bf16)
         self._constraints = Constraints(model, tokenizer)
         self._batch = Batch(
             decoder,
@@ -105,7 +108,7 @@ class LocalEngine:
             self._constraints,
             max_requests=max_batch,
             max_length=max_model_len,
-            prefix_cache_tokens=prefix_cache_tokens,
+            prefix_cache_tokens=decoder.prefix_cache_tokens if prefix_cache_tokens is None else prefix_cache_tokens,
         )
         self._threads, self._gather_s = threads, gather_s
         self._seeds = random.Random(0)

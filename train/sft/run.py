@@ -21,7 +21,7 @@ from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
-from groundwire.train.policy.decoder import check_supported
+from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.model import check_device, load_policy
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.sft.accuracy import first_query_accuracy

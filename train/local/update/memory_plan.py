@@ -19,6 +19,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters
+from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained.locate import find_model
 
@@ -45,9 +46,9 @@ class MemoryPlan:
     gradients: int
     optimizer: int
     sampler: int
-    """The sampler's copy of the weights."""
+    """The sampler's copy of the weights, and one more while it takes new ones."""
     cache: int
-    """Keys and values of the sampler's longest batch."""
+    """Keys and values of the sampler's longest batch, and of earlier prompts."""
     activations: int
     logits: int
     tokens_per_forward: int
@@ -90,6 +91,8 @@ def plan_memory(
     hidden, feed_forward, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = getattr(model, "head_dim", None) or hidden // model.num_attention_heads
+    size = 2 if settings.bf16 else 4
+    cached_tokens = max_batch * max_model_len + GPUDecoder.prefix_cache_tokens
     least = max(_TOKENS[0], max_model_len)
     references = int(settings.kl_coef > 0 and trained is None)
     trained = parameters if trained is None else trained
@@ -103,8 +106,8 @@ def plan_memory(
             weights=parameters * (6 if settings.bf16 else 4) * (1 + references),
             gradients=trained * 4,
             optimizer=trained * 8,
-            sampler=parameters * 4,
-            cache=2 * 4 * layers * max_batch * heads * max_model_len * head,
+            sampler=2 * parameters * size,
+            cache=2 * size * layers * heads * head * cached_tokens,
             activations=int(kept),
             logits=logits * _LOGIT_BYTES,
             tokens_per_forward=tokens,

@@ -124,7 +124,9 @@ def sample_tokens(
         The tokens, int64 ``[rows]``, and their log-probabilities, float32 ``[rows]``:
         ``log_softmax(logits / temperature)`` before ``top_p`` (with temperature 0: at temperature 1).
     """
-    return _scripted_choose(logits, temperature, top_p, uniform, any_top_p)
+    # On a GPU TorchScript compiles kernels again for other shapes.
+    choose = _choose if logits.is_cuda else _scripted_choose
+    return choose(logits, temperature, top_p, uniform, any_top_p)
 
 
 class Decoder:
@@ -135,6 +137,13 @@ class Decoder:
     Raises:
         UnsupportedModelError: the architecture is not one of :data:`SUPPORTED`, or has an unsupported option.
     """
+
+    prefill_tokens = 4096
+    """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
+    prefix_cache_tokens = 32768
+    """Tokens of earlier prompts that are worth keeping."""
+    products: torch.dtype | None = None
+    """The type of matrix products and of the cache; by default that of the model's weights."""
 
     def __init__(self, model: Any, *, max_positions: int) -> None:
         check_supported(model)
@@ -152,30 +161,41 @@ class Decoder:
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
         self.head = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = float(config.rms_norm_eps)
-        self.refresh()
+        self.embedding, self.output, self.norm, self._weights = self._read_weights()
+        # The model's own rotary module knows the scaling of its positions.
+        positions = torch.arange(self.max_positions, device=self.device)[None]
+        cos, sin = self._model.model.rotary_emb(self.embedding[:1], positions)
+        self._cos, self._sin = (each[0].to(self.embedding.dtype).contiguous() for each in (cos, sin))
 
-    @torch.inference_mode()
+    @property
+    def device(self) -> torch.device:
+        """The weights' device."""
+        return self.embedding.device
+
     def refresh(self) -> None:
         """Copy the model's present weights."""
-        body = self._model.model
-        self.embedding = body.embed_tokens.weight.detach().clone()
-        self.device, self.dtype = self.embedding.device, self.embedding.dtype
-        head = self._model.lm_head
+        self.embedding, self.output, self.norm, self._weights = self._read_weights()
+
+    @torch.inference_mode()
+    def _read_weights(self) -> tuple[Tensor, Tensor, Tensor, list[list[Tensor]]]:
+        """Copies of embedding, output layer, last norm, and each layer's weights; those of products in their dtype."""
+        body, head = self._model.model, self._model.lm_head
+        embedding = body.embed_tokens.weight.detach().clone()
+        products = self.products or embedding.dtype
         tied = head.weight.data_ptr() == body.embed_tokens.weight.data_ptr()
-        self.output = self.embedding if tied else head.weight.detach().clone()
-        self.norm = body.norm.weight.detach().clone()
-        none = torch.empty(0, device=self.device, dtype=self.dtype)
+        output = embedding if tied and products == embedding.dtype else head.weight.detach().clone().to(products)
+        none = torch.empty(0, device=embedding.device, dtype=embedding.dtype)
 
         def fused(*modules: Any) -> list[Tensor]:
             biases = [m.bias.detach() for m in modules if m.bias is not None]
             weight = torch.cat([m.weight.detach() for m in modules])
-            return [weight, torch.cat(biases) if biases else none]
+            return [weight.to(products), torch.cat(biases).to(products) if biases else none]
 
-        self._weights: list[list[Tensor]] = []
+        layers = []
         for layer in body.layers:
             a, m = layer.self_attn, layer.mlp
             norms = [getattr(a, n).weight.detach().clone() if hasattr(a, n) else none for n in ("q_norm", "k_norm")]
-            self._weights.append(
+            layers.append(
                 [
                     layer.input_layernorm.weight.detach().clone(),
                     *fused(a.q_proj, a.k_proj, a.v_proj),
@@ -186,15 +206,12 @@ class Decoder:
                     *norms,
                 ]
             )
-        # The model's own rotary module knows the scaling of its positions.
-        positions = torch.arange(self.max_positions, device=self.device)[None]
-        cos, sin = body.rotary_emb(self.embedding[:1], positions)
-        self._cos, self._sin = cos[0].to(self.dtype).contiguous(), sin[0].to(self.dtype).contiguous()
+        return embedding, output, body.norm.weight.detach().clone(), layers
 
     def cache(self, rows: int, length: int) -> Tensor:
         """A cache for ``rows`` sequences: zeros [2 (keys, values), layers, rows, key heads, length, head width]."""
         shape = (2, self.layers, rows, self.kv_heads, length, self.head)
-        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+        return torch.zeros(shape, device=self.device, dtype=self.products or self.embedding.dtype)
 
     def logits(
         self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor, *, first_row: int, span: int

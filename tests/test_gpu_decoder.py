@@ -1,0 +1,126 @@
+"""The GPU's forward pass for sampling predicts what the CPU's does. Kernels and graphs are tested where a GPU is."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from groundwire.train.policy.decoding.cached_attention import _masked, cached_attention
+from groundwire.train.policy.decoding.decoder import Decoder
+from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
+from groundwire.train.policy.engine import LocalEngine
+from groundwire.train.policy.types import Sampling
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def model_of(kind: Any, config: Any) -> Any:
+    torch.manual_seed(3)
+    return kind(
+        config(
+            vocab_size=339, hidden_size=96, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
+            intermediate_size=64, max_position_embeddings=256, initializer_range=0.3,
+        )
+    ).eval()  # fmt: skip
+
+
+def steps(decoder: Decoder) -> Iterator[torch.Tensor]:
+    """Logits of a prefill of two rows of 7 and 4 tokens behind 3 cached ones, and of two decode steps."""
+    draw, device = random.Random(0), decoder.device
+    ids = torch.tensor([[draw.randrange(339) for _ in range(9)] for _ in range(2)], device=device)
+    cache = decoder.cache(4, 40)
+    for first, width, last in ((0, 3, [2, 2]), (3, 4, [3, 0])):
+        positions = torch.arange(first, first + width, device=device).expand(2, width).contiguous()
+        last_step = torch.tensor(last, device=device)
+        yield decoder.logits(
+            ids[:, first : first + width], positions, last_step, cache, first_row=0, span=first + width
+        )
+    for step in range(2):
+        positions = torch.tensor([[7 + step], [4 + step]], device=device)
+        none = torch.zeros(2, dtype=torch.long, device=device)
+        yield decoder.logits(ids[:, 7 + step :][:, :1], positions, none, cache, first_row=0, span=9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [(LlamaForCausalLM, LlamaConfig), (Qwen2ForCausalLM, Qwen2Config), (Qwen3ForCausalLM, Qwen3Config)],
+)
+def test_both_decoders_predict_the_same(kind: Any, config: Any) -> None:
+    model = model_of(kind, config)
+    with torch.inference_mode():
+        expected = list(steps(Decoder(model, max_positions=40)))
+        exact = list(steps(GPUDecoder(model, max_positions=40, bf16=False)))
+        rounded = list(steps(GPUDecoder(model, max_positions=40, bf16=True)))
+    for step, (one, other, near) in enumerate(zip(expected, exact, rounded, strict=True)):
+        assert torch.allclose(one, other, atol=1e-4), step
+        assert near.dtype == torch.bfloat16
+        assert (one - near).abs().max() < 0.05 * one.abs().max(), step
+
+
+def test_new_weights_are_copied_to_the_same_places() -> None:
+    model = model_of(Qwen3ForCausalLM, Qwen3Config)
+    decoder = GPUDecoder(model, max_positions=40, bf16=True)
+    places = [decoder.embedding.data_ptr(), decoder.output.data_ptr(), decoder._weights[1][1].data_ptr()]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    decoder.refresh()
+    assert places == [decoder.embedding.data_ptr(), decoder.output.data_ptr(), decoder._weights[1][1].data_ptr()]
+    new = GPUDecoder(model, max_positions=40, bf16=True)
+    with torch.inference_mode():
+        for one, other in zip(steps(decoder), steps(new), strict=True):
+            assert torch.equal(one, other)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "count", "heads", "kv_heads", "width", "length"),
+    [(3, 1, 9, 3, 64, 150), (2, 37, 6, 2, 64, 100), (2, 5, 4, 4, 48, 70), (4, 1, 8, 1, 128, 300)],
+)
+def test_the_kernel_attends_as_a_mask_does(
+    rows: int, count: int, heads: int, kv_heads: int, width: int, length: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(rows, count, heads, width, device="cuda", dtype=dtype)
+    k, v = torch.randn(2, rows + 2, kv_heads, length, width, device="cuda", dtype=dtype)
+    positions = torch.randint(0, length - count, (rows, 1), device="cuda") + torch.arange(count, device="cuda")
+    difference = cached_attention(q, k, v, positions.contiguous()) - _masked(q, k, v, positions)
+    assert difference.abs().max() < (2e-5 if dtype == torch.float32 else 0.02)
+
+
+@needs_gpu
+def test_a_gpu_samples_what_a_cpu_samples(tiny_policy: Any) -> None:
+    model, tokenizer = tiny_policy
+    draw = random.Random(1)
+    prompts = [[draw.randrange(300) for _ in range(draw.randint(1, 60))] for _ in range(40)]
+    replies = []
+    for device in ("cpu", "cuda"):
+        engine = LocalEngine(copy.deepcopy(model).to(device), tokenizer, max_model_len=256, max_batch=24, bf16=False)
+        try:
+            futures = [
+                engine.submit(prompt, Sampling(temperature=1.0, max_tokens=30, seed=place))
+                for place, prompt in enumerate(prompts)
+            ]
+            replies.append([future.result(120) for future in futures])
+            engine.update_weights(1)
+            again = engine.submit(prompts[0], Sampling(temperature=1.0, max_tokens=30, seed=0)).result(120)
+            assert again.token_ids == replies[-1][0].token_ids
+        finally:
+            engine.close()
+    for one, other in zip(*replies, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)

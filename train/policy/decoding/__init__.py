@@ -1,0 +1,18 @@
+"""A decoder's forward pass for sampling, on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from groundwire.train.policy.decoding.decoder import SUPPORTED, Decoder
+
+__all__ = ["SUPPORTED", "Decoder", "make_decoder"]
+
+
+def make_decoder(model: Any, *, max_positions: int, bf16: bool | None) -> Decoder:
+    """The decoder for the model's device; ``bf16`` counts on a GPU only, and is true there by default."""
+    if model.device.type == "cuda":
+        from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
+
+        return GPUDecoder(model, max_positions=max_positions, bf16=bf16 is not False)
+    return Decoder(model, max_positions=max_positions)

@@ -1,0 +1,122 @@
+"""The forward pass for sampling on a GPU: ragged rows, products in bfloat16, and decode steps as CUDA graphs.
+
+A decode step of a small model is hundreds of short kernels, and starting them from Python takes longer than they run. A
+CUDA graph starts them at once. A graph is recorded for each power of two of rows, over fixed inputs and the cache.
+
+As in the trainer's update, bfloat16 is the type of matrix products and attention only: the residual stream, norms and
+rotations are in float32, so sampler and trainer agree as far as rounding allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from groundwire.train.policy.decoding.cached_attention import cached_attention
+from groundwire.train.policy.decoding.decoder import Decoder
+
+__all__ = ["GPUDecoder"]
+
+
+@dataclass
+class _Step:
+    """A recorded decode step with its fixed inputs and its output."""
+
+    ids: Tensor
+    positions: Tensor
+    graph: torch.cuda.CUDAGraph | None = None
+    output: Tensor | None = None
+
+
+class GPUDecoder(Decoder):
+    """See :class:`groundwire.train.policy.decoding.decoder.Decoder`.
+
+    ``bf16``: matrix products, attention and the cache in bfloat16.
+    """
+
+    prefill_tokens = 32768
+    prefix_cache_tokens = 131072
+
+    def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
+        self.products = torch.bfloat16 if bf16 else None
+        self._steps: dict[int, _Step] = {}
+        self._recorded: tuple[int, torch.Size] | None = None  # the cache that the steps were recorded for
+        super().__init__(model, max_positions=max_positions)
+
+    @torch.inference_mode()
+    def refresh(self) -> None:
+        """Copy the model's present weights to the places where recorded steps read them."""
+        *single, layers = self._read_weights()
+        places = [self.embedding, self.output, self.norm, *(each for layer in self._weights for each in layer)]
+        for place, new in zip(places, [*single, *(each for layer in layers for each in layer)], strict=True):
+            place.copy_(new)
+
+    def logits(
+        self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor, *, first_row: int, span: int
+    ) -> Tensor:
+        """See :meth:`groundwire.train.policy.decoding.decoder.Decoder.logits`; ``span`` does not matter."""
+        if ids.is_cuda and ids.shape[1] == 1 and first_row == 0:
+            return self._replay(ids, positions, cache)
+        return self._forward(ids, positions, last, cache[:, :, first_row:])
+
+    def _replay(self, ids: Tensor, positions: Tensor, cache: Tensor) -> Tensor:
+        """A decode step as one graph. Its further rows write to rows of the cache that are free."""
+        if self._recorded != (cache.data_ptr(), cache.shape):
+            self._steps.clear()
+            self._recorded = cache.data_ptr(), cache.shape
+        rows = len(ids)
+        size = min(cache.shape[2], 1 << (rows - 1).bit_length())
+        step = self._steps.get(size)
+        if step is None:
+            step = self._steps[size] = _Step(ids.new_zeros(size, 1), positions.new_zeros(size, 1))
+        step.ids[:rows], step.positions[:rows] = ids, positions
+        step.positions[rows:].zero_()
+        if step.graph is None:
+            self._record(step, cache)
+        step.graph.replay()  # type: ignore[union-attr]
+        return step.output[:rows]  # type: ignore[index]
+
+    def _record(self, step: _Step, cache: Tensor) -> None:
+        last = torch.zeros(len(step.ids), dtype=torch.long, device=step.ids.device)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels are compiled and libraries loaded before a recording
+            self._forward(step.ids, step.positions, last, cache)
+        torch.cuda.current_stream().wait_stream(stream)
+        step.graph = torch.cuda.CUDAGraph()
+        # Other threads may use the GPU meanwhile.
+        with torch.cuda.graph(step.graph, capture_error_mode="thread_local"):
+            step.output = self._forward(step.ids, step.positions, last, cache)
+
+    def _forward(self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor) -> Tensor:
+        batch, steps = ids.shape
+        heads, kv_heads, head, eps = self.heads, self.kv_heads, self.head, self.eps
+        rows = torch.arange(batch, device=ids.device)
+        x = self.embedding[ids]
+        width, products = x.shape[-1], self.products or x.dtype
+        cos, sin = self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)
+
+        def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return F.linear(x.to(products), weight, bias if bias.numel() else None)
+
+        for weights, keys, values in zip(self._weights, cache[0], cache[1], strict=True):
+            norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, qn, kn = weights
+            h = linear(F.rms_norm(x, [width], norm1, eps), wqkv, bqkv).view(batch, steps, heads + 2 * kv_heads, head)
+            qk, v = h[:, :, : heads + kv_heads].to(x.dtype), h[:, :, heads + kv_heads :]
+            if qn.numel():
+                q, k = qk.split([heads, kv_heads], 2)
+                qk = torch.cat([F.rms_norm(q, [head], qn, eps), F.rms_norm(k, [head], kn, eps)], 2)
+            turned = torch.cat([-qk[..., head // 2 :], qk[..., : head // 2]], -1)
+            qk = (qk * cos + turned * sin).to(products)
+            keys.transpose(1, 2)[rows[:, None], positions] = qk[:, :, heads:]
+            values.transpose(1, 2)[rows[:, None], positions] = v
+            o = cached_attention(qk[:, :, :heads], keys, values, positions)
+            x = x + linear(o.view(batch, steps, heads * head), wo, bo)
+            gate, up = linear(F.rms_norm(x, [width], norm2, eps), wgu, bgu).chunk(2, -1)
+            x = x + linear(F.silu(gate) * up, wd, bd)
+        x = F.rms_norm(x[rows, last], [width], self.norm, eps)
+        return F.linear(x.to(products), self.output)
