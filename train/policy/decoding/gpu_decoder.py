@@ -24,10 +24,11 @@ __all__ = ["GPUDecoder"]
 
 @dataclass
 class _Step:
-    """A recorded decode step with its fixed inputs and its output."""
+    """A recorded decode step with its fixed inputs and its output. The graph reads and writes their memory."""
 
     ids: Tensor
     positions: Tensor
+    last: Tensor
     graph: torch.cuda.CUDAGraph | None = None
     output: Tensor | None = None
 
@@ -72,7 +73,8 @@ class GPUDecoder(Decoder):
         size = min(cache.shape[2], 1 << (rows - 1).bit_length())
         step = self._steps.get(size)
         if step is None:
-            step = self._steps[size] = _Step(ids.new_zeros(size, 1), positions.new_zeros(size, 1))
+            ids_of_step, positions_of_step = ids.new_zeros(2, size, 1)
+            step = self._steps[size] = _Step(ids_of_step, positions_of_step, last=ids.new_zeros(size))
         step.ids[:rows], step.positions[:rows] = ids, positions
         step.positions[rows:].zero_()
         if step.graph is None:
@@ -81,16 +83,15 @@ class GPUDecoder(Decoder):
         return step.output[:rows]  # type: ignore[index]
 
     def _record(self, step: _Step, cache: Tensor) -> None:
-        last = torch.zeros(len(step.ids), dtype=torch.long, device=step.ids.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # kernels are compiled and libraries loaded before a recording
-            self._forward(step.ids, step.positions, last, cache)
+            self._forward(step.ids, step.positions, step.last, cache)
         torch.cuda.current_stream().wait_stream(stream)
         step.graph = torch.cuda.CUDAGraph()
         # Other threads may use the GPU meanwhile.
         with torch.cuda.graph(step.graph, capture_error_mode="thread_local"):
-            step.output = self._forward(step.ids, step.positions, last, cache)
+            step.output = self._forward(step.ids, step.positions, step.last, cache)
 
     def _forward(self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor) -> Tensor:
         batch, steps = ids.shape
