@@ -32,6 +32,8 @@ def test_static_memory_follows_from_the_number_of_parameters() -> None:
     assert small.optimizer == 8 * 134_515_008
     per_token = 2 * 2 * 30 * 3 * 64  # keys and values, bfloat16
     assert small.cache == per_token * (128 * 3072 + 131072)
+    growing = plan(400, max_batch=1024, tokens_per_forward=4096)
+    assert growing.cache == per_token * (1.5 * 1024 * 3072 + 131072) - growing.activations - growing.logits
 
 
 def test_adapters_have_gradients_and_moments_and_need_no_copy_as_reference() -> None:

@@ -48,7 +48,8 @@ class MemoryPlan:
     sampler: int
     """The sampler's copy of the weights, and one more while it takes new ones."""
     cache: int
-    """Keys and values of the sampler's longest batch, and of earlier prompts."""
+    """Keys and values of the sampler's longest batch, and of earlier prompts; and what it needs more than a pass does
+    while it grows, when the old half and the new whole exist at once."""
     activations: int
     logits: int
     tokens_per_forward: int
@@ -92,7 +93,7 @@ def plan_memory(
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = getattr(model, "head_dim", None) or hidden // model.num_attention_heads
     size = 2 if settings.bf16 else 4
-    cached_tokens = max_batch * max_model_len + GPUDecoder.prefix_cache_tokens
+    cached_tokens = max_batch * max_model_len, GPUDecoder.prefix_cache_tokens
     least = max(_TOKENS[0], max_model_len)
     references = int(settings.kl_coef > 0 and trained is None)
     trained = parameters if trained is None else trained
@@ -101,15 +102,16 @@ def plan_memory(
         layer = tokens * (_KEPT[0] * hidden + _KEPT[1] * feed_forward)
         inputs = tokens * 4 * hidden
         kept = layers * inputs + _WORKING * layer if settings.gradient_checkpointing else (layers + _WORKING) * layer
-        logits = min(settings.logits_per_chunk, tokens * model.vocab_size)
+        logits = min(settings.logits_per_chunk, tokens * model.vocab_size) * _LOGIT_BYTES
+        batch, prefixes = (2 * size * layers * heads * head * each for each in cached_tokens)
         return MemoryPlan(
             weights=parameters * (6 if settings.bf16 else 4) * (1 + references),
             gradients=trained * 4,
             optimizer=trained * 8,
             sampler=2 * parameters * size,
-            cache=2 * size * layers * heads * head * cached_tokens,
+            cache=batch + prefixes + max(0, batch // 2 - int(kept) - logits),
             activations=int(kept),
-            logits=logits * _LOGIT_BYTES,
+            logits=logits,
             tokens_per_forward=tokens,
         )
 
