@@ -1,8 +1,8 @@
 """Sampling at the shape that agents have, on one GPU: ``python -m benchmarks.gpu.sampling``.
 
-48 groups of 8 requests; prompts of 886 tokens in the mean and 2,265 at most, shared by a group; then a second turn with 60
-further tokens each; replies of 42 tokens. The weights are random, because the time does not depend on them. It prints
-the seconds of both turns, and those of one decode step.
+48 groups of 8 requests; prompts of 886 tokens in the mean and 2,265 at most, shared by a group; then a second turn with
+60 further tokens each; replies of 42 tokens. The weights are random, because the time does not depend on them. It
+prints the seconds of both turns, and the milliseconds of one decode step.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,7 +44,8 @@ def main() -> None:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(SHAPES[shape]).to("cuda").eval()
         for max_batch in map(int, options.max_batch.split(",")):
-            print(json.dumps({"shape": shape, "max_batch": max_batch, **_measure(model, tokenizer, options, max_batch)}))
+            measured = _measure(model, tokenizer, options, max_batch)
+            print(json.dumps({"shape": shape, "max_batch": max_batch, **measured}))
 
 
 def _measure(model: Any, tokenizer: Any, options: argparse.Namespace, max_batch: int) -> dict[str, Any]:
@@ -52,9 +54,7 @@ def _measure(model: Any, tokenizer: Any, options: argparse.Namespace, max_batch:
         model, tokenizer, max_model_len=3072, max_batch=max_batch, bf16=not options.fp32 and not options.scripted
     )
     draw = random.Random(0)
-    prompts = [
-        rollout.trajectories[0].prompt_ids for rollout in make_rollouts(len(tokenizer), options.groups, 8)
-    ]
+    prompts = [rollout.trajectories[0].prompt_ids for rollout in make_rollouts(len(tokenizer), options.groups, 8)]
     seconds = []
     for step in range(3):  # the first one compiles kernels and grows the cache
         engine.update_weights(step)
@@ -90,7 +90,7 @@ def _decode_step(engine: LocalEngine, prompts: list[Any]) -> float:
     ]
     for future in futures:
         future.result()
-    steps = sorted(after - before for before, after in zip(times[20:], times[21:], strict=False))
+    steps = sorted(after - before for before, after in pairwise(times[20:]))
     return round(1000 * steps[len(steps) // 2], 2) if steps else 0.0
 
 
