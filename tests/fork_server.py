@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import logging
@@ -59,6 +60,7 @@ MODULES = (
 )
 _ADDRESS = "GROUNDWIRE_TEST_FORK_SERVER"
 _NUMBER = struct.Struct("i")
+_MADV_COLLAPSE = 25
 
 
 def ensure_running() -> str:
@@ -137,7 +139,24 @@ def _prepare(import_modules: Callable[[], object]) -> None:
         finalizer.atexit = False
 
 
-def _serve() -> None:
+def _use_huge_pages() -> None:
+    """Moves what was imported into pages of 2 MB.
+
+    fork() copies the entry of each page, and the end of the process frees it: for half a gigabyte of small pages both
+    take 35 ms together, for huge pages 10 ms. Linux has this since 6.1; where it fails the pages stay small.
+    """
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, access, *_ = line.split()
+        if access.startswith("rw"):
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            madvise(start, end - start, _MADV_COLLAPSE)
+
+
+def _serve(after_first_fork: Callable[[], object] | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ended, wakeup = socket.socketpair()  # readable when a process has ended
     wakeup.setblocking(False)
@@ -162,6 +181,9 @@ def _serve() -> None:
             if child := _fork(client, (listener, ended, wakeup, *clients.values())):
                 clients[child] = client
                 events.register(client, 0)
+                if after_first_fork:
+                    after_first_fork()
+                    after_first_fork = None
     for child in clients:
         os.kill(child, signal.SIGKILL)
 
@@ -297,7 +319,7 @@ def run_code(code: str, arguments: Sequence[str] = ()) -> None:
 def main() -> None:
     if not sys.argv[1:]:
         _prepare(_import_modules)
-        _serve()
+        _serve(_use_huge_pages)  # takes a second, in which the first process imports the tests
         return
     from programs import run_command
 
