@@ -353,7 +353,7 @@ async def test_a_run_trains_through_the_store(pieces: _Pieces) -> None:
     pieces.store()
     done = await asyncio.to_thread(
         run,
-        *("-m", "train.run", "--dev", "--llm-proxy", "--external-store-address", pieces.address),
+        *("-m", "train.run", "--dev", "--llm-proxy", "--max-turns", "1", "--external-store-address", pieces.address),
         environment={**os.environ, "AGL_MANAGED_STORE": "0"},
     )
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,8 @@ from groundwire.train.local.graceful_shutdown import GracefulShutdown
 from groundwire.train.local.trainer import LocalTrainer
 
 STEPS = 4
+SMALL = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1, "val_every_tasks": 1}
+"""Settings of a run that nobody interrupts."""
 
 
 def _new_run(runs: Path) -> RunDir:
@@ -66,6 +68,7 @@ def test_an_interrupted_run_keeps_every_complete_step(tmp_path: Path) -> None:
     assert [path.name for path in folder.checkpoints.paths()] == ["step-00001", "step-00002"]
     assert [line["step"] for line in folder.metrics()] == [0, 1, 2]
     assert "validation" not in folder.metrics()[-1]
+    folder.write_config({**folder.config(), **SMALL})
     done = run("-m", "train.run", "--resume", str(folder.path))
     assert done.returncode == 0, done.stderr
     lines = folder.metrics()
@@ -86,7 +89,7 @@ def test_a_step_without_metrics_is_not_kept(tmp_path: Path, monkeypatch: pytest.
         append(run, line)
 
     monkeypatch.setattr(RunDir, "append_metrics", full)
-    config = RunConfig(**folder.config())
+    config = RunConfig(**{**folder.config(), **SMALL})
     with pytest.raises(OSError, match="no space left"):
         LocalTrainer(config, data=domain.load(None), domain=domain, run=folder, callback=ProgressCallback()).train()
     assert [line["step"] for line in folder.metrics()] == [0]

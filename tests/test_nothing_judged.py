@@ -152,11 +152,18 @@ def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment
     assert [line["step"] for line in run.metrics()] == [0]
 
 
-def test_a_run_whose_reward_sometimes_fails_counts_the_failures(tmp_path: Path, environment: dict[str, str]) -> None:
-    run, done = _resumed(tmp_path, environment, reward="half", tasks_per_step=4, val_tasks=6)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> tuple[RunDir, Any]:
+    """A run whose reward fails for every second question, and whose validations are sampled."""
+    settings = {"reward": "half", "tasks_per_step": 4, "val_tasks": 6, "val_temperature": 1.0}
+    run, done = _resumed(tmp_path_factory.mktemp("finished"), environment, **settings)
     assert done.returncode == 0, done.stderr
-    before, after = run.metrics()
-    validated = before["validation"]
+    return run, done
+
+
+def test_a_run_whose_reward_sometimes_fails_counts_the_failures(finished: tuple[RunDir, Any]) -> None:
+    before, after = finished[0].metrics()
+    validated = before["validation_sampled"]
     assert validated["accuracy"] == 1.0
     assert 0 < validated["n"] < validated["total"] == 6
     assert validated["failures"] == {"reward": 6 - validated["n"]}
@@ -164,9 +171,8 @@ def test_a_run_whose_reward_sometimes_fails_counts_the_failures(tmp_path: Path, 
     assert after["reward"] == 1.0
 
 
-def test_a_validation_is_named_by_its_temperature(tmp_path: Path, environment: dict[str, str]) -> None:
-    run, done = _resumed(tmp_path, environment, val_temperature=1.0)
-    assert done.returncode == 0, done.stderr
+def test_a_validation_is_named_by_its_temperature(finished: tuple[RunDir, Any]) -> None:
+    run, done = finished
     assert "sampled accuracy" in done.stdout
     assert "greedy" not in done.stdout
     assert all("validation" not in line and "validation_sampled" in line for line in run.metrics())

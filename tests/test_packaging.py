@@ -38,7 +38,7 @@ def python(request: pytest.FixtureRequest, shared_folder: Callable[..., Path], w
         python = folder / "venv" / "bin" / "python"
         package = wheel if request.param == "wheel" else _build("wheel:editable", folder)
         pip = [sys.executable, "-m", "pip", "--python", str(python)]
-        install = [*pip, "install", "--quiet", "--no-deps", "--no-index", str(package)]
+        install = [*pip, "install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(package)]
         subprocess.run(install, check=True, capture_output=True)
         (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
         # A path in a .pth file is not searched for .pth files: the editable install in this environment stays out.
@@ -105,7 +105,7 @@ def test_the_repositorys_folders_are_no_modules_of_their_own(python: Path, tmp_p
 @pytest.mark.parametrize(
     "command",
     [
-        ("train.run", "--dev", "--trainer", "local"),
+        ("train.run", "--dev", "--trainer", "local", "max_turns=1", "max_tokens=8"),
         ("train.store", "--help"),
         ("train.report", "--help"),
         ("tools.mcp_sql", "--help"),
@@ -123,7 +123,9 @@ def report():
     loaded = {{}}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if file and name != "__mp_main__" and os.path.realpath(file).startswith({folders!r}):
+        if not file or file.startswith(sys.prefix) or name == "__mp_main__":
+            continue
+        if os.path.realpath(file).startswith({folders!r}):
             loaded.setdefault(os.path.realpath(file), []).append(name)
     Path({str(tmp_path / "twice")!r}).write_text("\\n".join(file for file, names in loaded.items() if len(names) > 1))
 

@@ -189,7 +189,7 @@ def test_temporary_files_are_bounded(database: Path) -> None:
 def test_a_query_waits_for_a_free_process_until_its_deadline(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "_free", threading.BoundedSemaphore(1))
     with ThreadPoolExecutor(1) as thread:
-        hanging = thread.submit(run_query, database, HANGS, timeout_s=1.5)
+        hanging = thread.submit(run_query, database, HANGS, timeout_s=1.0)
         while workers._free.acquire(blocking=False):
             workers._free.release()
         with pytest.raises(QueryTimeoutError, match=r"longer than 0\.1 s"):

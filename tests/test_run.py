@@ -24,7 +24,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.run import app
 
-SMALL = ("--val-tasks", "4", "--n-runners", "16", "--tasks-per-step", "4", "group_size=4")
+SMALL = ("--val-tasks", "2", "--n-runners", "16", "--tasks-per-step", "4", "group_size=4")
 
 
 def _environment() -> dict[str, str]:
@@ -58,7 +58,7 @@ def test_a_run_writes_its_files(finished: tuple[Path, str]) -> None:
     assert summary["rollouts"] == 16
     assert 0 <= summary["validation"]["before"] <= 1
     assert 0 <= summary["validation"]["after"] <= 1
-    assert summary["validation"]["n"] == 4
+    assert summary["validation"]["n"] == 2
     assert set(summary["validation"]["before_by_hardness"]) == set(summary["validation"]["after_by_hardness"])
     assert summary["peak_memory_mb"] > 0
     assert "bundled" in printed
@@ -102,7 +102,7 @@ def test_a_checkpoint_loads_in_transformers(finished: tuple[Path, str]) -> None:
 def _not_begun(runs: Path, *, steps: int) -> Path:
     """The run directory of a run of small steps: resumed, it begins."""
     track = ["tensorboard"] if find_spec("tensorboard") else []
-    small = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 2, "max_turns": 1, "n_runners": 16}
+    small = {"tasks_per_step": 2, "group_size": 2, "val_tasks": 1, "max_turns": 1, "max_tokens": 16, "n_runners": 16}
     config = resolve("fast", steps=steps, track=track, **small)
     return RunDir.create(str(runs), backend="langgraph", domain="spider", config=config.to_dict()).path
 
@@ -157,7 +157,7 @@ with exit_on_user_error():
 
 
 def test_dev_prints_every_call_and_triplet_and_writes_nothing(tmp_path: Path) -> None:
-    done = _run("--dev", "--output-dir", str(tmp_path))
+    done = _run("--dev", "--max-turns", "1", "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("triplet") >= 10
     first = done.stdout.split(": succeeded, ")[1]
@@ -249,7 +249,8 @@ def test_the_printed_settings_are_json_and_options_override_short_forms(
 def test_a_finished_run_continues_only_with_more_steps(finished: tuple[Path, str], tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished[0].resolve(), tmp_path / "run"))
     config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "max_turns": 1}))  # further steps take half the time
+    small = {"max_turns": 1, "max_tokens": 16, "tasks_per_step": 2, "group_size": 2}  # of the further steps
+    (run / "config.json").write_text(json.dumps({**config, **small}))
     again = _run("--resume", str(run))
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.splitlines()[-1] == "all 1 steps are done; to train further, give more steps, e.g. --steps 2"
