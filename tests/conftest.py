@@ -24,6 +24,8 @@ import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anythi
 gc.set_threshold(100_000, 50, 50)
 # Two workers and what they start share two cores: threads that wait for each other only burn them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Programs that are not forked would compile the project again, each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The user's token: a new one, for the tests and the programs that they start.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp())
 # Each HTTP client reads the certificates of all authorities, for 20 ms. No test has a server with TLS: one will do.
