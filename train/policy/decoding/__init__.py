@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from groundwire.train.policy.decoding.decoder import SUPPORTED, Decoder
@@ -10,8 +11,11 @@ __all__ = ["SUPPORTED", "Decoder", "make_decoder"]
 
 
 def make_decoder(model: Any, *, max_positions: int, bf16: bool | None) -> Decoder:
-    """The decoder for the model's device; ``bf16`` counts on a GPU only, and is true there by default."""
-    if model.device.type == "cuda":
+    """The decoder for the model's device; ``bf16`` counts on a GPU only, and is true there by default.
+
+    The GPU's needs Triton, which comes with torch on Linux; without it the CPU's runs on the GPU.
+    """
+    if model.device.type == "cuda" and find_spec("triton"):
         from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 
         return GPUDecoder(model, max_positions=max_positions, bf16=bf16 is not False)
