@@ -1,7 +1,8 @@
-"""The reward ``spider_test_suite`` on published predictions for real Spider: its cost, each verdict that it changes.
+"""The reward ``spider_test_suite`` on real Spider: golds and their rewrites, its cost, each verdict that it changes.
 
 ``python -m benchmarks.neighbours PREPARED PREDICTIONS CHANGED``: a folder that ``domains.spider.prepare --neighbours``
 wrote, JSON lines in gzip with ``id``, ``db_id``, ``gold``, ``pred`` and ``source``, and the JSON-lines file to write.
+Without the last two, only golds and rewrites with the same meaning are judged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import record
+from benchmarks._rewrites import rewrite
+from groundwire.domains.spider.loader import domain
 from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import MatchResult, execution_match
 from groundwire.rewards.spider.test_suite import suite_match
@@ -26,10 +29,25 @@ _ROUNDS = 5
 
 
 def main() -> None:
-    """Print the cost of a pair with both rewards and the number of changed verdicts, and write these."""
-    prepared, predictions, changed = map(Path, sys.argv[1:])
+    """Print how many golds and rewrites win, what a pair costs with both rewards, and the number of changed verdicts."""
+    prepared, *files = map(Path, sys.argv[1:])
     with ThreadPoolExecutor(1) as thread:  # a query of the main thread would start a thread of its own
-        thread.submit(_measure, prepared, predictions, changed).result()
+        thread.submit(_judge_golds, prepared).result()
+        if files:
+            thread.submit(_measure, prepared, *files).result()
+
+
+def _judge_golds(prepared: Path) -> None:
+    rng, wins, rewritten = random.Random(0), [0, 0], 0
+    tasks = domain.load(str(prepared))
+    golds = [*tasks.train, *tasks.validation]
+    for task in golds:
+        gold, database = task["query"], task["db_path"]
+        wins[0] += suite_match(gold, gold, database).score > 0
+        if (other := rewrite(gold, rng)) != gold:
+            rewritten += 1
+            wins[1] += suite_match(other, gold, database).score > 0
+    print(f"{wins[0]} of {len(golds)} golds win, and {wins[1]} of {rewritten} random rewrites with the same meaning")
 
 
 def _measure(prepared: Path, predictions: Path, changed: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rewrites import rewrite
+from benchmarks._rewrites import rewrite
 from spider_folder import make_database, make_spider
 from typer.testing import CliRunner
 
