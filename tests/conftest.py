@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib.util
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,9 @@ import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anythi
 gc.set_threshold(100_000, 50, 50)
 # Two workers and what they start share two cores: threads that wait for each other only burn them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Programs that are not forked would compile the project again, each of them.
+# Programs that are not forked would compile the project again, each of them, and each run all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # The user's token: a new one, for the tests and the programs that they start.
 os.environ.setdefault("XDG_STATE_HOME", tempfile.mkdtemp())
 # Each HTTP client reads the certificates of all authorities, for 20 ms. No test has a server with TLS: one will do.
@@ -43,10 +47,24 @@ WORDS = "database question query name select from where singer age count order b
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Workers are forked from a process that has imported the tests and what they import."""
+    fork_server.ensure_running()
+    _compile_tests(config)  # while the server imports
     server, address = fork_server.start_server_of_workers(config.args)
     config.add_cleanup(server.kill)
     for spec in specs:
         spec.python = f"{sys.executable} {fork_server.__file__} {address}"
+
+
+def _compile_tests(config: pytest.Config) -> None:
+    """Writes the compiled tests to files, which the workers read: to rewrite their asserts takes two seconds."""
+    for argument in config.args:
+        path = Path(argument.partition("::")[0])
+        for file in path.rglob("test_*.py") if path.is_dir() else [path]:
+            module = types.ModuleType(file.stem)
+            module.__spec__ = importlib.util.spec_from_file_location(file.stem, file)
+            module.__dict__["__builtins__"] = {}  # the compiled code fails at its first import
+            with contextlib.suppress(Exception):
+                config.pluginmanager.rewrite_hook.exec_module(module)
 
 
 def pytest_collection_finish() -> None:
