@@ -47,8 +47,9 @@ WORDS = "database question query name select from where singer age count order b
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Workers are forked from a process that has imported the tests and what they import."""
-    fork_server.ensure_running()
+    fork_server.ensure_running("many")
     _compile_tests(config)  # while the server imports
+    fork_server.draw_examples()
     server, address = fork_server.start_server_of_workers(config.args)
     config.add_cleanup(server.kill)
     for spec in specs:

@@ -4,7 +4,8 @@ To import torch, transformers and the agent frameworks takes ten seconds of CPU.
 workers of pytest-xdist and all programs of the tests. The processes are real: they have their own memory, and are
 killed and interrupted as any other. What a process without the server imports, tests/test_packaging.py checks.
 
-``python fork_server.py`` is the server; it listens at its standard input. ``python fork_server.py ADDRESS COMMAND`` is
+``python fork_server.py HOW`` is the server; it listens at its standard input. HOW is ``many`` if it will fork so many
+processes that it prepares for them. ``python fork_server.py ADDRESS COMMAND`` is
 ``python COMMAND`` in a process of the server at ADDRESS. pytest-xdist starts its workers so (see conftest.py).
 """
 
@@ -63,14 +64,14 @@ _NUMBER = struct.Struct("i")
 _MADV_COLLAPSE = 25
 
 
-def ensure_running() -> str:
+def ensure_running(how: str = "few") -> str:
     """The server's socket. The first process that asks starts the server, which ends with that process."""
     if _ADDRESS not in os.environ:
         with _listener() as listener:
             # typer reads these while it is imported; each process has its own.
             colours = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")
             environment = {name: value for name, value in os.environ.items() if name not in colours}
-            subprocess.Popen([sys.executable, __file__], stdin=listener, env=environment)
+            subprocess.Popen([sys.executable, __file__, how], stdin=listener, env=environment)
             os.environ[_ADDRESS] = listener.getsockname()
     return os.environ[_ADDRESS]
 
@@ -154,6 +155,12 @@ def _use_huge_pages() -> None:
         if access.startswith("rw"):
             start, end = (int(address, 16) for address in addresses.split("-"))
             madvise(start, end - start, _MADV_COLLAPSE)
+
+
+def _prepare_for_many() -> None:
+    """Takes two seconds, in which the first process, the server of the workers, imports the tests."""
+    draw_examples()
+    _use_huge_pages()
 
 
 def _serve(after_first_fork: Callable[[], object] | None = None) -> None:
@@ -263,16 +270,19 @@ def _import_tests(paths: Sequence[str]) -> None:
     sys.path.insert(0, os.getcwd())
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # the workers report the errors
         pytest.main(["-s", "-p", "no:cacheprovider", *paths], plugins=[OnlyModules()])
-    _draw_text()
+    draw_examples()
 
 
-def _draw_text() -> None:
-    """Hypothesis makes its tables of characters at their first use, which takes a second in a new clone."""
+def draw_examples() -> None:
+    """Hypothesis reads its tables of characters, and the constants in the modules that are imported.
+
+    The first time in a clone it collects both, and writes them to files, which takes two seconds.
+    """
     from hypothesis import given, settings, strategies
 
-    @settings(max_examples=1, database=None)
-    @given(strategies.text())
-    def draw(text: str) -> None:
+    @settings(max_examples=2, database=None)  # the first example is the simplest; few numbers are such constants
+    @given(strategies.text(), strategies.lists(strategies.integers(), min_size=200))
+    def draw(text: str, numbers: list[int]) -> None:
         pass
 
     draw()
@@ -317,9 +327,9 @@ def run_code(code: str, arguments: Sequence[str] = ()) -> None:
 
 
 def main() -> None:
-    if not sys.argv[1:]:
+    if len(sys.argv) == 2:
         _prepare(_import_modules)
-        _serve(_use_huge_pages)  # takes a second, in which the first process imports the tests
+        _serve(_prepare_for_many if sys.argv[1] == "many" else None)
         return
     from programs import run_command
 
