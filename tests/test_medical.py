@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from programs import run
@@ -62,6 +63,15 @@ def test_the_bundled_data_is_what_the_generator_writes_and_is_small(tmp_path: Pa
     assert pq.read_table(tmp_path / "questions.parquet").equals(pq.read_table(BUNDLED / "questions.parquet"))
     assert (tmp_path / "NOTICE.md").read_text() == (BUNDLED / "NOTICE.md").read_text()
     assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 500_000
+
+
+def test_the_questions_of_one_language_are_the_same_as_among_those_of_both(tmp_path: Path) -> None:
+    command = ["domains.medical.generate", "--language", "en", "--out", str(tmp_path)]
+    done = run("-m", *command)
+    assert done.stdout == f"{tmp_path}: train 414, validation 138\n", done.stderr
+    table = pq.read_table(BUNDLED / "questions.parquet")
+    assert pq.read_table(tmp_path / "questions.parquet").equals(table.filter(pc.equal(table["language"], "en")))
+    assert dump(tmp_path / "medical.sqlite") == dump(BUNDLED / "medical.sqlite")
 
 
 def test_the_data_is_marked_as_fiction_and_no_advice(data: domains.TaskData) -> None:
