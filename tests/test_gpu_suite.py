@@ -9,12 +9,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu.learning import write_halves
+from benchmarks.gpu.learning_results import differences, error_classes
 from benchmarks.gpu.random_model import save_random_model
 from benchmarks.gpu.suite import MARK, Suite, marked_processes, verl_metrics
+from spider_folder import TRAIN, make_spider
 
+from groundwire.domains import get
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy
 
@@ -78,3 +83,59 @@ def test_marked_processes_are_found_after_their_parent_has_ended(tmp_path: Path)
     (found,) = marked_processes(mark)
     assert "time.sleep" in found
     os.kill(int(found.split()[0]), signal.SIGKILL)
+
+
+def test_halves_share_no_training_database_and_have_all_validation_questions(tmp_path: Path) -> None:
+    car = {"db_id": "cars", "question": "How many cars?", "query": "SELECT count(*) FROM car"}
+    first, second, counts = write_halves(str(make_spider(tmp_path / "spider", train=[*TRAIN, car])), tmp_path)
+    halves = [get("spider").load(str(folder)) for folder in (first, second)]
+    # Golds that fail or return no rows are left out.
+    assert sorted(task["query"] for half in halves for task in half.train) == [car["query"], TRAIN[0]["query"]]
+    assert len({task["db_id"] for task in halves[0].train} | {task["db_id"] for task in halves[1].train}) == 2
+    assert all([task["id"] for task in half.validation] == ["d0", "d1"] for half in halves)
+    assert counts["questions a"] == counts["databases b"] == 1
+
+
+def _rows(*rewards: float) -> list[dict[str, Any]]:
+    return [{"task_id": str(number), "reward": reward} for number, reward in enumerate(rewards)]
+
+
+def test_stages_are_compared_with_the_one_before_and_seeds_together() -> None:
+    stages = {"zero": _rows(0, 0, 0, 0), "sft": _rows(1, 0, 0, 1), "seed 0": _rows(1, 1, 0, 1)}
+    found = differences({**stages, "turns": _rows(1, 1, 1, 1), "seed 1": _rows(1, 0, 1, 1)})
+    assert {name: each["difference"] for name, each in found.items()} == {
+        "zero -> sft": 0.5,
+        "sft -> seed 0": 0.25,
+        "sft -> seed 1": 0.25,
+        "sft -> turns": 0.5,
+        "seed 0 -> turns": 0.25,
+        "sft -> all seeds": 0.25,
+    }
+    assert (found["sft -> turns"]["won"], found["sft -> turns"]["lost"], found["sft -> turns"]["p"]) == (2, 0, 0.5)
+    assert found["sft -> all seeds"]["p"] == pytest.approx(0.0833, abs=1e-3)
+
+
+def test_seeds_that_only_vary_are_no_significant_gain() -> None:
+    """The mean of three seeds is above a single 0 more often than below a single 1 if a question is rarely right."""
+    before = _rows(*[1, 0, 0, 0, 0, 0, 0, 0, 0, 0] * 30)
+    seeds = {f"seed {seed}": _rows(*([0] * (seed + 1) + [1] + [0] * (8 - seed)) * 30) for seed in range(3)}
+    found = differences({"sft": before, **seeds})["sft -> all seeds"]
+    assert (found["won"], found["lost"], found["difference"]) == (90, 30, 0.0)
+    assert found["p"] == pytest.approx(1.0)
+
+
+def test_wrong_answers_are_counted_by_what_the_database_says(tmp_path: Path) -> None:
+    (task, _) = get("spider").load(str(make_spider(tmp_path))).validation
+    answers = ["SELECT maker FROM car", "SELECT 1", "SELECT wheels FROM car", "SELECT FROM", ""]
+    rows = [
+        {"task": json.dumps(task), "status": "succeeded", "reward": float(not number), "answer": answer}
+        for number, answer in enumerate(answers)
+    ]
+    rows.append({**rows[0], "status": "timeout", "reward": None})
+    assert error_classes(rows) == {
+        "the results differ": 1,
+        "no such column": 1,
+        "syntax error": 1,
+        "no query": 1,
+        "timeout": 1,
+    }

@@ -14,6 +14,14 @@ except speed and uneven use the model of --model.
   uneven  colocate_async and sync with rollouts of uneven length, with random
           weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
+  constrained  replies with a JSON schema, and calls of a required tool
+  learning     supervised fine-tuning on half of Spider's training databases,
+          then GRPO on the other half, for each agent and seed; evaluations
+          of all validation questions before, between and after, paired
+  medical      the same with the medical questions
+
+What a small real model learns, on one GPU:
+  --parts learning,medical --model smollm2 --spider FOLDER
 
 LoRA: --parts ci --config lora --model FOLDER
 
@@ -38,7 +46,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import commit, read_lines
+from benchmarks.gpu.learning import VARIANTS, part_learning, part_medical
 from benchmarks.gpu.suite import Suite, last_line, marked_processes, steps_of, verl_metrics
+from groundwire.tools.errors import exit_on_user_error
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.evaluation.run_reader import final_rows
 
 _TEMPERATURES = {"0": "1", "1": "2"}
 """Temperatures of the evaluations before and after training, and the samples of each question."""
@@ -89,7 +101,7 @@ def part_spider(suite: Suite) -> dict[str, Any]:
         evaluations = []
         for name, model in (("before", suite.model), ("after", str(folder / "model"))):
             sampling = ["--temperature", temperature, "-n", samples]
-            evaluation = suite.evaluate(f"spider-{name}-{temperature}", ["--model", model, *sampling, *data])
+            _, evaluation = suite.evaluate(f"spider-{name}-{temperature}", ["--model", model, *sampling, *data])
             evaluations.append(str(evaluation))
         name = f"spider-compare-{temperature}"
         suite.run(name, ["-m", "groundwire.train.evaluate", "--compare", *evaluations, "--format", "json"])
@@ -173,6 +185,19 @@ def part_stop(suite: Suite) -> dict[str, Any]:
     return result
 
 
+def part_constrained(suite: Suite) -> dict[str, Any]:
+    """One step of an agent that fails if a complete reply breaks its schema, or a required call is missing."""
+    on_gpu = suite.options.device == "cuda"
+    settings = ["actor_rollout_ref.rollout.gpu_memory_utilization=0.15"] if on_gpu else []
+    trainer = _verl(suite) if on_gpu else ["--trainer", "local", "--model", suite.model]
+    arguments = [*trainer, "--ci-fast", *_agent("constrained"), *settings, *suite.options.overrides]
+    result, folder = suite.train("constrained", arguments)
+    if folder is not None:
+        rows = final_rows(RunDir.open(folder))
+        result["complete"] = f"{sum(bool(row['answer']) for row in rows)} of {len(rows)}"
+    return result
+
+
 PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "agree": part_agree,
     "ci": part_ci,
@@ -180,6 +205,9 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "speed": part_speed,
     "uneven": part_uneven,
     "stop": part_stop,
+    "constrained": part_constrained,
+    "learning": part_learning,
+    "medical": part_medical,
 }
 
 
@@ -239,13 +267,13 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--out", required=True, help="folder for runs, logs and results")
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
-    parser.add_argument("--model", help="a checkpoint's folder; default: the starter")
+    parser.add_argument("--model", help="as for train.run; default: the starter")
     parser.add_argument("--config", default="starter", help="verl preset of all runs; default: %(default)s")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each program; default: %(default)g")
     parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="ci: default %(default)s")
     parser.add_argument("--full-ci", action="store_true", help="ci: --ci (20 steps) instead of --ci-fast")
     parser.add_argument(
-        "--spider", metavar="FOLDER", help="spider, speed: folder of real Spider; default: the bundled data"
+        "--spider", metavar="FOLDER", help="spider, speed, learning: folder of real Spider; default: the bundled data"
     )
     parser.add_argument("--steps", type=int, default=40, help="spider: training steps; default: %(default)s")
     parser.add_argument("--val-tasks", type=int, default=200, help="spider: validation tasks, 0 is all; default: 200")
@@ -262,18 +290,39 @@ def _options() -> argparse.Namespace:
         "--external-store-address", metavar="URL", help="speed: a store with runners, instead of the run's own"
     )
     parser.add_argument("--modes", default="sync,colocate_async", help="uneven: trainer modes; default: %(default)s")
+    learning = parser.add_argument_group("learning, medical")
+    learning.add_argument("--device", default="cuda", help="cpu for a trial; default: %(default)s")
+    learning.add_argument("--agents", default="langgraph,openai-agents", help="of learning; default: %(default)s")
+    learning.add_argument("--seeds", default="0,1,2", help="of GRPO; default: %(default)s")
+    learning.add_argument(
+        "--variants",
+        default=",".join(VARIANTS),
+        help="of learning: further GRPO runs with the first agent and seed; default: %(default)s",
+    )
+    learning.add_argument("--sft-s", type=float, default=115.0, help="seconds of SFT; default: %(default)g")
+    learning.add_argument("--grpo-s", type=float, default=520.0, help="seconds of a GRPO run; default: %(default)g")
+    learning.add_argument("--learning-rate", type=float, default=2e-5, help="of GRPO; default: %(default)g")
+    learning.add_argument("--at-once", type=int, default=3, help="GRPO runs at once, and evaluations; default: 3")
+    learning.add_argument("--samples", type=int, default=1, help="per question; 8 for pass@8; default: %(default)s")
+    learning.add_argument("--questions", type=int, default=0, help="validation questions; default: all")
     parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="ci, spider, speed, uneven, stop: settings of verl"
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="ci, spider, speed, uneven, stop, constrained: settings of verl; learning, medical: of GRPO",
     )
     options = parser.parse_args()
     if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
         parser.error(f"--parts has {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    if unknown := [name for name in options.variants.split(",") if name and name not in VARIANTS]:
+        parser.error(f"--variants has {', '.join(unknown)}; known: {', '.join(VARIANTS)}")
     return options
 
 
 def main() -> int:
     """Run the chosen parts; the exit status is the number of parts that raised an error."""
-    suite = Suite(_options())
+    with exit_on_user_error():
+        suite = Suite(_options())
     suite.results["machine"] = _machine()
     failed = 0
     for name in suite.options.parts.split(","):

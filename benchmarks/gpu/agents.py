@@ -1,7 +1,8 @@
-"""Agents for the GPU suite: one call, as in verl's own single-turn agent loop, and between one and eight calls."""
+"""Agents for the GPU suite: one call, as in verl's own single-turn agent loop, one to eight, and constrained ones."""
 
 from __future__ import annotations
 
+import json
 import zlib
 from typing import Any
 
@@ -42,6 +43,32 @@ async def uneven(question: Question, endpoint: Endpoint) -> str:
         messages.append({"role": "assistant", "content": await _ask(endpoint, messages)})
         messages.append({"role": "user", "content": "Write a better query."})
     return str(messages[-2]["content"])
+
+
+_SCHEMA = {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]}
+_TOOL = {"type": "function", "function": {"name": "run_sql", "parameters": _SCHEMA}}
+
+
+async def constrained(question: Question, endpoint: Endpoint) -> str:
+    """One reply with a JSON schema and one with a required tool. Raises if one is complete and of another form."""
+    client, model, headers = _clients.at(endpoint), endpoint.model, endpoint.agent_headers("solo")
+    messages: Any = sql_messages(question.text, question.database)
+    formats: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}},
+        {"tools": [_TOOL], "tool_choice": "required"},
+    ]
+    answer = ""
+    for given in formats:
+        reply = await client.chat.completions.create(
+            model=model, messages=messages, extra_headers=headers, **given, **endpoint.sampling
+        )
+        choice = reply.choices[0]
+        if choice.finish_reason == "length":
+            continue
+        calls = choice.message.tool_calls or []
+        text = calls[0].function.arguments if "tools" in given else choice.message.content or ""
+        answer = str(json.loads(text)["sql"])
+    return answer
 
 
 async def _ask(endpoint: Endpoint, messages: list[Any]) -> str:

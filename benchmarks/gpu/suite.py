@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks._results import read_lines
 from groundwire.tools.startup import child_python_path
-from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained.locate import find_model
 
 __all__ = ["MARK", "Suite", "last_line", "marked_processes", "steps_of", "verl_metrics"]
 
@@ -53,7 +53,7 @@ class Suite:
         (self.out / "logs").mkdir(parents=True, exist_ok=True)
         self._file = self.out / "results.json"
         self.results: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self.model = str(Path(options.model or STARTER).resolve())
+        self.model = str(find_model(options.model or "starter").resolve())
 
     def write(self) -> None:
         """Write the results so far."""
@@ -100,13 +100,16 @@ class Suite:
         if code:
             lines = self.log(name).read_text(errors="replace").splitlines()[-15:]
             print("".join(f"    {line}\n" for line in lines), flush=True)
-        return {"exit": code, "timed_out": timed_out, "seconds": seconds}
+        ended = {"exit": code, "timed_out": timed_out, "seconds": seconds}
+        return ended | ({"last_line": last_line(self.log(name))} if code else {})
 
-    def train(self, name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
+    def train(
+        self, name: str, arguments: Sequence[str], limit_s: float | None = None
+    ) -> tuple[dict[str, Any], Path | None]:
         """Run ``train.run``; returns its result and the run directory."""
         runs = self.out / "runs" / name
         known = set(runs.glob("2*"))
-        result = self.run(name, ["-m", "groundwire.train.run", "--output-dir", str(runs), *arguments])
+        result = self.run(name, ["-m", "groundwire.train.run", "--output-dir", str(runs), *arguments], limit_s)
         folder = max(set(runs.glob("2*")) - known, default=None)
         if folder is not None and (folder / "summary.json").exists():
             result["summary"] = json.loads((folder / "summary.json").read_text())
@@ -119,13 +122,13 @@ class Suite:
         result = self.run(name, ["-m", "groundwire.train.run", "--resume", str(folder), "--steps", steps])
         return {**result, "steps_in_metrics": steps_of(folder)}
 
-    def evaluate(self, name: str, arguments: Sequence[str]) -> Path | None:
-        """Run ``train.evaluate`` with the embedded server; returns the evaluation's folder."""
+    def evaluate(self, name: str, arguments: Sequence[str]) -> tuple[dict[str, Any], Path | None]:
+        """Run ``train.evaluate`` with the embedded server; returns its result and the evaluation's folder."""
         folder = self.out / "evaluations" / name
-        command = ["-m", "groundwire.train.evaluate", "--device", "cuda", "--output-dir", str(folder)]
-        self.run(name, [*command, *arguments])
+        command = ["-m", "groundwire.train.evaluate", "--device", self.options.device, "--output-dir", str(folder)]
+        result = self.run(name, [*command, *arguments])
         made = sorted(folder.glob("2*/evaluation.json"))
-        return made[-1].parent if made else None
+        return result, made[-1].parent if made else None
 
 
 def verl_metrics(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""The figures of the learning parts: paired differences, classes of errors, and what a training run logged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from groundwire.rewards.rescore import RIGHT
+from groundwire.rewards.spider.execution_match import execution_match
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.evaluation.metrics import compare, scores_by_question
+from groundwire.train.evaluation.speed import read_speed
+
+__all__ = ["Rows", "differences", "error_classes", "training_figures"]
+
+Rows = Sequence[Mapping[str, Any]]
+_SQL_ERRORS = ("no such column", "no such table", "ambiguous column", "syntax error", "unrecognized token")
+
+
+def differences(stages: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
+    """The paired differences of an agent's stages: ``zero``, ``sft``, ``seed 0``, ..., and variants of the first seed.
+
+    ``all seeds`` is the mean over the seeds of each question.
+    """
+    seeds = sorted(name for name in stages if name.startswith("seed "))
+    variants = [name for name in stages if name not in ("zero", "sft", *seeds)]
+    pairs = [("zero", "sft"), *(("sft", name) for name in (*seeds, *variants))]
+    pairs += [(seed, name) for seed in seeds[:1] for name in variants]
+    found = {f"{a} -> {b}": _compared(stages[a], stages[b]) for a, b in pairs if a in stages and b in stages}
+    if len(seeds) > 1 and "sft" in stages:
+        together = [row for seed in seeds for row in stages[seed]]
+        # A mean over seeds beats a single 0 more often than it loses against a 1, which McNemar's test takes for a win.
+        found["sft -> all seeds"] = _compared(stages["sft"], together) | {"p": _normal_p(stages["sft"], together)}
+    return found
+
+
+def _compared(before: Rows, after: Rows) -> dict[str, Any]:
+    try:
+        found = compare(before, after)
+    except ValueError as error:
+        return {"error": str(error)}
+    return found | {name: len(found[name]) for name in ("won", "lost")}
+
+
+def _normal_p(before: Rows, after: Rows) -> float:
+    """Two-sided p-value of the mean difference of a question (normal approximation)."""
+    first, second = scores_by_question(before), scores_by_question(after)
+    changes = [mean(second[task]) - mean(first[task]) for task in first if task in second]
+    error = stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else 0.0
+    return math.erfc(abs(mean(changes)) / error / math.sqrt(2)) if error else 1.0
+
+
+def error_classes(rows: Rows) -> dict[str, int]:
+    """How many wrong answers failed in which way; of SQL queries by the database's message."""
+    wrong = [row for row in rows if row["reward"] is None or row["reward"] <= RIGHT]
+    return dict(Counter(map(_error_class, wrong)).most_common())
+
+
+def _error_class(row: Mapping[str, Any]) -> str:
+    task = json.loads(row["task"])
+    if row["status"] != "succeeded":
+        return str(row["status"])
+    if "db_path" not in task or "query" not in task:
+        return "wrong"
+    if not row["answer"].strip():
+        return "no query"
+    found = execution_match(row["answer"], task["query"], task["db_path"])
+    if found.executed:
+        return found.reason
+    return next((name for name in _SQL_ERRORS if name in found.reason), "another error")
+
+
+def training_figures(run: RunDir) -> dict[str, Any]:
+    """Steps, their seconds by phase, entropy, reward, and the share of groups that had a gradient."""
+    lines = [line for line in run.metrics() if line["step"] > 0]
+    if not lines:
+        return {"steps": 0}
+    phases = {name for line in lines for name in line["seconds"]}
+    groups = sum(line.get("groups", 0) for line in lines)
+    return {
+        **(read_speed(run) or {}),
+        "seconds": {name: round(mean(line["seconds"].get(name, 0.0) for line in lines), 3) for name in sorted(phases)},
+        "groups_with_gradient": round(sum(line.get("groups_used", 0) for line in lines) / max(1, groups), 4),
+        **{
+            name: [line.get(name) for line in lines]
+            for name in ("reward", "entropy", "truncated_share", "groups_used", "rollouts")
+        },
+    }
