@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +44,8 @@ def main(
         )
         checked = SFTSettings(**given)
         setup_logging(debug)
+        # Before torch: threads that wait for each other busily take most of the CPU time if the cores are shared.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with spinner("starting"), fast_import():
             from groundwire.train.sft.run import run
         shown = console()
