@@ -36,6 +36,9 @@ _SETTINGS = (
     "val_tasks=100",
     "val_every=0",
     "max_model_len=4096",
+    "credit=broadcast",
+    "learning_rate=2e-4",
+    "lr_schedule=constant",
     "checkpoint_every=100",
 )
 _SLOW = ("steps=8", "tasks_per_step=4", "val_tasks=40", "n_runners=16")
