@@ -43,7 +43,8 @@ def test_your_graph_is_traced(tmp_path: Path) -> None:
     assert "answer" in done.stdout
 
 
-RECIPES = sorted((ROOT / "examples").rglob("README.md"))
+# The packages that make frameworks installs for Node have pages of their own.
+RECIPES = sorted(page for page in (ROOT / "examples").rglob("README.md") if "node_modules" not in page.parts)
 SMALL = ["--steps", "1", "--val-tasks", "1", "--tasks-per-step", "1", "--group-size", "2"]
 
 

@@ -75,7 +75,7 @@ def test_the_preset_hf_has_a_learning_rate_for_the_models_size() -> None:
     assert _config(*hf)["learning_rate"] == pytest.approx(2e-4, rel=0.1)
     assert _config(*hf, "--lora-rank", "8")["learning_rate"] == pytest.approx(2e-3, rel=0.1)
     assert _config(*hf, "--learning-rate", "3e-6")["learning_rate"] == 3e-6
-    assert _config("--trainer", "local")["learning_rate"] == 2e-4
+    assert _config("--trainer", "local")["learning_rate"] == 4e-4
 
 
 def test_a_setting_as_option_and_by_name_is_one_setting() -> None:
