@@ -60,7 +60,7 @@ def line(step: int, **more: Any) -> dict[str, Any]:
 
 
 def new_run(tmp_path: Path, **settings: Any) -> RunDir:
-    config = resolve("fast", steps=2, **settings).to_dict()
+    config = resolve("fast", steps=2, credit="broadcast", **settings).to_dict()
     return RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
 
 
