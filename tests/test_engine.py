@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from small_models import small_model  # noqa: E402
 from transformers import (  # noqa: E402  # noqa: E402
     GPT2Config,
     GPT2LMHeadModel,
@@ -68,16 +69,6 @@ def logits_of(model, reply):
         return model(ids).logits[0, len(reply.prompt_ids) - 1 : -1].float()
 
 
-def small(kind, config, **more):
-    torch.manual_seed(3)
-    return kind(
-        config(
-            vocab_size=339, hidden_size=48, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-            intermediate_size=64, max_position_embeddings=256, initializer_range=0.3, **more,
-        )
-    ).eval()  # fmt: skip
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.6])
 def test_logprobs_are_those_of_transformers_at_the_sampling_temperature(engine, tiny_policy, temperature):
     model, _ = tiny_policy
@@ -112,7 +103,7 @@ def test_greedy_is_transformers_greedy(engine, tiny_policy):
     ],
 )  # fmt: skip
 def test_each_supported_architecture_is_computed_as_transformers_does(tiny_policy, kind, config, more):
-    model = small(kind, config, **more)
+    model = small_model(kind, config, **more)
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             parameter.data.normal_(1, 0.2)
@@ -134,7 +125,7 @@ def test_an_unsupported_architecture_is_refused_with_the_supported_ones(tiny_pol
 
 
 def test_sliding_windows_are_refused(tiny_policy):
-    model = small(Qwen2ForCausalLM, Qwen2Config, use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    model = small_model(Qwen2ForCausalLM, Qwen2Config, use_sliding_window=True, sliding_window=8, max_window_layers=0)
     with pytest.raises(UnsupportedModelError, match="sliding-window"):
         LocalEngine(model, tiny_policy[1], max_model_len=16)
 

@@ -9,14 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from small_models import small_model
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from groundwire.train.policy.decoding.cached_attention import _masked, cached_attention
 from groundwire.train.policy.decoding.decoder import Decoder
@@ -25,16 +19,6 @@ from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.types import Sampling
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-
-
-def model_of(kind: Any, config: Any) -> Any:
-    torch.manual_seed(3)
-    return kind(
-        config(
-            vocab_size=339, hidden_size=96, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-            intermediate_size=64, max_position_embeddings=256, initializer_range=0.3,
-        )
-    ).eval()  # fmt: skip
 
 
 def steps(decoder: Decoder) -> Iterator[torch.Tensor]:
@@ -59,7 +43,7 @@ def steps(decoder: Decoder) -> Iterator[torch.Tensor]:
     [(LlamaForCausalLM, LlamaConfig), (Qwen2ForCausalLM, Qwen2Config), (Qwen3ForCausalLM, Qwen3Config)],
 )
 def test_both_decoders_predict_the_same(kind: Any, config: Any) -> None:
-    model = model_of(kind, config)
+    model = small_model(kind, config)
     with torch.inference_mode():
         expected = list(steps(Decoder(model, max_positions=40)))
         exact = list(steps(GPUDecoder(model, max_positions=40, bf16=False)))
@@ -71,7 +55,7 @@ def test_both_decoders_predict_the_same(kind: Any, config: Any) -> None:
 
 
 def test_new_weights_are_copied_to_the_same_places() -> None:
-    model = model_of(Qwen3ForCausalLM, Qwen3Config)
+    model = small_model(Qwen3ForCausalLM, Qwen3Config)
     decoder = GPUDecoder(model, max_positions=40, bf16=True)
     places = [decoder.embedding.data_ptr(), decoder.output.data_ptr(), decoder._weights[1][1].data_ptr()]
     with torch.no_grad():

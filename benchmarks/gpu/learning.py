@@ -39,6 +39,8 @@ _TRAINING = {
     "tasks_per_step": 48,
     "group_size": 8,
     "minibatches": 1,
+    "credit": "broadcast",
+    "lr_schedule": "constant",  # a run ends by its time, not at its last step
     "max_batch": 192,
     "runner_processes": 3,
     "tokens_per_forward": 16384,

@@ -63,7 +63,8 @@ class LocalEngine:
     changes about one sampled token in a million, and greedy tokens at ties.
 
     Args:
-        model: a Hugging Face causal LM (:data:`groundwire.train.policy.decoding.SUPPORTED`); its weights are copied.
+        model: a Hugging Face causal LM (:data:`groundwire.train.policy.decoding.decoder.SUPPORTED`). Its weights are
+            copied.
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.

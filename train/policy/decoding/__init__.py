@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from groundwire.train.policy.decoding.decoder import SUPPORTED, Decoder
+from groundwire.train.policy.decoding.decoder import Decoder
 
-__all__ = ["SUPPORTED", "Decoder", "make_decoder"]
+__all__ = ["make_decoder"]
 
 
 def make_decoder(model: Any, *, max_positions: int, bf16: bool | None) -> Decoder:

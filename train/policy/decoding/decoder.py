@@ -161,7 +161,7 @@ class Decoder:
         self.kv_heads = getattr(config, "num_key_value_heads", None) or self.heads
         self.head = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.eps = float(config.rms_norm_eps)
-        self.embedding, self.output, self.norm, self._weights = self._read_weights()
+        Decoder.refresh(self)
         # The model's own rotary module knows the scaling of its positions.
         positions = torch.arange(self.max_positions, device=self.device)[None]
         cos, sin = self._model.model.rotary_emb(self.embedding[:1], positions)

@@ -88,10 +88,11 @@ class GPUDecoder(Decoder):
         with torch.cuda.stream(stream):  # kernels are compiled and libraries loaded before a recording
             self._forward(step.ids, step.positions, step.last, cache)
         torch.cuda.current_stream().wait_stream(stream)
-        step.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # Other threads may use the GPU meanwhile.
-        with torch.cuda.graph(step.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step.output = self._forward(step.ids, step.positions, step.last, cache)
+        step.graph = graph  # not before: a recording can run out of memory, and is tried again
 
     def _forward(self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor) -> Tensor:
         batch, steps = ids.shape
