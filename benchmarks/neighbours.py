@@ -31,6 +31,8 @@ _ROUNDS = 5
 def main() -> None:
     """Print how many golds and rewrites win, what a pair costs with both rewards, and how many verdicts change."""
     prepared, *files = map(Path, sys.argv[1:])
+    if not prepared.is_dir():
+        raise SystemExit(f"{prepared} is no folder: give one that domains.spider.prepare wrote")
     with ThreadPoolExecutor(1) as thread:  # a query of the main thread would start a thread of its own
         thread.submit(_judge_golds, prepared).result()
         if files:

@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("--fp32", action="store_true", help="products in float32")
     parser.add_argument("--scripted", action="store_true", help="the decoder of the CPU")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures a GPU, and torch finds none")
     if options.scripted:
         import groundwire.train.policy.engine as engine_module
 
