@@ -41,7 +41,7 @@ _TRAINING = {
     "minibatches": 1,
     "credit": "broadcast",
     "lr_schedule": "constant",  # a run ends by its time, not at its last step
-    "max_batch": 192,
+    "max_batch": 128,
     "runner_processes": 3,
     "tokens_per_forward": 16384,
     "val_tasks": 8,
@@ -49,6 +49,7 @@ _TRAINING = {
     "keep_best": False,
     "checkpoint_every": 1000,  # a run that is terminated writes one
 }
+_EVALUATION = {"n_runners": 64}  # several run beside the GRPO runs, in the memory that these leave
 _COLUMNS = ("task_id", "task", "status", "reward", "answer")
 
 
@@ -206,7 +207,7 @@ class _Run:
     def _evaluate(self, stage: str, agent: str, kind: str, model: str) -> None:
         options, name = self.options, self._name(stage, agent, kind)
         samples = options.samples if kind == "sampled" else 1
-        settings = {**self.experiment.agent, **_KINDS[kind], "model": model, "backend": agent}
+        settings = {**self.experiment.agent, **_EVALUATION, **_KINDS[kind], "model": model, "backend": agent}
         settings["val_tasks"] = options.questions
         program, folder = self.suite.evaluate(name, ["-n", str(samples), *_pairs(settings)])
         self._write("programs", name, program)
