@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from groundwire.train.policy.decoding.cached_attention import _masked, cached_attention
 from groundwire.train.policy.decoding.decoder import Decoder
+from groundwire.train.policy.decoding.fused import add_and_normalize, gate, rotate_and_store
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.engine import LocalEngine
 from groundwire.train.policy.types import Sampling
@@ -84,6 +85,37 @@ def test_the_kernel_attends_as_a_mask_does(
     positions = torch.randint(0, length - count, (rows, 1), device="cuda") + torch.arange(count, device="cuda")
     difference = cached_attention(q, k, v, positions.contiguous()) - _masked(q, k, v, positions)
     assert difference.abs().max() < (2e-5 if dtype == torch.float32 else 0.02)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("rows", "count", "heads", "kv_heads", "width", "normed"),
+    [(3, 1, 9, 3, 64, False), (2, 5, 4, 2, 48, False), (2, 3, 4, 4, 128, True)],
+)
+def test_the_fused_kernels_compute_what_torch_does(
+    rows: int, count: int, heads: int, kv_heads: int, width: int, normed: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    x, change = torch.randn(2, rows * count, 2 * width)
+    weight, cos, sin = torch.randn(2 * width), torch.randn(40, width), torch.randn(40, width)
+    qkv = torch.randn(rows, count, heads + 2 * kv_heads, width).to(dtype)
+    positions = (torch.randint(0, 40 - count, (rows, 1)) + torch.arange(count)).contiguous()
+    norms = (torch.randn(width), torch.randn(width)) if normed else None
+    results = []
+    for device in ("cpu", "cuda"):
+        cache = torch.zeros(2, rows + 2, kv_heads, 40, width, device=device, dtype=dtype)
+        given = [each.to(device) for each in (x, change.to(dtype), weight)]
+        total, after = add_and_normalize(*given, 1e-5, dtype)
+        placed = norms and (norms[0].to(device), norms[1].to(device))
+        tables = [each.to(device) for each in (qkv, positions, cos, sin)]
+        queries = rotate_and_store(*tables, placed, 1e-5, cache[0], cache[1])
+        results.append([total, after, queries, cache, gate(given[1])])
+    for one, other in zip(*results, strict=True):
+        assert one.dtype == other.dtype
+        difference = (one - other.cpu()).abs().max() / one.abs().max()
+        assert difference < (1e-6 if dtype == torch.float32 else 0.008)  # two units of the last place
+    assert results[1][3].any()
 
 
 @needs_gpu

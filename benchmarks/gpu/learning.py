@@ -41,8 +41,8 @@ _TRAINING = {
     "minibatches": 1,
     "credit": "broadcast",
     "lr_schedule": "constant",  # a run ends by its time, not at its last step
-    "max_batch": 128,
-    "runner_processes": 3,
+    "max_batch": 192,
+    "runner_processes": 4,
     "tokens_per_forward": 16384,
     "val_tasks": 8,
     "val_every": 0,
@@ -81,7 +81,7 @@ def part_learning(suite: Suite) -> dict[str, Any]:
             part="learning",
             agents=agents,
             supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
-            agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 192},
+            agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 384},
             training=_TRAINING,
             variants=[name for name in options.variants.split(",") if name],
             data=counts,
@@ -103,7 +103,7 @@ def part_medical(suite: Suite) -> dict[str, Any]:
             part="medical",
             agents=["openai-agents"],
             supervised=supervised,
-            agent={"config": "medical", **lengths, "n_runners": 64},
+            agent={"config": "medical", **lengths, "n_runners": 192},
             training={**_TRAINING, "tasks_per_step": 24},
         ),
     ).result

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from groundwire.train.policy.decoding.cached_attention import cached_attention
 from groundwire.train.policy.decoding.decoder import Decoder
+from groundwire.train.policy.decoding.fused import add_and_normalize, gate, rotate_and_store
 
 __all__ = ["GPUDecoder"]
 
@@ -95,30 +96,23 @@ class GPUDecoder(Decoder):
         step.graph = graph  # not before: a recording can run out of memory, and is tried again
 
     def _forward(self, ids: Tensor, positions: Tensor, last: Tensor, cache: Tensor) -> Tensor:
-        batch, steps = ids.shape
-        heads, kv_heads, head, eps = self.heads, self.kv_heads, self.head, self.eps
-        rows = torch.arange(batch, device=ids.device)
-        x = self.embedding[ids]
-        width, products = x.shape[-1], self.products or x.dtype
-        cos, sin = self._cos[positions].unsqueeze(2), self._sin[positions].unsqueeze(2)
+        (batch, steps), eps = ids.shape, self.eps
+        all_heads = self.heads + 2 * self.kv_heads
+        x, change = self.embedding[ids.flatten()], None
+        products = self.products or x.dtype
 
         def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            return F.linear(x.to(products), weight, bias if bias.numel() else None)
+            return F.linear(x, weight, bias if bias.numel() else None)
 
         for weights, keys, values in zip(self._weights, cache[0], cache[1], strict=True):
-            norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, qn, kn = weights
-            h = linear(F.rms_norm(x, [width], norm1, eps), wqkv, bqkv).view(batch, steps, heads + 2 * kv_heads, head)
-            qk, v = h[:, :, : heads + kv_heads].to(x.dtype), h[:, :, heads + kv_heads :]
-            if qn.numel():
-                q, k = qk.split([heads, kv_heads], 2)
-                qk = torch.cat([F.rms_norm(q, [head], qn, eps), F.rms_norm(k, [head], kn, eps)], 2)
-            turned = torch.cat([-qk[..., head // 2 :], qk[..., : head // 2]], -1)
-            qk = (qk * cos + turned * sin).to(products)
-            keys.transpose(1, 2)[rows[:, None], positions] = qk[:, :, heads:]
-            values.transpose(1, 2)[rows[:, None], positions] = v
-            o = cached_attention(qk[:, :, :heads], keys, values, positions)
-            x = x + linear(o.view(batch, steps, heads * head), wo, bo)
-            gate, up = linear(F.rms_norm(x, [width], norm2, eps), wgu, bgu).chunk(2, -1)
-            x = x + linear(F.silu(gate) * up, wd, bd)
-        x = F.rms_norm(x[rows, last], [width], self.norm, eps)
-        return F.linear(x.to(products), self.output)
+            norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, query_norm, key_norm = weights
+            x, h = add_and_normalize(x, change, norm1, eps, products)
+            qkv = linear(h, wqkv, bqkv).view(batch, steps, all_heads, self.head)
+            norms = (query_norm, key_norm) if query_norm.numel() else None
+            query = rotate_and_store(qkv, positions, self._cos, self._sin, norms, eps, keys, values)
+            o = cached_attention(query, keys, values, positions)
+            x, h = add_and_normalize(x, linear(o.view(batch * steps, -1), wo, bo), norm2, eps, products)
+            change = linear(gate(linear(h, wgu, bgu)), wd, bd)
+        last = torch.arange(batch, device=ids.device) * steps + last
+        _, h = add_and_normalize(x[last], change[last], self.norm, eps, products)  # type: ignore[index]
+        return F.linear(h, self.output)
