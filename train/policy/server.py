@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
+from itertools import chain
 from typing import Any
 
 from aiohttp import web
@@ -48,8 +50,9 @@ __all__ = ["PolicyServer"]
 
 MAX_BODY = 16 << 20
 """Largest request, in bytes."""
-CACHED_PROMPTS = 512
-"""Rendered prompts whose ids are cached: the rollouts of a group send the same one."""
+CACHED_PARTS = 1024
+"""Parts of prompts whose ids are cached: all rollouts on a database begin with the same schema, which takes more than a
+millisecond to tokenize, and all calls of a conversation with the same messages."""
 LONG_REQUEST = 128 << 10
 """From this size on, in bytes, a prompt is tokenized in a thread and not cached: it would block the other requests."""
 CHARACTERS_PER_TOKEN = 32
@@ -95,7 +98,8 @@ class PolicyServer(HttpServer):
         super().__init__(host=host, port=port, token=token)
         self._engine, self.model_name, self._any_model = engine, model_name, any_model
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
-        self._token_ids = functools.lru_cache(maxsize=CACHED_PROMPTS)(self._tokenize)
+        self._parts = _part_pattern(engine.tokenizer)
+        self._token_ids = functools.lru_cache(maxsize=CACHED_PARTS)(self._tokenize)
         self._long_requests = asyncio.Semaphore()
         self._created = int(time.time())
         self._conversations = Conversations()
@@ -249,7 +253,9 @@ class PolicyServer(HttpServer):
             if isinstance(text, list):
                 prompt_ids = self._checked(text)
             else:
-                prompt_ids = self._tokenize(text) if long else self._token_ids(text)
+                prompt_ids = self._tokenize(text) if long else self._tokenize_parts(text)
+            if not prompt_ids:
+                raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
             return ChatResponse(
                 chat, prompt_ids, model=self.model_name, tokenizer=self._engine.tokenizer, tool_format=self._tool_format
             )
@@ -282,14 +288,25 @@ class PolicyServer(HttpServer):
             raise ChatRequestError(f"the prompt's token ids must be from 0 to {size - 1}", param="prompt")
         return tuple(ids)
 
+    def _tokenize_parts(self, text: str) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(map(self._token_ids, self._parts.split(text))))
+
     def _tokenize(self, text: str) -> tuple[int, ...]:
         try:
-            ids = tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
         except TypeError as error:  # the tokenizers take only valid Unicode
             raise ChatRequestError("the messages have a surrogate without its pair", param="messages") from error
-        if not ids:
-            raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
-        return ids
+
+
+def _part_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """Splits a prompt where a special token begins: the tokens of the parts are those of the whole.
+
+    A fast tokenizer cuts text at its special tokens before it does anything else. One that takes the spaces before it
+    does not begin a part.
+    """
+    tokens = tokenizer.added_tokens_decoder.values() if getattr(tokenizer, "is_fast", False) else ()
+    special = [t.content for t in tokens if t.special and not (t.normalized or t.lstrip or t.single_word)]
+    return re.compile("|".join(f"(?={re.escape(content)})" for content in special) or r"(?!)")
 
 
 async def _read_object(request: web.Request) -> dict[str, Any]:
