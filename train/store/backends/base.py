@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from agentlightning.store.base import UNSET, LightningStore
+from agentlightning.store.base import UNSET, LightningStore, is_finished
+from agentlightning.store.collection.base import TrackedCollection
+from agentlightning.store.collection.memory import InMemoryLightningCollections
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import Span
+from agentlightning.types import Rollout, Span
+from typing_extensions import Self
 
 __all__ = ["SPAN_BYTES", "IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
 
@@ -59,7 +63,7 @@ class IgnoreLateChanges(CollectionBasedLightningStore[Any]):
 
 
 class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, InMemoryLightningStore):
-    """Agent Lightning's in-memory store; beyond ``span_bytes`` it drops the oldest spans."""
+    """Agent Lightning's in-memory store, for one event loop; beyond ``span_bytes`` it drops the oldest spans."""
 
     def __init__(self, *, span_bytes: int = SPAN_BYTES) -> None:
         super().__init__(
@@ -67,6 +71,36 @@ class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, InMemoryLightningStore):
             safe_memory_threshold=span_bytes // 2,
             span_size_estimator=_estimate_bytes,
         )
+        self.collections = _Collections()
+
+    async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
+        """The rollouts that have ended. Agent Lightning starts a task for each, also if nobody waits."""
+        if timeout != 0:
+            return await super().wait_for_rollouts(rollout_ids=rollout_ids, timeout=timeout)
+        await self._scan_for_unhealthy_rollouts()
+        rollouts = await self._unlocked_query_rollouts_by_rollout_ids(self.collections, rollout_ids)
+        return [rollout for rollout in rollouts if is_finished(rollout)]
+
+
+class _Collections(InMemoryLightningCollections):
+    """Without locks and metrics, which were half of the work of each request.
+
+    No method of in-memory collections suspends, so on one event loop each operation is atomic without a lock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lock_type="asyncio")
+        for part in vars(self).values():
+            if isinstance(part, TrackedCollection):
+                setattr(part, "tracking_context", _untracked)  # noqa: B010 - mypy allows no assignment to a method
+
+    def atomic(self, **options: Any) -> AbstractAsyncContextManager[Self]:
+        """These collections."""
+        return nullcontext(self)
+
+
+def _untracked(operation: str, collection: str) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 def _estimate_bytes(span: Span) -> int:
