@@ -262,7 +262,7 @@ class PrefixCache(LRUCache[_Prompt, torch.Tensor]):
         """Remove the least recently used prompt."""
         prompt, cache = super().popitem()
         for _, value in _prefixes(prompt):
-            if self._owners.get(value) == prompt:
+            if self._owners.get(value) is prompt:  # equal prompts are one key, and to compare tokens takes long
                 del self._owners[value]
         return prompt, cache
 
