@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from aiohttp import web
@@ -98,7 +98,7 @@ class PolicyServer(HttpServer):
         super().__init__(host=host, port=port, token=token)
         self._engine, self.model_name, self._any_model = engine, model_name, any_model
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
-        self._parts = _part_pattern(engine.tokenizer)
+        self._starts = _part_starts(engine.tokenizer)
         self._token_ids = functools.lru_cache(maxsize=CACHED_PARTS)(self._tokenize)
         self._long_requests = asyncio.Semaphore()
         self._created = int(time.time())
@@ -289,7 +289,8 @@ class PolicyServer(HttpServer):
         return tuple(ids)
 
     def _tokenize_parts(self, text: str) -> tuple[int, ...]:
-        return tuple(chain.from_iterable(map(self._token_ids, self._parts.split(text))))
+        places = [0, *(found.start() for found in self._starts.finditer(text)), len(text)]
+        return tuple(chain.from_iterable(self._token_ids(text[start:end]) for start, end in pairwise(places)))
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         try:
@@ -298,15 +299,15 @@ class PolicyServer(HttpServer):
             raise ChatRequestError("the messages have a surrogate without its pair", param="messages") from error
 
 
-def _part_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Splits a prompt where a special token begins: the tokens of the parts are those of the whole.
+def _part_starts(tokenizer: Any) -> re.Pattern[str]:
+    """Finds where the parts of a prompt begin, at special tokens: the tokens of the parts are those of the whole.
 
     A fast tokenizer cuts text at its special tokens before it does anything else. One that takes the spaces before it
     does not begin a part.
     """
     tokens = tokenizer.added_tokens_decoder.values() if getattr(tokenizer, "is_fast", False) else ()
     special = [t.content for t in tokens if t.special and not (t.normalized or t.lstrip or t.single_word)]
-    return re.compile("|".join(f"(?={re.escape(content)})" for content in special) or r"(?!)")
+    return re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
 
 async def _read_object(request: web.Request) -> dict[str, Any]:
