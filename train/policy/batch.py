@@ -52,6 +52,14 @@ class Request:
     finish_reason: str | None = None
     error: EngineError | None = None
     """Why the reply cannot go on; then ``finish_reason`` is ``error``."""
+    answered: bool = False
+    """Whether ``future`` is done, or cancelled; the future itself would take its lock to say so, for each token."""
+
+    def __post_init__(self) -> None:
+        self.future.add_done_callback(self._note_answer)
+
+    def _note_answer(self, _: Future[Completion]) -> None:
+        self.answered = True
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.tokens)
@@ -138,7 +146,7 @@ class Batch:
     def remove_finished(self) -> list[Request]:
         """Take finished and cancelled requests out of the batch; returns the finished ones."""
         requests = self.requests
-        stay = [i for i, each in enumerate(requests) if each.finish_reason is None and not each.future.cancelled()]
+        stay = [i for i, each in enumerate(requests) if each.finish_reason is None and not each.answered]
         if len(stay) == len(requests):
             return []
         finished = [each for each in requests if each.finish_reason is not None]
