@@ -24,7 +24,7 @@ _HF: dict[str, Any] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The starter policy on a laptop: minutes on two cores. docs/algorithms.md compares these values with others.
-    "fast": {"tasks_per_step": 20, "learning_rate": 4e-4, "lr_schedule": "linear", "credit": "turns"},
+    "fast": {"tasks_per_step": 20, "steps": 44, "learning_rate": 4e-4, "lr_schedule": "linear", "credit": "turns"},
     # Any Hugging Face causal language model, on one GPU, or slowly on a CPU.
     "hf": _HF,
     # The medical agent: two epochs of the bundled questions, 12 a step, with validation and checkpoint every 20 steps.
