@@ -371,6 +371,16 @@ def test_settings_that_belong_to_a_runs_backend_or_domain_go_with_it(tmp_path: P
     assert "judge" not in with_settings_of_run({"model": str(run.path), "reward": "executes"})
 
 
+def test_a_runs_agent_is_evaluated_in_its_own_environment(tmp_path: Path) -> None:
+    run = _trained(tmp_path, backend="custom", agent="mine:answer", runner_python="app/python", runner_processes=3)
+    for given in ({}, {"agent": "mine:answer"}):
+        config = evaluation_settings({"model": str(run.path), **given})
+        assert (config.agent, config.runner_python, config.runner_processes) == ("mine:answer", "app/python", 3)
+    for given in ({"agent": "other:answer"}, {"backend": "mcp"}):
+        config = evaluation_settings({"model": str(run.path), **given})
+        assert (config.runner_python, config.runner_processes) == (None, 0)
+
+
 def test_the_settings_of_a_run_with_verl_or_with_runners_elsewhere_can_be_evaluated(tmp_path: Path) -> None:
     settings = {"trainer": "verl", "n_runners": 0, "external_store_address": "http://127.0.0.1:9"}
     config = resolve("qwen", **settings)

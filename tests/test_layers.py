@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from programs import ROOT
 
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
-from groundwire.tools.errors import UserError
 from groundwire.train import evaluate
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.rollouts.agent_python import find_agent_python
@@ -199,9 +198,14 @@ async def test_an_agent_runs_in_its_own_environment_which_needs_the_base_only(
         result = await asyncio.to_thread(
             evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings
         )
-        settings["reward"] = "own_app:missing"
-        with pytest.raises(UserError, match="the runner process has ended, with status 2"):
-            await asyncio.to_thread(evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings)
+        words = ["--agent", "own_app:answer", "--domain", "tasks.jsonl", "--reward", "own_app:missing"]
+        words += ["--runner-python", str(python), "--base-url", policy.base_url, "--model", policy.model]
+        trainer = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        failed = await asyncio.to_thread(
+            _python, "-m", "groundwire.train.evaluate", *words, base=trainer, folder=tmp_path
+        )
+    assert failed.returncode == 1
+    assert "the runner process has ended, with status 2" in failed.stderr
     assert (result.accuracy.value, result.accuracy.n) == (1.0, 2)  # all tasks of the file
     assert [len(calls) for calls in result.rollouts["calls"]] == [1, 1]
     assert "own_app" not in sys.modules

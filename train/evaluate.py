@@ -33,6 +33,7 @@ _OPTIONS = {
         name: name
         for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "n_runners", "prompts", "otlp")
     },
+    **{name: name for name in ("runner_processes", "runner_python")},
     **{name: name for name in ("max_tokens", "max_model_len", "retries", "step_deadline_s")},
     "val_temperature": "temperature",
     "val_tasks": "tasks",

@@ -19,11 +19,16 @@ __all__ = ["trained_model", "with_settings_of_run"]
 _FROM_RUN = (
     *AgentSettings.model_fields,
     *("config", "trainer", "data_dir", "device", "seed", "n_runners", "max_tokens", "max_model_len"),
-    *("retries", "step_deadline_s", "val_temperature", "agent_match", "prompts"),
+    *("retries", "step_deadline_s", "val_temperature", "agent_match", "prompts", "runner_python", "runner_processes"),
 )
 """The settings of a run with which its model is evaluated."""
 _DEPENDENTS = {
-    "backend": {"agent_match", "prompts", *(name for name in AgentSettings.model_fields if name.startswith("agent"))},
+    "backend": {
+        "agent_match",
+        "prompts",
+        "runner_python",
+        *(name for name in AgentSettings.model_fields if name.startswith("agent")),
+    },
     "domain": {"agent_match", "data_dir", "reward", "judge"},
     "reward": {"judge"},
 }
@@ -66,9 +71,13 @@ def with_settings_of_run(given: Mapping[str, Any], *, objects: Collection[str] =
     for name, dependents in _DEPENDENTS.items():
         if name in given and given[name] != stored.get(name):
             kept = {each: value for each, value in kept.items() if each not in dependents}
-    if "agent" in given:  # its framework is found from the agent
+    if "agent" in given or "agent" in objects:  # its framework is found from the agent
         kept.pop("backend", None)
         kept.pop("agent_match", None)
+        if given.get("agent") != stored.get("agent"):
+            kept.pop("runner_python", None)
+    if not kept.get("runner_python"):  # other processes are for speed, and an evaluation chooses its own
+        kept.pop("runner_processes", None)
     return {**with_changes(kept, given), "model": str(folder)}
 
 
