@@ -49,7 +49,7 @@ _TRAINING = {
     "keep_best": False,
     "checkpoint_every": 1000,  # a run that is terminated writes one
 }
-_EVALUATION = {"n_runners": 64, "runner_processes": 2}  # several run beside the GRPO runs, in the memory that these leave
+_EVALUATION = {"n_runners": 64, "runner_processes": 2}  # several run in the memory that the GRPO runs leave
 _COLUMNS = ("task_id", "task", "status", "reward", "answer")
 
 
