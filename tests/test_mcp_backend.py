@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from groundwire import adapters
@@ -57,6 +58,18 @@ async def _run(backend: Any, replies: Any, database: str) -> tuple[Answer, list[
         endpoint = Endpoint(base_url=server.base_url, model=server.model)
         answer = await backend.run(Question(id="1", text="Which?", database=database), endpoint)
         return answer, server.requests
+
+
+async def _until_refused(url: str) -> None:
+    """A forked program outlives the process that stands for it by some milliseconds."""
+    address = httpx2.URL(url)
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(address.host, address.port)
+        except OSError:
+            return
+        writer.close()
+        await asyncio.sleep(0.01)
 
 
 QUERIES = [
@@ -123,6 +136,7 @@ async def test_a_dead_server_is_a_tool_error_and_the_next_rollout_starts_another
         await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         [running] = backend._servers.values()
         os.kill(running.result()._process.pid, signal.SIGKILL)
+        await _until_refused(running.result()._client.transport.url)
         with pytest.raises(ToolError, match=r"the MCP server for .*many"):
             await _run(backend, [_call("SELECT 1"), "x"], databases[0])
         _, requests = await _run(backend, [_call("SELECT 1"), "x"], databases[0])
