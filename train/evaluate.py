@@ -31,10 +31,12 @@ _OPTIONS = {
     **{name: name for name in AgentSettings.model_fields if name != "judge"},
     **{
         name: name
-        for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "n_runners", "prompts", "otlp")
+        for name in ("config", "model", "data_dir", "output_dir", "device", "seed", "prompts", "otlp", "n_runners")
     },
-    **{name: name for name in ("runner_processes", "runner_python")},
-    **{name: name for name in ("max_tokens", "max_model_len", "retries", "step_deadline_s")},
+    **{
+        name: name
+        for name in ("runner_processes", "runner_python", "max_tokens", "max_model_len", "retries", "step_deadline_s")
+    },
     "val_temperature": "temperature",
     "val_tasks": "tasks",
 }

@@ -1,62 +1,16 @@
 """The Triton kernels of :mod:`groundwire.train.policy.decoding.fused`. They are imported on a GPU only."""
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 __all__ = ["add_and_normalize", "gate", "rotate_and_store"]
 
 
-def add_and_normalize(
-    x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """One program for each token."""
-    tokens, width = x.shape
-    total, normed = torch.empty_like(x) if change is not None else x, torch.empty_like(x, dtype=dtype)
-    _add_and_normalize[(tokens,)](
-        x, x if change is None else change, weight, total, normed, eps,
-        WIDTH=width, BLOCK=triton.next_power_of_2(width), ADD=change is not None,
-    )  # fmt: skip
-    return total, normed
-
-
-def rotate_and_store(
-    qkv: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
-    keys: Tensor,
-    values: Tensor,
-) -> Tensor:
-    """One program for each token and head, of queries, keys and values."""
-    rows, steps, all_heads, width = qkv.shape
-    kv_heads = keys.shape[1]
-    heads = all_heads - 2 * kv_heads
-    queries = qkv.new_empty(rows, steps, heads, width)
-    query_norm, key_norm = norms or (cos, cos)
-    _rotate_and_store[(rows * steps, all_heads)](
-        qkv, positions, cos, sin, query_norm, key_norm, eps, queries, keys, values, steps, *keys.stride()[:3],
-        HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2),
-        NORM=norms is not None,
-    )  # fmt: skip
-    return queries
-
-
-def gate(gate_up: Tensor) -> Tensor:
-    """One program for 1,024 results of a token."""
-    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    result = gate_up.new_empty(tokens, width)
-    _gate[(tokens, triton.cdiv(width, 1024))](gate_up, result, WIDTH=width, BLOCK=1024)
-    return result
-
-
 @triton.jit
-def _add_and_normalize(
+def add_and_normalize(
     x, changes, weight, totals, normed, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
 ):
+    """One program for each token. With ``ADD`` the sum is stored, too."""
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + at
@@ -70,7 +24,7 @@ def _add_and_normalize(
 
 
 @triton.jit
-def _rotate_and_store(
+def rotate_and_store(
     qkv,
     positions,
     cos,
@@ -91,6 +45,7 @@ def _rotate_and_store(
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
 ):
+    """One program for each token and head, of queries, keys and values."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < HALF
@@ -122,7 +77,8 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _gate(gate_up, results, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gate(gate_up, results, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """One program for ``BLOCK`` results of a token."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < WIDTH

@@ -12,6 +12,9 @@ from torch import Tensor
 
 __all__ = ["add_and_normalize", "gate", "rotate_and_store"]
 
+_GATE_BLOCK = 1024
+"""Results that one program of :func:`gate` computes."""
+
 
 def add_and_normalize(
     x: Tensor, change: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
@@ -20,9 +23,17 @@ def add_and_normalize(
     if not x.is_cuda:
         x = x if change is None else x + change
         return x, F.rms_norm(x, [x.shape[1]], weight, eps).to(dtype)
+    import triton
+
     from groundwire.train.policy.decoding import _fused_kernels
 
-    return _fused_kernels.add_and_normalize(x, change, weight, eps, dtype)
+    tokens, width = x.shape
+    total, normed = x if change is None else torch.empty_like(x), torch.empty_like(x, dtype=dtype)
+    _fused_kernels.add_and_normalize[(tokens,)](
+        x, x if change is None else change, weight, total, normed, eps,
+        WIDTH=width, BLOCK=triton.next_power_of_2(width), ADD=change is not None,
+    )  # fmt: skip
+    return total, normed
 
 
 def rotate_and_store(
@@ -48,13 +59,21 @@ def rotate_and_store(
     Returns:
         The queries ``[rows, steps, heads, width]``, contiguous.
     """
-    if qkv.is_cuda:
-        from groundwire.train.policy.decoding import _fused_kernels
-
-        return _fused_kernels.rotate_and_store(qkv, positions, cos, sin, norms, eps, keys, values)
-    rows, _, all_heads, width = qkv.shape
+    rows, steps, all_heads, width = qkv.shape
     kv_heads = keys.shape[1]
     heads = all_heads - 2 * kv_heads
+    if qkv.is_cuda:
+        import triton
+
+        from groundwire.train.policy.decoding import _fused_kernels
+
+        queries = qkv.new_empty(rows, steps, heads, width)
+        _fused_kernels.rotate_and_store[(rows * steps, all_heads)](
+            qkv, positions, cos, sin, *(norms or (cos, cos)), eps, queries, keys, values, steps, *keys.stride()[:3],
+            HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, BLOCK=triton.next_power_of_2(width // 2),
+            NORM=norms is not None,
+        )  # fmt: skip
+        return queries
     qk, v = qkv[:, :, :-kv_heads].to(cos.dtype), qkv[:, :, -kv_heads:]
     if norms is not None:
         q, k = qk.split([heads, kv_heads], 2)
@@ -69,9 +88,14 @@ def rotate_and_store(
 
 def gate(gate_up: Tensor) -> Tensor:
     """SiLU of the first half of ``[tokens, 2 width]``, times the second half."""
-    if gate_up.is_cuda:
-        from groundwire.train.policy.decoding import _fused_kernels
+    if not gate_up.is_cuda:
+        first, second = gate_up.chunk(2, -1)
+        return F.silu(first) * second
+    import triton
 
-        return _fused_kernels.gate(gate_up)
-    first, second = gate_up.chunk(2, -1)
-    return F.silu(first) * second
+    from groundwire.train.policy.decoding import _fused_kernels
+
+    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    result = gate_up.new_empty(tokens, width)
+    _fused_kernels.gate[(tokens, triton.cdiv(width, _GATE_BLOCK))](gate_up, result, WIDTH=width, BLOCK=_GATE_BLOCK)
+    return result
