@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundwire.rewards import JudgeSettings, RewardError
-from groundwire.rewards.judge.grader import facts, grade
+from groundwire.rewards.judge.facts import facts
+from groundwire.rewards.judge.grader import grade
 
 ENGLISH = {
     "question": "What are the adverse reactions of Noravil?",

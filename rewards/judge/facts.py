@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-__all__ = ["Item", "compared", "facts", "items", "misspelt", "plain", "verdict"]
+__all__ = ["CJK", "Item", "compared", "facts", "items", "misspelt", "plain", "verdict"]
 
-_CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_TOKEN = re.compile(rf"(?P<number>\d+(?:[.,]\d+)*)|(?P<chinese>[{_CJK}]+)|(?P<word>[^\W\d_{_CJK}]+)|(?P<cut>[,:、])")
+CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""The ranges of Chinese characters in a regular expression's set."""
+_TOKEN = re.compile(rf"(?P<number>\d+(?:[.,]\d+)*)|(?P<chinese>[{CJK}]+)|(?P<word>[^\W\d_{CJK}]+)|(?P<cut>[,:、])")
 _SENTENCE_END = re.compile(r"\.(?=\W|$)|[!;。\n]")
 _CUTS = frozenset({"and", "or", "plus", "和", "与", "及", "或", "以及", "并"})
 _CHINESE_COMMON = re.compile(
@@ -97,7 +98,7 @@ def plain(text: str) -> str:
 
 def compared(question: str, reference: str) -> tuple[str, ...]:
     """The two subjects of a question like "What are A and B used for?", as far as they touch the *and*."""
-    found = re.search(rf"([{_CJK}]+)[和与]([{_CJK}]+)|([^\W{_CJK}]+) and ([^\W{_CJK}]+)", plain(question).casefold())
+    found = re.search(rf"([{CJK}]+)[和与]([{CJK}]+)|([^\W{CJK}]+) and ([^\W{CJK}]+)", plain(question).casefold())
     if not found:
         return ()
     one, two, text = found[1] or found[3], found[2] or found[4], plain(reference).casefold()
@@ -131,7 +132,7 @@ def items(text: str, question: str = "", subjects: tuple[str, ...] = ()) -> list
             pairs = frozenset(
                 " ".join(sorted((one.text, two.text)))
                 for one, two in itertools.pairwise(item)
-                if one.role == two.role == "fact" and not re.fullmatch(f"[{_CJK}]{{4}}", one.text + two.text)
+                if one.role == two.role == "fact" and not re.fullmatch(f"[{CJK}]{{4}}", one.text + two.text)
             )
             if stated or links:
                 found.append(Item(stated, pairs, links, about))

@@ -28,12 +28,11 @@ import re
 from collections.abc import Iterable
 
 from groundwire.rewards._types import RewardError
-from groundwire.rewards.judge.facts import Item, compared, facts, items, misspelt, plain, verdict
+from groundwire.rewards.judge.facts import CJK, Item, compared, facts, items, misspelt, plain, verdict
 
-__all__ = ["facts", "grade"]
+__all__ = ["grade"]
 
-_CJK = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_TOKEN = re.compile(rf"\d+(?:[.,]\d+)*|[{_CJK}]+|[^\W\d_{_CJK}]+")
+_TOKEN = re.compile(rf"\d+(?:[.,]\d+)*|[{CJK}]+|[^\W\d_{CJK}]+")
 _RAW = re.compile(r"^\s*[\[({]|\[\(|\('|\{\"|```|\bselect\b.+\bfrom\b", re.IGNORECASE | re.DOTALL)
 _GRADER = re.compile(r"\b(rubric|grader|scores?|ignore|instructions?|judge)\b|评分|打分|满分|忽略", re.IGNORECASE)
 _SLANG = re.compile(r"\b(lol|lmao|omg|wtf|gonna|wanna|dunno|u|ur|thx|pls)\b", re.IGNORECASE)
@@ -113,7 +112,7 @@ def _clarity(answer: str, reference: str) -> float:
 def _sentence_length(text: str) -> float:
     """Words, or Chinese characters, a sentence."""
     words = _TOKEN.findall(text)
-    length = sum(len(word) if re.match(f"[{_CJK}]", word) else 1 for word in words)
+    length = sum(len(word) if re.match(f"[{CJK}]", word) else 1 for word in words)
     return length / max(1, len(re.findall(r"[.!?;\n]+(?:\s|$)|。", text)))
 
 
