@@ -58,6 +58,13 @@ def test_metrics_leave_out_the_initial_validation_and_the_warm_up(tmp_path: Path
     assert verl_metrics(tmp_path) == {"steps": 2, "step_s": 6.5, "peak_gpu_gb": 7.0}
 
 
+def test_a_metric_of_the_first_steps_alone_is_their_mean(tmp_path: Path) -> None:
+    key = "training/rollout_probs_diff_mean"
+    lines = [json.dumps({"step": step, "data": {key: 0.002} if step == 1 else {}}) for step in range(5)]
+    (tmp_path / "verl.jsonl").write_text("\n".join(lines))
+    assert verl_metrics(tmp_path) == {"steps": 2, "rollout_logprob_diff": 0.002}
+
+
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 def test_a_random_model_has_its_shape_and_reads_its_tokenizers_ids(model_type: str, tmp_path: Path) -> None:
     save_random_model(f"{model_type}-128x2", tmp_path)

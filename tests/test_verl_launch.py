@@ -88,6 +88,16 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     assert "token probabilities differ by 0.06" in note
 
 
+def test_the_entropy_is_estimated_from_the_samplers_logprobs_in_steps_in_which_verl_has_none(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
+    rollouts = [{"step": step, "partition": "train", "entropy": 0.4} for step in (1, 2)]
+    logged = [{"step": 1, "data": {"actor/entropy": 0.3}}, {"step": 2, "data": {"actor/ppo_kl": 0.1}}]
+    for file, lines in (("rollouts.jsonl", rollouts), ("verl.jsonl", logged)):
+        (run.path / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    collect(run)
+    assert [line["entropy"] for line in run.metrics()] == [0.3, 0.4]
+
+
 def test_a_gradient_norm_that_is_not_finite_is_a_skipped_update(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config={})
     steps = [{"step": step, "data": {"actor/grad_norm": norm}} for step, norm in ((1, 0.5), (2, None))]

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,6 +26,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.verl import agent_loop_manager as manager_module
 from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
+from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 
@@ -116,11 +117,17 @@ def _config(run: RunDir, **settings: Any) -> Any:
         multi_turn=SimpleNamespace(format="hermes"),
     )
     model = SimpleNamespace(path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None)
+    actor = SimpleNamespace(ppo_mini_batch_size=99, policy_loss=SimpleNamespace(loss_mode="vanilla"))
     return SimpleNamespace(
         groundwire=SimpleNamespace(run_dir=str(run.path), config=ours),
-        actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model, actor=SimpleNamespace(ppo_mini_batch_size=99)),
+        actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model, actor=actor),
         critic=SimpleNamespace(ppo_mini_batch_size=99),
-        algorithm=SimpleNamespace(adv_estimator="groundwire", norm_adv_by_std_in_grpo=True),
+        algorithm=SimpleNamespace(
+            adv_estimator="groundwire",
+            norm_adv_by_std_in_grpo=True,
+            use_kl_in_reward=False,
+            rollout_correction=SimpleNamespace(bypass_mode=False),
+        ),
         trainer=SimpleNamespace(nnodes=1, n_gpus_per_node=2, v1=SimpleNamespace(trainer_mode="sync")),
         data={},
     )
@@ -161,6 +168,7 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     assert {tuple(row["prompts"].tolist()) for row in rows} == {tuple(ids) for ids in client.prompts}
     assert {queue.tags["train", key]["max_global_steps"] for key in keys} == {2}
     assert (figures["rollouts/ended_total"], figures["rollouts/groups_total"]) == (8, 2)
+    assert (figures["rollouts/old_logprobs_recomputed"], figures["rollouts/entropy"]) == (1.0, 0.5)
     for row in rows:  # the first answer is right for the first question alone
         assert float(row["rm_scores"][-1]) == float(
             row["uid"].startswith("u|") and row["responses"].tolist() == replies[0]
@@ -206,6 +214,64 @@ def test_a_mini_batch_that_the_user_set_is_kept(queue: _TransferQueue, tmp_path:
     finally:
         made.service.runtime.__exit__(None, None, None)
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 99
+
+
+def _recomputed(made: OldLogprobs, run: RunDir, verl: Any, differences: Mapping[int, object]) -> list[int]:
+    """The steps with a pass of their own; verl logs ``differences``, by step, if it has measured them."""
+    steps = []
+    with open(run.path / "verl.jsonl", "wb", buffering=0) as log:  # as verl's logger writes it
+        log.write(b'{"step": 0, "data": {"val-core/spider/reward/mean@1": 0.5}}\n')
+        for step, difference in differences.items():
+            figures = made.choose(step)
+            recomputed = not verl.algorithm.rollout_correction.bypass_mode
+            assert figures == {"rollouts/old_logprobs_recomputed": recomputed}
+            data = {"training/rollout_probs_diff_mean": difference} if recomputed else {"actor/ppo_kl": 0.1}
+            log.write(json.dumps({"step": step, "data": data}).encode() + b"\n")
+            steps += [step] * recomputed
+    return steps
+
+
+def test_old_logprobs_are_the_samplers_while_the_last_measured_difference_is_small(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
+    verl = _config(run)
+    made = OldLogprobs(verl, run)
+    small = dict.fromkeys(range(1, 50), 0.002)
+    assert _recomputed(made, run, verl, small) == [1, 21, 41]
+    resumed = OldLogprobs(verl, run)  # with bypass_mode as the last process left it
+    large = dict.fromkeys(range(51, 54), 0.005)
+    assert _recomputed(resumed, run, verl, {50: None, **large, **dict.fromkeys(range(54, 80), 0.004)}) == [
+        50,  # verl logs a number that is not finite as null
+        51,
+        52,
+        53,
+        54,
+        74,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen"),
+    [
+        ({}, True),
+        ({"verl": {"algorithm.rollout_correction.bypass_mode": False}}, False),
+        ({"verl": {"+algorithm.rollout_correction.rollout_is": "token"}}, False),
+        ({"verl": {"actor_rollout_ref.actor.megatron.router_replay.mode": "R2"}}, False),
+        ({"mode": "colocate_async"}, False),
+        ({"loss_mode": "gspo"}, False),
+        ({"use_kl_in_reward": True}, False),
+    ],
+)
+def test_a_pass_that_the_user_chose_or_that_something_else_needs_is_kept(
+    change: dict[str, Any], chosen: bool, tmp_path: Path
+) -> None:
+    run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
+    given = change.get("verl", {})
+    verl = _config(run, verl=given)
+    verl.trainer.v1.trainer_mode = change.get("mode", "sync")
+    verl.actor_rollout_ref.actor.policy_loss.loss_mode = change.get("loss_mode", "vanilla")
+    verl.algorithm.use_kl_in_reward = change.get("use_kl_in_reward", False)
+    made = OldLogprobs.of(RunConfig(**verl.groundwire.config), verl, run)
+    assert (made is not None) == chosen
 
 
 def test_a_teacher_is_refused() -> None:

@@ -356,6 +356,7 @@ def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> No
     assert figures["rollouts/tokens_sampled_total"] == figures["rollouts/tokens_trained_total"] + 4 * len("wrong.")
     assert figures["rollouts/gradient_share"] == 0.5
     assert figures["rollouts/truncated_share"] == 0
+    assert figures["rollouts/entropy"] == 0.5  # the sampler's log-probabilities are -0.5
     assert "rollouts/groups_total" not in made.service.finish_sampling("train", 5, {})
 
 

@@ -132,12 +132,16 @@ class Suite:
 
 
 def verl_metrics(folder: Path) -> dict[str, Any]:
-    """Means of verl's metrics over a run's steps after the first two."""
-    steps = [line["data"] for line in read_lines(folder / "verl.jsonl") if line["step"] > 0][_WARM_UP:]
-    if not steps:
+    """Means of verl's metrics over a run's steps after the first two, or over all steps if those lack a metric."""
+    steps = [line["data"] for line in read_lines(folder / "verl.jsonl") if line["step"] > 0]
+    if len(steps) <= _WARM_UP:
         return {}
-    logged = {name: key for name, key in _VERL_METRICS.items() if key in steps[0]}
-    return {"steps": len(steps), **{name: round(mean(step[key] for step in steps), 4) for name, key in logged.items()}}
+    means = {}
+    for name, key in _VERL_METRICS.items():
+        values = [[step[key] for step in part if key in step] for part in (steps[_WARM_UP:], steps)]
+        if found := values[0] or values[1]:
+            means[name] = round(mean(found), 4)
+    return {"steps": len(steps) - _WARM_UP, **means}
 
 
 def steps_of(folder: Path) -> list[int]:

@@ -24,6 +24,7 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
+from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
@@ -50,6 +51,7 @@ class RolloutManager:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
         if model.custom_chat_template:
             tokenizer.chat_template = model.custom_chat_template
+        self._old_logprobs = OldLogprobs.of(self.config, config, self.run)
         self.timer = VerlStepTimer()
         engine: Any = VerlEngine(  # it has the methods of the embedded engine that the policy server uses
             llm_client, tokenizer, max_model_len=int(rollout.max_model_len), timer=self.timer, server=rollout.name
@@ -105,11 +107,13 @@ class RolloutManager:
 
     def sampled(self, partition: str, step: int, rows: int) -> dict[str, float]:
         """verl's trainer has received its rollouts as ``rows`` rows. Returns metrics of the rollouts that ended."""
+        chosen: dict[str, float] = {}
         if partition == "train":
             self._set_minibatches(rows)
+            chosen = self._old_logprobs.choose(step) if self._old_logprobs else {}
         try:
             seconds = self.timer.end_sampling(training=partition == "train")
-            return self.service.finish_sampling(partition, step, seconds)
+            return {**self.service.finish_sampling(partition, step, seconds), **chosen}
         finally:
             self.timer.start_update()
 

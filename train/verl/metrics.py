@@ -20,7 +20,7 @@ from groundwire.tools.step_timer import PHASES
 from groundwire.train.algorithms.health import HealthRules, step_figures, watch_figures
 from groundwire.train.artifacts.run_dir import RunDir
 
-__all__ = ["archive_verl_log", "follow_verl_log", "write_metrics"]
+__all__ = ["archive_verl_log", "follow_verl_log", "last_probability_difference", "write_metrics"]
 
 _MAX_BYTES = 1 << 30
 
@@ -91,6 +91,16 @@ def follow_verl_log(run: RunDir, on_note: Callable[[str], None], interval_s: flo
         thread.join()
 
 
+def last_probability_difference(run: RunDir) -> float | None:
+    """Mean absolute difference of the sampler's and the trainer's token probabilities in the last line of verl's log.
+
+    None if that step did not measure it.
+    """
+    lines = _read_lines(run.path / _LOG, "data")
+    value = lines[-1]["data"].get(_FIGURES["probability_difference"]) if lines else None
+    return value if _is_finite(value) else None
+
+
 def archive_verl_log(run: RunDir) -> None:
     """Move the log of an interrupted run out of the way: verl overwrites its log in every process."""
     if (run.path / _LOG).exists():
@@ -120,6 +130,7 @@ def _metrics_line(
             "dropped": trained.get("dropped", 0),
             "groups_skipped": trained.get("groups_skipped", 0),
             **{name: trained[name] for name in _COUNTS if name in trained},
+            **({"entropy": trained["entropy"]} if "entropy" in trained else {}),
             **{name: logged[key] for name, key in _FIGURES.items() if _is_finite(logged.get(key))},
             **({"updates_skipped": 1} if not _is_finite(logged.get(_FIGURES["grad_norm"], 0.0)) else {}),
             **step_figures(trained, trained),

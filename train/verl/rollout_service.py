@@ -207,11 +207,13 @@ class RolloutService:
             counts.update(groups=1, groups_used=int(has_gradient), groups_replaced=int(replaced))
             if has_gradient:
                 counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
+        finished = usable and not replaced
+        if training and finished:
+            counts.update(_batch_counts(rows))
         with self._lock:
             self._counts[partition].update(counts)
         if training and scored and self._curriculum is not None:
             self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
-        finished = usable and not replaced
         if finished:
             await self._queue.put(rows, partition)
         await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")
@@ -275,6 +277,13 @@ def _has_gradient(rows: Sequence[TrainingRow]) -> bool:
     return any(any(row.advantages or ()) for row in rows)
 
 
+def _batch_counts(rows: Sequence[TrainingRow]) -> dict[str, Any]:
+    """The number of the rows' trained tokens, and the sum of the log-probabilities that the sampler had for them."""
+    pairs = [pair for row in rows for pair in zip(row.logprobs, row.mask, strict=True)]
+    logprobs = [logprob for logprob, trained in pairs if trained]
+    return {"batch_tokens": len(logprobs), "batch_logprobs": sum(logprobs)}
+
+
 @dataclass
 class _StepMetrics:
     """Metrics of the rollouts of a step, or of a part of them."""
@@ -325,4 +334,6 @@ class _StepMetrics:
             metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
         if rewards := [row["reward"] for row in self.rows if row["reward"] is not None]:
             metrics["reward_mean"] = mean(rewards)
+        if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
+            metrics["entropy"] = -self.counts["batch_logprobs"] / tokens
         return metrics
