@@ -299,7 +299,7 @@ def _options() -> argparse.Namespace:
         default=",".join(VARIANTS),
         help="of learning: further GRPO runs with the first agent and seed; default: %(default)s",
     )
-    learning.add_argument("--sft-s", type=float, default=115.0, help="seconds of SFT; default: %(default)g")
+    learning.add_argument("--sft-s", type=float, default=115.0, help="seconds of SFT per agent; default: %(default)g")
     learning.add_argument("--grpo-s", type=float, default=520.0, help="seconds of a GRPO run; default: %(default)g")
     learning.add_argument("--learning-rate", type=float, default=2e-5, help="of GRPO; default: %(default)g")
     learning.add_argument("--at-once", type=int, default=3, help="GRPO runs at once, and evaluations; default: 3")

@@ -179,7 +179,7 @@ class _Run:
         """The folder of the fine-tuned model."""
         out = self.suite.out / "sft" / self.experiment.part
         settings = {**self.experiment.supervised, "model": self.suite.model, "device": self.options.device}
-        settings |= {"time_limit_s": self.options.sft_s, "output_dir": str(out)}
+        settings |= {"time_limit_s": self.options.sft_s * len(self.experiment.agents), "output_dir": str(out)}
         if self.options.questions:
             settings["val_tasks"] = self.options.questions
         name = f"{self.experiment.part}-sft"
