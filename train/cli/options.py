@@ -109,9 +109,14 @@ def given_settings(
     overrides = parse_overrides(pairs)
     if names is not None:
         fields = {alias: name for alias, name in RunConfig.names().items() if name in names}
-        fields |= {option: name for name, option in names.items()}
+        renamed = {option: name for name, option in names.items() if option != name}
+        fields |= renamed
         for key in overrides:
             if key not in fields and not key.startswith("judge."):
                 raise ConfigError(f"unknown setting {key}={overrides[key]}{suggestion_for(key, fields)}")
+        for option, name in renamed.items():  # merged under the settings' names, which the user may not have written
+            for shown, value in ((flag(option), settings[name]), (option, overrides.get(option))):
+                if value is not None:
+                    RunConfig.check_value(name, value, shown_as=shown)
         overrides = {fields.get(key, key): value for key, value in overrides.items()}
     return merge_overrides(options, overrides)
