@@ -6,10 +6,9 @@ import random
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn import functional as F
 
 from groundwire.train.local.update.packing import pack, packed_hidden, packed_logits, tree_mask
-from groundwire.train.policy import attention
 from groundwire.train.policy.attention import TREE
 from groundwire.train.policy.model import new_policy
 from groundwire.train.pretrain.tokenizer import train_tokenizer
@@ -80,12 +79,11 @@ def test_gradients_of_packed_and_separate_passes_agree(model):
     torch.testing.assert_close(gradient(packed_logits(model, packed)), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("one_row", [False, True])
 def test_attention_that_skips_blocks_has_the_same_logits(model, one_row):
     sequences = [*some_sequences(3)[:2], ([7] * 150, [([8] * 140, [1] * 140), ([9], [1])])]
     implementation = model.config._attn_implementation
-    with torch.no_grad():  # torch has no backward pass of it for CPUs
+    with torch.no_grad():
         expected = packed_logits(model, pack(sequences))
         torch.testing.assert_close(packed_logits(model, pack(sequences, one_row=True)), expected, atol=1e-5, rtol=1e-5)
         model.set_attn_implementation(TREE)
@@ -97,14 +95,14 @@ def test_attention_that_skips_blocks_has_the_same_logits(model, one_row):
 
 
 def test_under_autocast_attention_by_blocks_gets_one_dtype(model, monkeypatch):
-    kinds = set()
+    kinds, attend = set(), F.scaled_dot_product_attention
 
     def recorded(*tensors, **options):
-        kinds.update(tensor.dtype for tensor in tensors)
-        return flex_attention(*tensors, **options)
+        kinds.update(tensor.dtype for tensor in tensors[:3])
+        return attend(*tensors, **options)
 
     implementation = model.config._attn_implementation
-    monkeypatch.setattr(attention, "flex_attention", recorded)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
     model.set_attn_implementation(TREE)
     try:
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

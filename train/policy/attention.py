@@ -4,7 +4,7 @@ Importing this module makes two ``attn_implementation`` of transformers:
 
 - :data:`VARLEN`: a sequence begins wherever the position is 0, as in the packed rows of verl (``use_remove_padding``),
   so no other argument is needed. flash-attn does the same; torch has the kernel since 2.10
-  (``torch.nn.attention.varlen``).
+  (``torch.nn.attention.varlen``). With a :func:`tree_block_mask` it is the next one.
 - :data:`TREE`: continuations of shared prefixes, whose mask is a :func:`tree_block_mask`; blocks that the mask excludes
   cost nothing (Dong et al. 2024, "FlexAttention", arXiv:2412.05496).
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -27,6 +27,7 @@ __all__ = ["TREE", "VARLEN", "tree_block_mask"]
 
 VARLEN = "groundwire_varlen"
 TREE = "groundwire_tree"
+_BLOCK = 128
 
 
 def _varlen(
@@ -34,20 +35,22 @@ def _varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: BlockMask | Tensor | None,
     *,
     position_ids: Tensor,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence of a row.
+    """Causal attention within each sequence of a row, or by a block mask.
 
     ``query`` is [1, heads, T, width], ``key`` and ``value`` [1, key heads, T, width], ``position_ids`` int64 [1, T].
     Returns [1, T, heads, width].
 
     Raises:
-        ValueError: more than one row, or an attention mask, which only padding needs.
+        ValueError: without a block mask: more than one row, or an attention mask, which only padding needs.
     """
+    if isinstance(attention_mask, BlockMask):
+        return _tree(module, query, key, value, attention_mask, scaling=scaling)
     if query.shape[0] != 1 or attention_mask is not None:
         raise ValueError(
             f"{VARLEN} attends within one row without padding, and got {query.shape[0]} rows"
@@ -90,18 +93,35 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scal
     return torch.cat(parts, 2).transpose(1, 2)
 
 
-def tree_block_mask(segment: Tensor, prefix: Tensor) -> BlockMask:
-    """The mask of :func:`groundwire.train.local.update.packing.tree_mask` by blocks of 128 tokens.
+def tree_block_mask(end: Tensor) -> BlockMask:
+    """The mask of a row that holds a tree: each token attends to itself and to the tokens on the path to the root.
 
-    ``segment`` and ``prefix`` are int64 [B, T], as in :class:`groundwire.train.local.update.packing.Packed`.
+    ``end`` is int64 [B, T]: the column after the last token that attends to each token, so a key's queries are one
+    range of columns. Blocks are counted from the ranges' ends; a dense mask of 65,536 tokens would take 4.3 GB.
     """
 
     def attends(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own, before, other = segment[row, query], prefix[row, query], segment[row, key]
-        return (query >= key) & ((other == own) | (other == before))
+        return (query >= key) & (query < end[row, key])
 
-    rows, length = segment.shape
-    return create_block_mask(attends, rows, None, length, length, device=segment.device)
+    rows, length = end.shape
+    blocks = -(-length // _BLOCK)
+    column = torch.arange(length, device=end.device).expand(rows, -1)
+    row_of_counts = column // _BLOCK * (blocks + 1)
+
+    def keys(first: Tensor, stop: Tensor) -> Tensor:
+        """[B, query blocks, key blocks]: the keys in a key block whose range of query blocks has this query block."""
+        counts = end.new_zeros(rows, blocks * (blocks + 1))
+        counts.scatter_add_(1, row_of_counts + first, torch.ones_like(end))
+        counts.scatter_add_(1, row_of_counts + torch.maximum(stop, first), -torch.ones_like(end))
+        return counts.view(rows, blocks, blocks + 1).cumsum(-1)[..., :-1].transpose(1, 2)
+
+    full = keys(-(-column // _BLOCK), end // _BLOCK) == _BLOCK
+    partial = (keys(column // _BLOCK, (end - 1) // _BLOCK + 1) > 0) & ~full
+    ordered: list[Tensor] = []
+    for chosen in (partial, full):
+        number, order = chosen.sum(-1), chosen.int().argsort(dim=-1, descending=True, stable=True)
+        ordered += [number[:, None].int(), order[:, None].int()]
+    return BlockMask.from_kv_blocks(*ordered, BLOCK_SIZE=_BLOCK, mask_mod=attends, seq_lengths=(length, length))
 
 
 def _tree(
@@ -115,9 +135,13 @@ def _tree(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention by a block mask; shapes as in :func:`_varlen`, with any number of rows."""
-    attend = _compiled_flex() if query.is_cuda else flex_attention
     query, key = query.to(value.dtype), key.to(value.dtype)  # in autocast their rotation is computed in float32
-    out = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+    if query.is_cuda:
+        out = _compiled_flex()(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=True)
+    else:  # torch has no backward pass of it for CPUs
+        rows, _heads, length, _width = query.shape
+        mask = create_mask(attention_mask.mask_mod, rows, None, length, length, device=str(query.device))
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2), None
 
 

@@ -30,6 +30,7 @@ from groundwire.train.policy.pretrained.locate import local_folder
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
+    "ENGINE_VENDOR",
     "INSTALL",
     "compose",
     "compose_for_run",
@@ -42,6 +43,8 @@ __all__ = [
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
 """How to install verl. The project is not on the package index yet."""
+ENGINE_VENDOR = "groundwire"
+"""The name under which verl finds :mod:`groundwire.train.verl.shared_prompts`. Any other gives verl's own engine."""
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _FIXED = {
@@ -126,6 +129,8 @@ def flat_config(
         # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
         flat |= torch_attention(plain)
+        if flat[_ATTENTION] == "groundwire_varlen":
+            flat["actor_rollout_ref.model.external_lib"] = "groundwire.train.verl.shared_prompts"
     flat |= overrides
     if other_estimator(config) is None:
         flat[_ESTIMATOR] = OWN_ESTIMATOR
@@ -231,6 +236,7 @@ def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
     """Environment variables for verl's processes; the user's values win, but for the import path and the log file."""
     defaults = {
         "TENSORBOARD_DIR": f"{run_dir}/{TENSORBOARD_FOLDER}",
+        "VERL_ENGINE_VENDOR": ENGINE_VENDOR,
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # 1 compiles kernels for minutes at vLLM's first start
         **(wandb_environment(RunDir(Path(run_dir))) if wandb else {}),
     }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "ray_job", "read_variables"]
+__all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "patched", "ray_job", "read_variables"]
 
 SETUP_HOOK = f"{__name__}.read_variables"
 """The function that Ray calls in each process of the job, for ``runtime_env.worker_process_setup_hook``."""
@@ -57,7 +57,7 @@ def ray_job(run: str) -> Iterator[None]:
     """The Ray that starts inside of the block has its own job number, and the variables of ``run`` on all hosts."""
     import ray
 
-    with _unique_number(), _patched(ray, "init", lambda init: _with_variables(init, run)):
+    with _unique_number(), patched(ray, "init", lambda init: _with_variables(init, run)):
         try:
             yield
         finally:
@@ -102,12 +102,12 @@ def _unique_number() -> Iterator[None]:
 
         return unique_job_id
 
-    with _patched(state, "next_job_id", numbered):
+    with patched(state, "next_job_id", numbered):
         yield
 
 
 @contextmanager
-def _patched(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def patched(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     """``owner.name`` is wrapped inside of the block."""
     original = getattr(owner, name)
     setattr(owner, name, wrap(original))

@@ -29,10 +29,8 @@ class Packed(NamedTuple):
     """int64 [B, T]"""
     positions: Tensor
     """int64 [B, T]; every branch restarts after the prefix"""
-    segment: Tensor
-    """int64 [B, T]: the number of the prefix or branch that a token belongs to; -1 is padding"""
-    prefix: Tensor
-    """int64 [B, T]: the number of the prefix before it, for a prefix its own"""
+    end: Tensor
+    """int64 [B, T]: the column after the last token that attends to a token: of its branch, or after its branches"""
     index: Tensor
     """int64 [M, 2]: row and column of the position that predicts each target"""
     targets: Tensor
@@ -50,17 +48,16 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, one_row
     lengths = [len(prefix) + sum(len(ids) for ids, _ in branches) for prefix, branches in sequences]
     shape = (1, sum(lengths)) if one_row else (len(sequences), max(lengths))
     ids, positions = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    segment, before = torch.full(shape, -1), torch.full(shape, -1)
+    ends = torch.full(shape, shape[1])
     index: list[tuple[int, int]] = []
     targets: list[int] = []
-    first = segments = 0  # the column of the next prefix, and the number of prefixes and branches so far
+    first = 0  # the column of the next prefix
     for number, (prefix, branches) in enumerate(sequences):
         row = 0 if one_row else number
         start = end = first + len(prefix)
         ids[row, first:start] = torch.tensor(prefix)
         positions[row, first:start] = torch.arange(len(prefix))
-        segment[row, first:start] = segments
-        before[row, first : first + lengths[number]] = segments
+        ends[row, first:start] = first + lengths[number]
         for i, (tokens, sampled) in enumerate(branches):
             if len(tokens) != len(sampled):
                 raise ValueError(f"branch {i} of row {number} has {len(tokens)} ids and a mask of {len(sampled)}")
@@ -69,15 +66,14 @@ def pack(sequences: Sequence[tuple[Sequence[int], Sequence[Branch]]], *, one_row
             begin, end = end, end + len(tokens)
             ids[row, begin:end] = torch.tensor(tokens)
             positions[row, begin:end] = torch.arange(len(prefix), len(prefix) + len(tokens))
-            segment[row, begin:end] = segments + i + 1
+            ends[row, begin:end] = end
             for offset, is_target in enumerate(sampled):
                 if is_target:
                     index.append((row, begin + offset - 1 if offset else start - 1))
                     targets.append(tokens[offset])
-        segments += len(branches) + 1
         first = end if one_row else 0
     index_tensor = torch.tensor(index, dtype=torch.long).view(-1, 2)
-    return Packed(ids, positions, segment, before, index_tensor, torch.tensor(targets, dtype=torch.long))
+    return Packed(ids, positions, ends, index_tensor, torch.tensor(targets, dtype=torch.long))
 
 
 def to_device(packed: Packed, device: Any) -> Packed:
@@ -90,16 +86,14 @@ def tree_mask(packed: Packed) -> Tensor:
 
     Each branch attends to its prefix and to itself. Padding attends to padding: a softmax over nothing is NaN.
     """
-    length = packed.segment.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=packed.segment.device).tril()
-    key, own, before = packed.segment[:, None, :], packed.segment[:, :, None], packed.prefix[:, :, None]
-    return (causal & ((key == own) | (key == before)))[:, None]
+    column = torch.arange(packed.end.shape[1], device=packed.end.device)
+    return ((column <= column[:, None]) & (column[:, None] < packed.end[:, None, :]))[:, None]
 
 
 def packed_hidden(model: LlamaForCausalLM, packed: Packed) -> Tensor:
     """[M, width]: the last hidden states at the positions that predict ``packed.targets``."""
     skips = model.config._attn_implementation == TREE
-    mask: Any = tree_block_mask(packed.segment, packed.prefix) if skips else tree_mask(packed)
+    mask: Any = tree_block_mask(packed.end) if skips else tree_mask(packed)
     hidden = model.model(
         input_ids=packed.ids, position_ids=packed.positions, attention_mask=mask, use_cache=False
     ).last_hidden_state

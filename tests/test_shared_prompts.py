@@ -1,0 +1,267 @@
+"""A prompt that is computed once for all its rows gives what each row alone gives."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from groundwire.train.policy.attention import VARLEN, tree_block_mask
+from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
+
+SHAPE = LlamaConfig(
+    vocab_size=60,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
+def some_rows(seed, groups=4):
+    """Rows of three databases: groups with one prompt, turns that continue a row, equal replies, one without reply."""
+    rng = random.Random(seed)
+
+    def ids(least, most):
+        return [rng.randrange(60) for _ in range(rng.randint(least, most))]
+
+    schemas = [ids(3, 20) for _ in range(3)]
+    rows = []
+    for _ in range(groups):
+        prompt, reply = rng.choice(schemas) + ids(1, 9), ids(1, 6)
+        rows += [(prompt, ids(1, 6)) for _ in range(rng.randint(1, 4))]
+        rows += [(prompt, reply), (prompt, reply), (prompt + reply + ids(1, 4), ids(1, 6)), (prompt, [])]
+    rng.shuffle(rows)
+    return [torch.tensor(prompt) for prompt, _ in rows], [torch.tensor(reply, dtype=torch.long) for _, reply in rows]
+
+
+def attended(mask):
+    """bool [B, T, T]: the pairs that kernels compute by a block mask's blocks."""
+    rows, _, length, _ = mask.shape
+    at = torch.arange(length)
+    inside = mask.mask_mod(torch.arange(rows)[:, None, None], torch.tensor(0), at[:, None], at)
+
+    def blocks(number, order):
+        chosen = torch.zeros(*order.shape[:1], *order.shape[2:], dtype=torch.bool)
+        for row, block in torch.cartesian_prod(torch.arange(rows), torch.arange(order.shape[2])).tolist():
+            chosen[row, block, order[row, 0, block, : number[row, 0, block]].long()] = True
+        return chosen.repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :length, :length]
+
+    return blocks(mask.full_kv_num_blocks, mask.full_kv_indices) | (
+        blocks(mask.kv_num_blocks, mask.kv_indices) & inside
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_blocks_of_a_mask_are_those_of_the_pairs(seed):
+    rng = random.Random(seed)
+    length = rng.choice([5, 128, 700, 1024])
+    ends = []
+    for _ in range(2):
+        open_until, end = [length], []
+        for column in range(length):  # a random tree: a branch ends before those that it is in
+            while open_until[-1] <= column:
+                open_until.pop()
+            if rng.random() < 0.02:
+                open_until.append(rng.randint(column + 1, open_until[-1]))
+            end.append(open_until[-1])
+        ends.append(end)
+    end, at = torch.tensor(ends), torch.arange(length)
+    dense = (at <= at[:, None]) & (at[:, None] < end[:, None, :])
+    mask = tree_block_mask(end)
+    assert torch.equal(attended(mask), dense)
+    whole = torch.nn.functional.pad(dense, (0, -length % 128) * 2).unflatten(2, (-1, 128)).unflatten(1, (-1, 128))
+    assert torch.equal(mask.full_kv_num_blocks[:, 0].long(), whole.all(4).all(2).sum(-1))
+    assert torch.equal(mask.kv_num_blocks[:, 0].long(), (whole.any(4).any(2) & ~whole.all(4).all(2)).sum(-1))
+
+
+def test_a_long_row_needs_no_dense_mask():
+    mask = tree_block_mask(torch.full((1, 1 << 18), 1 << 18))  # 69 GB
+    assert int(mask.full_kv_num_blocks.sum()) == 2048 * 2047 / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tree_has_the_log_probabilities_and_gradients_of_separate_rows(seed):
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM._from_config(SHAPE, attn_implementation="sdpa")
+    prompts, replies = some_rows(seed)
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+
+    def log_probs(logits, labels):
+        return logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0]
+
+    trained = torch.cat([torch.arange(1, len(row) + 1) >= len(p) for row, p in zip(rows, prompts, strict=True)])
+    trained[torch.tensor([len(row) for row in rows]).cumsum(0) - 1] = False  # nothing follows a row's last token
+    weights = torch.randn(len(trained)) * trained
+
+    def gradients(values):
+        model.zero_grad()
+        (values * weights).sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    alone = torch.cat([log_probs(model(input_ids=row[None]).logits[0], row.roll(-1)) for row in rows])
+    expected = gradients(alone)
+
+    lengths = [len(row) for row in rows]
+    order = [row for batch in micro_batches(prompts, lengths, 10_000) for row in batch]
+    assert sorted(order) == list(range(len(rows)))
+    tree = prompt_tree([prompts[row] for row in order], [lengths[row] for row in order])
+    assert len(tree.keep) < 0.7 * len(tree.expand)
+    ids = torch.cat([rows[row] for row in order])
+    assert torch.equal(ids[tree.keep][tree.expand], ids)
+    labels = torch.cat([rows[row].roll(-1) for row in order])
+    positions = torch.cat([torch.arange(lengths[row]) for row in order])
+    model.set_attn_implementation(VARLEN)
+    logits = model(
+        input_ids=ids[None, tree.keep],
+        position_ids=positions[None, tree.keep],
+        attention_mask=tree_block_mask(tree.end[None]),
+        use_cache=False,
+    ).logits[0]
+    shared = log_probs(logits, labels[tree.keep])[tree.expand].split([lengths[row] for row in order])
+    ordered = torch.cat([shared[order.index(row)] for row in range(len(rows))])
+    torch.testing.assert_close(ordered, alone, atol=2e-6, rtol=1e-5)
+    for got, wanted in zip(gradients(ordered), expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_micro_batches_hold_each_row_once_and_at_most_the_given_tokens(seed):
+    prompts, replies = some_rows(seed, groups=6)
+    lengths = [len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True)]
+    for least in (1, 7, len(prompts)):
+        batches = micro_batches(prompts, lengths, 60, least)
+        assert sorted(row for batch in batches for row in batch) == list(range(len(prompts)))
+        assert len(batches) >= least
+        assert all(batches)
+        for batch in batches:
+            kept = len(prompt_tree([prompts[row] for row in batch], [lengths[row] for row in batch]).keep)
+            assert kept <= 60 or len(batch) == 1
+    assert len(batches) == len(prompts)
+
+
+def test_a_group_costs_one_prompt_and_its_replies():
+    """64 groups of 8 rollouts, prompts of 886 tokens and replies of 42, all of different databases."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [prompt for prompt in torch.randint(50_000, (64, 886), generator=generator) for _ in range(8)]
+    lengths = [928] * len(prompts)
+    batches = micro_batches(prompts, lengths, 32768)
+    kept = sum(len(prompt_tree([prompts[i] for i in batch], [928] * len(batch)).keep) for batch in batches)
+    assert (sum(lengths), kept) == (475_136, 64 * (885 + 8 * 43))
+    assert len(batches) == 3
+
+
+@pytest.fixture
+def engines(monkeypatch, tmp_path):
+    """verl's own engine and this one over the same weights, with real FSDP on the CPU."""
+    pytest.importorskip("verl")
+    from transformers.integrations import flash_attention
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import FSDPEngineWithLMHead
+
+    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+
+    # verl patches both for all models.
+    monkeypatch.setattr(LlamaForCausalLM, "forward", LlamaForCausalLM.forward)
+    monkeypatch.setattr(flash_attention, "_flash_attention_forward", flash_attention._flash_attention_forward)
+    torch.manual_seed(0)
+    LlamaForCausalLM._from_config(SHAPE).save_pretrained(tmp_path)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    def make(strategy):
+        made = []
+        for engine_class in (FSDPEngineWithLMHead, SharedPromptsEngine):
+            engine = engine_class(
+                model_config=HFModelConfig(
+                    path=str(tmp_path),
+                    load_tokenizer=False,
+                    use_fused_kernels=True,
+                    fused_kernel_options={"impl_backend": "torch"},
+                    override_config={"attn_implementation": VARLEN},
+                ),
+                engine_config=FSDPEngineConfig(
+                    strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
+                ),
+                optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
+                checkpoint_config=CheckpointConfig(),
+            )
+            engine.initialize()
+            made.append(engine)
+        return SimpleNamespace(verl=made[0], ours=made[1])
+
+    yield make
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
+def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engines, strategy):
+    from verl.utils import tensordict_utils
+
+    both = engines(strategy)
+    prompts, replies = some_rows(1)
+    replies = [reply if len(reply) else torch.tensor([7]) for reply in replies]
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+    masks = [torch.ones_like(reply) for reply in replies]
+    masks[0][:] = 0  # as in the rows that verl adds
+
+    def nested(tensors):
+        return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
+
+    def batch():
+        return tensordict_utils.get_tensordict(
+            {
+                "input_ids": nested(rows),
+                "position_ids": nested(torch.arange(len(row)) for row in rows),
+                "loss_mask": nested(masks),
+            },
+            {
+                "use_remove_padding": True,
+                "use_fused_kernels": True,
+                "use_dynamic_bsz": True,
+                "max_token_len_per_gpu": 100,
+                "temperature": 0.7,
+                "calculate_entropy": True,
+                "return_model_output": True,
+            },
+        )
+
+    def loss(model_output, data, dp_group):
+        parts = []
+        for name, factor in (("log_probs", 1.0), ("entropy", 0.1)):
+            values = zip(model_output[name].unbind(), data["loss_mask"].unbind(), strict=True)
+            parts += [factor * (row[-1 - len(m) : -1] * m * torch.arange(1, len(m) + 1)).sum() for row, m in values]
+        return sum(parts), {"rows": len(data)}
+
+    seen = {"verl": [], "ours": []}
+    results = {}
+    for name, engine in vars(both).items():
+        engine.module.register_forward_pre_hook(
+            lambda _module, _args, kwargs, name=name: seen[name].append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        with engine.eval_mode():
+            inferred = engine.forward_backward_batch(batch(), None, forward_only=True)
+        with engine.train_mode():
+            trained = engine.forward_backward_batch(batch(), loss)
+            results[name] = (inferred, trained, engine.optimizer_step())
+    assert sum(seen["ours"]) < 0.7 * sum(seen["verl"])
+    assert max(seen["ours"]) <= 100
+    for ours, verls in zip(results["ours"][:2], results["verl"][:2], strict=True):
+        for name in ("log_probs", "entropy"):
+            pairs = zip(ours["model_output"][name].unbind(), verls["model_output"][name].unbind(), strict=True)
+            for (got, wanted), row, mask in zip(pairs, rows, masks, strict=True):
+                assert got.shape == wanted.shape == row.shape
+                assert torch.isfinite(got).all()
+                torch.testing.assert_close(got[-1 - len(mask) : -1], wanted[-1 - len(mask) : -1], atol=1e-5, rtol=1e-5)
+    assert sum(results["ours"][1]["metrics"]["rows"]) == len(rows)
+    assert results["ours"][2] == pytest.approx(results["verl"][2], rel=1e-5)
+    for got, wanted in zip(both.ours.module.parameters(), both.verl.module.parameters(), strict=True):
+        torch.testing.assert_close(local(got), local(wanted), atol=1e-5, rtol=1e-4)
+
+
+def local(parameter):
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter

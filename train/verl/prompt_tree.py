@@ -1,0 +1,83 @@
+"""Rows with common prompts as one row that holds each prompt once: which tokens stay, and which rows go together.
+
+The rows of a group share their prompt, the turns of a rollout begin alike, and so do all prompts about one database.
+Rows in the order of their prompts form a tree, of any depth: each row continues a first part of the row before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["PromptTree", "micro_batches", "prompt_tree"]
+
+
+class PromptTree(NamedTuple):
+    """``T`` tokens of a micro-batch's rows, one row after the other, of which ``U`` are kept."""
+
+    keep: Tensor
+    """int64 [U]: the kept tokens, as indices of the T tokens"""
+    expand: Tensor
+    """int64 [T]: the kept token that each token is, as an index of the U tokens"""
+    end: Tensor
+    """int64 [U]: the index after the last kept token that attends to each, for ``tree_block_mask``"""
+
+
+def prompt_tree(prompts: Sequence[Tensor], lengths: Sequence[int]) -> PromptTree:
+    """The tree of rows of ``lengths`` tokens, which begin with ``prompts`` (int64 [P] each, on a CPU).
+
+    Any order of the rows is right; the order of :func:`micro_batches` keeps the fewest tokens. Everything after a prompt
+    is kept, and so is a prompt's last token where the next one differs: it has another label in each row.
+    """
+    keep: list[Tensor] = []
+    expand: list[Tensor] = []
+    starts: list[tuple[int, int]] = []  # of each row: the tokens shared with the row before, and its first kept token
+    first = kept = 0
+    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        shared = _shared(prompts[row - 1], prompt) if row else 0
+        before = expand[-1][:shared] if row else torch.empty(0, dtype=torch.long)
+        new = length - shared
+        expand.append(torch.cat([before, torch.arange(kept, kept + new)]))
+        keep.append(torch.arange(first + shared, first + length))
+        starts.append((shared, kept))
+        first, kept = first + length, kept + new
+    end = torch.empty(kept, dtype=torch.long)
+    ends_at = torch.full((max(lengths),), kept)  # by position: the first kept token that does not descend from it
+    for (shared, start), length in zip(reversed(starts), reversed(lengths), strict=True):
+        end[start : start + length - shared] = ends_at[shared:length]
+        ends_at[shared:] = start
+    return PromptTree(torch.cat(keep), torch.cat(expand), end)
+
+
+def micro_batches(
+    prompts: Sequence[Tensor], lengths: Sequence[int], most_tokens: int, least: int = 1
+) -> list[list[int]]:
+    """Rows that are computed together: at least ``least`` lists of indices, each of at most ``most_tokens`` kept tokens.
+
+    A longer row is alone. ``least`` may be as large as the number of rows.
+    """
+    batches: list[list[int]] = []
+    tokens = 0
+    ids = [prompt.tolist() for prompt in prompts]
+    for row in sorted(range(len(ids)), key=ids.__getitem__):
+        added = lengths[row] - (_shared(prompts[batches[-1][-1]], prompts[row]) if batches else 0)
+        if not batches or tokens + added > most_tokens:
+            batches.append([])
+            tokens, added = 0, lengths[row]
+        batches[-1].append(row)
+        tokens += added
+    while len(batches) < least:
+        longest = max(range(len(batches)), key=lambda number: len(batches[number]))
+        rows = batches[longest]
+        batches[longest : longest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    return batches
+
+
+def _shared(before: Tensor, prompt: Tensor) -> int:
+    """How many first tokens have the same id and the same next token."""
+    length = min(len(before), len(prompt))
+    different = torch.nonzero(before[:length] != prompt[:length])
+    return max(0, (int(different[0]) if len(different) else length) - 1)

@@ -1,0 +1,100 @@
+"""verl's actor and reference policy compute a prompt once for all rows that begin with it.
+
+The rows of a group share their prompt, and verl computes it for each of them. This engine divides a mini-batch so that
+rows with a long common prefix are in one micro-batch, keeps each shared token once (:mod:`.prompt_tree`), and returns
+log-probabilities and entropies of all tokens, so verl's losses and metrics are unchanged. Shared are only tokens before
+a row's first trained one; rows with equal replies remain different rows.
+
+verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
+takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.verl.hydra_config.ENGINE_VENDOR` there. Where
+the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it is verl's own engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils
+from verl.utils.device import get_device_name
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
+
+from groundwire.train.policy.attention import VARLEN, tree_block_mask
+from groundwire.train.verl.hydra_config import ENGINE_VENDOR
+from groundwire.train.verl.prompt_tree import PromptTree, micro_batches, prompt_tree
+from groundwire.train.verl.ray_job import patched
+
+__all__ = ["SharedPromptsEngine"]
+
+_OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=ENGINE_VENDOR)
+class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):  # type: ignore[misc]
+    """``data`` and ``micro_batch`` are verl's: ``input_ids`` int64 [N, tokens], ``loss_mask`` [N, reply], jagged."""
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
+        """As verl's, with other micro-batches; results are in the order of ``data``."""
+        if not self._shares(data) or not tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True):
+            return super().forward_backward_batch(data, loss_function, forward_only)
+        with patched(transformer_impl, "prepare_micro_batches", lambda _: _prepare_micro_batches):
+            return super().forward_backward_batch(data, loss_function, forward_only)
+
+    def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
+        inputs, output_args = super().prepare_model_inputs(micro_batch)
+        if self._shares(micro_batch):
+            device = inputs["input_ids"].device
+            tree = PromptTree(*(tensor.to(device) for tensor in prompt_tree(*_prompts_and_lengths(micro_batch))))
+            for name in ("input_ids", "position_ids", "shift_labels"):
+                inputs[name] = inputs[name][:, tree.keep]
+            inputs["attention_mask"] = tree_block_mask(tree.end[None])
+            output_args["expand"] = tree.expand
+        return inputs, output_args
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: Any, logits_processor_func: Any
+    ) -> dict[str, Tensor]:
+        """As verl's, of all tokens: those of the kept ones are repeated."""
+        if (expand := output_args.get("expand")) is not None:
+            for name in ("log_probs", "entropy"):
+                output[name] = output[name].index_select(1, expand)
+        return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+
+    def _shares(self, data: Any) -> bool:
+        def setting(name: str, default: bool = False) -> Any:
+            return tensordict_utils.get_non_tensor_data(data, name, default)
+
+        model = self.model_config.hf_config
+        return (
+            model._attn_implementation == VARLEN
+            and not hasattr(model, "vision_config")
+            and not self.use_ulysses_sp
+            and not self.pad_to_length
+            and setting("use_remove_padding", True)
+            and setting("use_fused_kernels")
+            and not any(map(setting, _OTHER_OUTPUTS))
+            and data["loss_mask"].is_nested
+        )
+
+
+def _prepare_micro_batches(data: Any, dp_group: Any, **_: Any) -> tuple[list[Any], list[list[int]]]:
+    """verl's function of this name: micro-batches, and the rows in each. All ranks have the same number of both."""
+    prompts, lengths = _prompts_and_lengths(data)
+    most_tokens = data["max_token_len_per_gpu"]
+    number = torch.tensor(len(micro_batches(prompts, lengths, most_tokens)), device=get_device_name())
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=dp_group)
+    rows = micro_batches(prompts, lengths, most_tokens, least=int(number))
+    return [tensordict_utils.index_select_tensor_dict(data, each) for each in rows], rows
+
+
+def _prompts_and_lengths(data: Any) -> tuple[list[Tensor], list[int]]:
+    """The ids before each row's first trained token (int64, on the CPU), and the number of the row's tokens."""
+    prompts, lengths = [], []
+    for ids, mask in zip(data["input_ids"].cpu().unbind(), data["loss_mask"].cpu().unbind(), strict=True):
+        trained = torch.nonzero(mask)  # verl's mask is of the reply, at the end of the row
+        prompts.append(ids[: len(ids) - len(mask) + int(trained[0]) if len(trained) else len(ids)])
+        lengths.append(len(ids))
+    return prompts, lengths
