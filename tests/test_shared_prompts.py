@@ -19,6 +19,7 @@ SHAPE = LlamaConfig(
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
+    tie_word_embeddings=True,  # verl 0.9.1 shards an untied head by itself with FSDP2, where fused kernels cannot read it
 )
 
 
@@ -160,12 +161,23 @@ def engines(monkeypatch, tmp_path):
     """verl's own engine and this one over the same weights, with real FSDP on the CPU."""
     pytest.importorskip("verl")
     from transformers.integrations import flash_attention
+    from verl.plugin.platform import platform_manager
+    from verl.plugin.platform.platform_cuda import PlatformCUDA
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import FSDPEngineWithLMHead
 
     from groundwire.train.verl.shared_prompts import SharedPromptsEngine
 
+    class PlatformCPU(PlatformCUDA):
+        device_name, device_module = "cpu", torch.cpu
+
+        def current_device(self):
+            return "cpu"
+
+    monkeypatch.setattr(platform_manager, "_current_platform", PlatformCPU())
+    # FSDP 1 copies the weights of rank 0 on GPUs only.
+    monkeypatch.setattr(torch.distributed.fsdp._init_utils, "_sync_module_params_and_buffers", lambda *_: None)
     # verl patches both for all models.
     monkeypatch.setattr(LlamaForCausalLM, "forward", LlamaForCausalLM.forward)
     monkeypatch.setattr(flash_attention, "_flash_attention_forward", flash_attention._flash_attention_forward)
