@@ -24,7 +24,7 @@ from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
 from groundwire.train.verl.agent_loop_manager import _run_config
 from groundwire.train.verl.checks import check
-from groundwire.train.verl.hydra_config import compose, flat_config
+from groundwire.train.verl.hydra_config import ENGINE_VENDOR, compose, flat_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
@@ -98,9 +98,27 @@ def test_rows_are_not_padded_without_flash_attn_unless_it_is_asked_for(monkeypat
     attention = "+actor_rollout_ref.model.override_config.attn_implementation"
     chosen = flat_config(_resolve())
     assert (chosen.get(padding), chosen[attention]) == (None, VARLEN)
-    importlib.import_module(chosen["actor_rollout_ref.model.external_lib"])
     padded = flat_config(_resolve("fast", f"{padding}=false"))
     assert (padded[padding], padded[attention]) == (False, "sdpa")
+
+
+def test_verl_finds_the_engine_with_shared_prompts_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flash_attn" else found(name))
+    monkeypatch.delenv("VERL_ENGINE_VENDOR", raising=False)
+    library, vendor = (
+        "actor_rollout_ref.model.external_lib",
+        "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_ENGINE_VENDOR",
+    )
+    chosen = flat_config(_resolve())
+    assert found(chosen[library]).name == "groundwire.train.verl.shared_prompts"
+    assert chosen[vendor] == ENGINE_VENDOR
+    own = "groundwire.train.policy.attention"  # makes the attention without padding, and no engine
+    assert flat_config(_resolve("fast", f"{library}={own}"))[library] == own
+    assert importlib.import_module(own)
+    assert library not in flat_config(_resolve("fast", "actor_rollout_ref.model.use_remove_padding=false"))
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    assert flat_config(_resolve())[vendor] == "nvidia"
 
 
 @pytest.mark.parametrize(("name", "key"), SHARED.items())

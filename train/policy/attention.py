@@ -113,7 +113,7 @@ def tree_block_mask(end: Tensor) -> BlockMask:
         counts = end.new_zeros(rows, blocks * (blocks + 1))
         counts.scatter_add_(1, row_of_counts + first, torch.ones_like(end))
         counts.scatter_add_(1, row_of_counts + torch.maximum(stop, first), -torch.ones_like(end))
-        return counts.view(rows, blocks, blocks + 1).cumsum(-1)[..., :-1].transpose(1, 2)
+        return counts.view(rows, blocks, blocks + 1).cumsum(-1)[..., :-1].transpose(1, 2).contiguous()
 
     full = keys(-(-column // _BLOCK), end // _BLOCK) == _BLOCK
     partial = (keys(column // _BLOCK, (end - 1) // _BLOCK + 1) > 0) & ~full

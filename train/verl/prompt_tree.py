@@ -29,8 +29,8 @@ class PromptTree(NamedTuple):
 def prompt_tree(prompts: Sequence[Tensor], lengths: Sequence[int]) -> PromptTree:
     """The tree of rows of ``lengths`` tokens, which begin with ``prompts`` (int64 [P] each, on a CPU).
 
-    Any order of the rows is right; the order of :func:`micro_batches` keeps the fewest tokens. Everything after a prompt
-    is kept, and so is a prompt's last token where the next one differs: it has another label in each row.
+    Any order of the rows is right; the order of :func:`micro_batches` keeps the fewest tokens. Everything after a
+    prompt is kept, and so is the last token that a prompt shares: its label may be another one in each row.
     """
     keep: list[Tensor] = []
     expand: list[Tensor] = []
@@ -55,7 +55,7 @@ def prompt_tree(prompts: Sequence[Tensor], lengths: Sequence[int]) -> PromptTree
 def micro_batches(
     prompts: Sequence[Tensor], lengths: Sequence[int], most_tokens: int, least: int = 1
 ) -> list[list[int]]:
-    """Rows that are computed together: at least ``least`` lists of indices, each of at most ``most_tokens`` kept tokens.
+    """Rows that are computed together: at least ``least`` lists of indices, of at most ``most_tokens`` kept tokens.
 
     A longer row is alone. ``least`` may be as large as the number of rows.
     """

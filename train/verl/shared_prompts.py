@@ -32,7 +32,7 @@ _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_p
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=ENGINE_VENDOR)
-class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):  # type: ignore[misc]
+class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
     """``data`` and ``micro_batch`` are verl's: ``input_ids`` int64 [N, tokens], ``loss_mask`` [N, reply], jagged."""
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
