@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
+from groundwire.train.verl.hydra_config import ENGINE_VENDOR
 from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
 
 SHAPE = LlamaConfig(
@@ -142,6 +143,20 @@ def test_a_group_costs_one_prompt_and_its_replies():
     kept = sum(len(prompt_tree([prompts[i] for i in batch], [928] * len(batch)).keep) for batch in batches)
     assert (sum(lengths), kept) == (475_136, 64 * (885 + 8 * 43))
     assert len(batches) == 3
+
+
+def test_verl_finds_this_engine_for_the_policy_only(monkeypatch):
+    pytest.importorskip("verl")
+    from verl.workers.engine import EngineRegistry
+
+    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", ENGINE_VENDOR)
+    found = {(model, EngineRegistry.get_engine_cls(model, "fsdp")) for model in ("language_model", "value_model")}
+    assert [model for model, engine in found if engine is SharedPromptsEngine] == ["language_model"]
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
+    assert EngineRegistry.get_engine_cls("language_model", "fsdp") is SharedPromptsEngine.__base__
 
 
 @pytest.fixture
