@@ -13,7 +13,15 @@ from groundwire.train.policy import STARTER
 from groundwire.train.policy.model import load_policy, save_policy
 from groundwire.train.policy.pretrained.locate import find_model
 
-__all__ = ["save_random_model"]
+__all__ = ["llama_config", "save_random_model"]
+
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+
+
+def llama_config(shape: str, **others: int) -> LlamaConfig:
+    """A Llama model with the sizes of :data:`benchmarks.gpu.update.SHAPES`; ``others`` are of the tokenizer."""
+    sizes = {name: getattr(SHAPES[shape], name) for name in _SIZES}
+    return LlamaConfig(**sizes, **others, max_position_embeddings=8192, tie_word_embeddings=True)
 
 
 def save_random_model(shape: str, folder: Path) -> None:
@@ -25,13 +33,10 @@ def save_random_model(shape: str, folder: Path) -> None:
     """
     torch.manual_seed(0)
     if shape in SHAPES:
-        base, tokenizer = SHAPES[shape], AutoTokenizer.from_pretrained(find_model("smollm2"))
-        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        config = LlamaConfig(
-            **{name: getattr(base, name) for name in names},
+        tokenizer = AutoTokenizer.from_pretrained(find_model("smollm2"))
+        config = llama_config(
+            shape,
             vocab_size=len(tokenizer),
-            max_position_embeddings=8192,
-            tie_word_embeddings=True,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,

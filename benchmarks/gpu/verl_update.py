@@ -1,0 +1,158 @@
+"""verl's update on one GPU, with and without shared prompts: ``python -m benchmarks.gpu.verl_update``.
+
+64 groups of 8 rows with prompts of 836 to 936 tokens and replies of 42, random weights. Both engines get the same rows
+and the same weights, and recompute activations. Prints a line of JSON for each engine and budget of tokens, and how far
+their log-probabilities differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import LlamaForCausalLM
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine import FSDPEngineWithLMHead
+
+from benchmarks.gpu.random_model import llama_config
+from benchmarks.gpu.update import SHAPES
+from groundwire.train.policy.attention import VARLEN
+from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+
+_VOCABULARY = 49152
+_GROUPS, _ROWS, _PROMPT, _SPREAD, _REPLY = 64, 8, 886, 50, 42
+_ENGINES = {"shared prompts": SharedPromptsEngine, "verl": FSDPEngineWithLMHead}
+
+
+def _rows() -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Random rows, each a prompt and a reply, and a weight for each row's loss."""
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(number: int) -> torch.Tensor:
+        return torch.randint(_VOCABULARY, (number,), generator=generator)
+
+    rows = []
+    for _ in range(_GROUPS):
+        prompt = ids(_PROMPT + int(torch.randint(-_SPREAD, _SPREAD + 1, (1,), generator=generator)))
+        rows += [torch.cat([prompt, ids(_REPLY)]) for _ in range(_ROWS)]
+    return rows, torch.randn(len(rows), generator=generator)
+
+
+def _batch(rows: list[torch.Tensor], weights: torch.Tensor, tokens: int) -> Any:
+    def nested(parts: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+    fields = {
+        "input_ids": nested(rows),
+        "position_ids": nested([torch.arange(len(row)) for row in rows]),
+        "loss_mask": nested([torch.ones(_REPLY, dtype=torch.long)] * len(rows)),
+        "weight": weights,
+    }
+    settings = {
+        "use_remove_padding": True,
+        "use_fused_kernels": True,
+        "use_dynamic_bsz": True,
+        "max_token_len_per_gpu": tokens,
+        "temperature": 1.0,
+        "calculate_entropy": False,
+        "return_model_output": True,
+    }
+    return tensordict_utils.get_tensordict(fields, settings)
+
+
+def _replies(log_probs: torch.Tensor) -> list[torch.Tensor]:
+    """The log-probabilities of each row's reply: a token's is at the position before it."""
+    return [row[-1 - _REPLY : -1] for row in log_probs.unbind()]
+
+
+def _loss(model_output: Any, data: Any, dp_group: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    parts = zip(data["weight"], _replies(model_output["log_probs"]), strict=True)
+    return torch.stack([weight * reply.sum() for weight, reply in parts]).sum() / (_GROUPS * _ROWS * _REPLY), {}
+
+
+def _engine(name: str, folder: str) -> Any:
+    options = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    engine = _ENGINES[name](
+        model_config=HFModelConfig(
+            path=folder,
+            load_tokenizer=False,
+            use_fused_kernels=True,
+            enable_gradient_checkpointing=True,
+            fused_kernel_options={"impl_backend": "torch"},
+            override_config={"attn_implementation": VARLEN},
+        ),
+        engine_config=FSDPEngineConfig(strategy="fsdp", mixed_precision=options, use_torch_compile=False),
+        optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
+        checkpoint_config=CheckpointConfig(),
+    )
+    engine.initialize()
+    return engine
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+    """The last of three results, the seconds of each, and the peak memory in GB."""
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        result = work()
+        torch.cuda.synchronize()
+        seconds.append(round(time.perf_counter() - started, 3))
+    return result, {"seconds": seconds, "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1)}
+
+
+def measure(name: str, folder: str, tokens: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Figures of an engine, and its log-probabilities of the replies' tokens, float32 [N], on the CPU."""
+    engine, (rows, weights) = _engine(name, folder), _rows()
+    with engine.eval_mode():
+        inferred, forward = _timed(
+            lambda: engine.forward_backward_batch(_batch(rows, weights, tokens), None, forward_only=True)
+        )
+    with engine.train_mode():
+
+        def update() -> float:
+            engine.optimizer_zero_grad()
+            engine.forward_backward_batch(_batch(rows, weights, tokens), _loss)
+            gradients = [each.grad for each in engine.module.parameters() if each.grad is not None]
+            return float(torch.nn.utils.get_total_norm(gradients))
+
+        norm, backward = _timed(update)
+    figures = {"engine": name, "tokens": tokens, "forward": forward, "forward_backward": backward, "grad_norm": norm}
+    return figures, torch.cat(_replies(inferred["model_output"]["log_probs"])).float().cpu()
+
+
+def main() -> int:
+    """Measure both engines with each budget of tokens."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.verl_update", description=__doc__)
+    parser.add_argument("--shape", default="0.5b", help=f"one of {', '.join(SHAPES)}; default: %(default)s")
+    parser.add_argument("--tokens", default="32768,16384", help="of a micro-batch; default: %(default)s")
+    options = parser.parse_args()
+    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        model = LlamaForCausalLM._from_config(llama_config(options.shape, vocab_size=_VOCABULARY))
+        model.to(torch.bfloat16).save_pretrained(folder)
+        del model
+        for tokens in map(int, options.tokens.split(",")):
+            found = {}
+            for name in _ENGINES:
+                figures, found[name] = measure(name, folder, tokens)
+                print(json.dumps(figures), flush=True)
+                torch.cuda.empty_cache()
+            difference = (found["verl"] - found["shared prompts"]).abs()
+            print(json.dumps({"tokens": tokens, "mean": float(difference.mean()), "max": float(difference.max())}))
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
