@@ -40,7 +40,9 @@ def main() -> None:
     if options.scripted:
         import groundwire.train.policy.engine as engine_module
 
-        engine_module.make_decoder = lambda model, *, max_positions, bf16: Decoder(model, max_positions=max_positions)
+        engine_module.make_decoder = lambda model, *, max_positions, bf16: Decoder(
+            model, max_positions=max_positions, bf16=False
+        )
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
     for shape in options.shapes.split(","):
         torch.manual_seed(0)

@@ -233,7 +233,9 @@ class RunConfig(AgentSettings):
     )
 
     precision: Literal["auto", "fp32", "bf16"] = _memory(
-        "auto", "Matrix products of the update; weights and optimizer are fp32. auto: bf16 on CUDA, else fp32"
+        "auto",
+        "Matrix products of sampling and update; weights and optimizer are fp32. auto: bf16 on CUDA, and on a CPU with "
+        "instructions for it from 20 M parameters; else fp32",
     )
     gradient_checkpointing: Literal["auto", "on", "off"] = _memory(
         "auto", "Compute activations again in the backward pass instead of keeping them. auto: on CUDA"

@@ -19,6 +19,7 @@ import torch
 
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.batch import Batch, Request
+from groundwire.train.policy.compute import bf16_is_faster, sampling_threads
 from groundwire.train.policy.constraint import Constraints
 from groundwire.train.policy.decoding import make_decoder
 from groundwire.train.policy.errors import ContextLengthError, EngineClosedError, EngineError
@@ -68,12 +69,13 @@ class LocalEngine:
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
-        threads: torch threads of a step. 1 is fastest on two cores with agents in the same process: a second thread
-            waits at barriers for the core that the agents use.
+        threads: torch threads of a step; by default those of
+            :func:`groundwire.train.policy.compute.sampling_threads`.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
         prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning; by
             default 32,768, and 131,072 on a GPU.
-        bf16: matrix products and the cache in bfloat16, on a GPU only; by default true there.
+        bf16: matrix products and the cache in bfloat16; by default where that is faster
+            (:func:`groundwire.train.policy.compute.bf16_is_faster`).
         timer: attributes the time in which the engine works to ``sampling``.
 
     Raises:
@@ -87,7 +89,7 @@ class LocalEngine:
         *,
         max_model_len: int,
         max_batch: int = 128,
-        threads: int = 1,
+        threads: int | None = None,
         gather_s: float = 0.005,
         prefix_cache_tokens: int | None = None,
         bf16: bool | None = None,
@@ -101,6 +103,7 @@ class LocalEngine:
         self.weights_version = 0
         self.generated_tokens = 0
         """Tokens sampled since the start."""
+        bf16 = bf16_is_faster(model) if bf16 is None else bf16
         decoder = make_decoder(model, max_positions=max_model_len, bf16=bf16)
         self._constraints = Constraints(model, tokenizer)
         self._batch = Batch(
@@ -111,7 +114,8 @@ class LocalEngine:
             max_length=max_model_len,
             prefix_cache_tokens=decoder.prefix_cache_tokens if prefix_cache_tokens is None else prefix_cache_tokens,
         )
-        self._threads, self._gather_s = threads, gather_s
+        self._threads = sampling_threads(model) if threads is None else threads
+        self._gather_s = gather_s
         self._seeds = random.Random(0)
         self._timer = timer
         self._waiting: deque[Request] = deque()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.local.update.packing import pack, packed_logits, to_device
 from groundwire.train.policy.attention import TREE
+from groundwire.train.policy.compute import bf16_is_faster
 from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained.model_files import save_policy
 from groundwire.train.sft.batches import Row, Step, forwards, prefetch
@@ -37,6 +37,7 @@ class SFTTrainer:
         self.one_row = settings.attention == "tree" or (settings.attention == "auto" and cuda)
         if self.one_row:
             model.set_attn_implementation(TREE)
+        self.bf16 = bf16_is_faster(model)
         self.tokens_per_forward = settings.tokens_per_forward or (16384 if cuda else 2048)
         self.learning_rate = settings.learning_rate or sft_learning_rate(count_parameters(model))
         self.optimizer = torch.optim.AdamW(
@@ -123,7 +124,6 @@ class SFTTrainer:
     def _loss(self, rows: list[Row]) -> torch.Tensor:
         """The summed loss of the rows' targets."""
         packed = to_device(pack([(row.prefix, row.branches) for row in rows], one_row=self.one_row), self.device)
-        half = torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
-        with half:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = packed_logits(self.model, packed)
         return F.cross_entropy(logits.float(), packed.targets, reduction="sum")

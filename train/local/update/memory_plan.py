@@ -19,6 +19,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters
+from groundwire.train.policy.compute import bf16_is_faster
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained.locate import find_model
@@ -133,7 +134,7 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
     """The settings of the update of a loaded model; on a GPU with as many tokens a pass as its memory allows."""
     settings = GRPOConfig.from_settings(config)
     if not config.device.startswith("cuda"):
-        return settings
+        return replace(settings, bf16=bf16_is_faster(model)) if config.precision == "auto" else settings
     plan = plan_memory(
         model.config,
         settings,

@@ -50,20 +50,20 @@ def _logits(
     rows = torch.arange(first_row, first_row + batch, device=ids.device).unsqueeze(1)
     # A float mask: the CPU kernel would convert a boolean one in every layer.
     seen = torch.arange(span, device=ids.device) <= positions.unsqueeze(-1)
-    mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill_(~seen, -float("inf")).unsqueeze(1)
+    mask = torch.zeros(seen.shape, dtype=keys.dtype, device=x.device).masked_fill_(~seen, -float("inf")).unsqueeze(1)
     if groups > 1:
         mask = mask.repeat(1, 1, groups, 1)
     for i, w in enumerate(layers):
         norm1, wqkv, bqkv, wo, bo, norm2, wgu, bgu, wd, bd, qn, kn = w
-        h = F.linear(F.rms_norm(x, [width], norm1, eps), wqkv, bqkv if bqkv.numel() > 0 else None)
+        h = F.linear(F.rms_norm(x, [width], norm1, eps).to(wqkv.dtype), wqkv, bqkv if bqkv.numel() > 0 else None)
         h = h.view(batch, steps, heads + 2 * kv_heads, head)
-        qk, v = h[:, :, : heads + kv_heads], h[:, :, heads + kv_heads :]
+        qk, v = h[:, :, : heads + kv_heads].to(x.dtype), h[:, :, heads + kv_heads :]
         if qn.numel() > 0:
             qk = torch.cat(
                 [F.rms_norm(qk[:, :, :heads], [head], qn, eps), F.rms_norm(qk[:, :, heads:], [head], kn, eps)], 2
             )
         half = head // 2
-        qk = qk * c + torch.cat([-qk[..., half:], qk[..., :half]], -1) * s
+        qk = (qk * c + torch.cat([-qk[..., half:], qk[..., :half]], -1) * s).to(keys.dtype)
         k_cache, v_cache = keys[i].transpose(1, 2), values[i].transpose(1, 2)
         k_cache.index_put_((rows, positions), qk[:, :, heads:])
         v_cache.index_put_((rows, positions), v)
@@ -74,11 +74,11 @@ def _logits(
         o = F.scaled_dot_product_attention(q, k, values[i, first_row : first_row + batch, :, :span], attn_mask=mask)
         o = o.view(batch, kv_heads, groups, steps, head).permute(0, 3, 1, 2, 4).reshape(batch, steps, heads * head)
         x = x + F.linear(o, wo, bo if bo.numel() > 0 else None)
-        gate_up = F.linear(F.rms_norm(x, [width], norm2, eps), wgu, bgu if bgu.numel() > 0 else None)
+        gate_up = F.linear(F.rms_norm(x, [width], norm2, eps).to(wgu.dtype), wgu, bgu if bgu.numel() > 0 else None)
         gate, up = gate_up.chunk(2, -1)
         x = x + F.linear(F.silu(gate) * up, wd, bd if bd.numel() > 0 else None)
     x = x[torch.arange(batch, device=x.device), last]
-    return F.linear(F.rms_norm(x, [width], norm, eps), output)
+    return F.linear(F.rms_norm(x, [width], norm, eps).to(output.dtype), output)
 
 
 def _choose(
@@ -134,6 +134,9 @@ class Decoder:
 
     With a copy, an optimizer may change the model during sampling; :meth:`refresh` copies the new weights.
 
+    ``bf16``: matrix products, attention and the cache in bfloat16. As in the trainer's update, the residual stream,
+    norms and rotations are in the type of the weights, so sampler and trainer agree as far as rounding allows.
+
     Raises:
         UnsupportedModelError: the architecture is not one of :data:`SUPPORTED`, or has an unsupported option.
     """
@@ -142,12 +145,12 @@ class Decoder:
     """Most tokens, padding included, of one prefill call: it bounds the memory when many requests arrive at once."""
     prefix_cache_tokens = 32768
     """Tokens of earlier prompts that are worth keeping."""
-    products: torch.dtype | None = None
-    """The type of matrix products and of the cache; by default that of the model's weights."""
 
-    def __init__(self, model: Any, *, max_positions: int) -> None:
+    def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
         check_supported(model)
         config = model.config
+        self.products = torch.bfloat16 if bf16 else None
+        """The type of matrix products and of the cache; None is that of the model's weights."""
         self._model, self.max_positions = model, max_positions
         try:
             self._read(config)
@@ -227,7 +230,7 @@ class Decoder:
             span: the number of positions to attend to, from the first.
 
         Returns:
-            ``[rows, vocabulary]``, in the model's dtype.
+            ``[rows, vocabulary]``, in the products' type.
         """
         return _scripted_logits(
             ids, positions, last, first_row, cache[0], cache[1], self.embedding, self._weights, self.norm,

@@ -2,9 +2,6 @@
 
 A decode step of a small model is hundreds of short kernels, and starting them from Python takes longer than they run. A
 CUDA graph starts them at once. A graph is recorded for each power of two of rows, over fixed inputs and the cache.
-
-As in the trainer's update, bfloat16 is the type of matrix products and attention only: the residual stream, norms and
-rotations are in float32, so sampler and trainer agree as far as rounding allows.
 """
 
 from __future__ import annotations
@@ -35,19 +32,15 @@ class _Step:
 
 
 class GPUDecoder(Decoder):
-    """See :class:`groundwire.train.policy.decoding.decoder.Decoder`.
-
-    ``bf16``: matrix products, attention and the cache in bfloat16.
-    """
+    """See :class:`groundwire.train.policy.decoding.decoder.Decoder`."""
 
     prefill_tokens = 32768
     prefix_cache_tokens = 131072
 
     def __init__(self, model: Any, *, max_positions: int, bf16: bool) -> None:
-        self.products = torch.bfloat16 if bf16 else None
         self._steps: dict[int, _Step] = {}
         self._recorded: tuple[int, torch.Size] | None = None  # the cache that the steps were recorded for
-        super().__init__(model, max_positions=max_positions)
+        super().__init__(model, max_positions=max_positions, bf16=bf16)
 
     @torch.inference_mode()
     def refresh(self) -> None:
