@@ -13,23 +13,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
-from verl.trainer.config import CheckpointConfig
-from verl.utils import tensordict_utils
-from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-from verl.workers.engine import FSDPEngineWithLMHead
 
 from benchmarks.gpu.random_model import llama_config
 from benchmarks.gpu.update import SHAPES
 from groundwire.train.policy.attention import VARLEN
-from groundwire.train.verl.shared_prompts import SharedPromptsEngine
 
 _VOCABULARY = 49152
 _GROUPS, _ROWS, _PROMPT, _SPREAD, _REPLY = 64, 8, 886, 50, 42
-_ENGINES = {"shared prompts": SharedPromptsEngine, "verl": FSDPEngineWithLMHead}
+_ENGINES = ("shared prompts", "verl")
 
 
 def _rows() -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -47,6 +43,8 @@ def _rows() -> tuple[list[torch.Tensor], torch.Tensor]:
 
 
 def _batch(rows: list[torch.Tensor], weights: torch.Tensor, tokens: int) -> Any:
+    from verl.utils.tensordict_utils import get_tensordict
+
     def nested(parts: list[torch.Tensor]) -> torch.Tensor:
         return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
 
@@ -65,7 +63,7 @@ def _batch(rows: list[torch.Tensor], weights: torch.Tensor, tokens: int) -> Any:
         "calculate_entropy": False,
         "return_model_output": True,
     }
-    return tensordict_utils.get_tensordict(fields, settings)
+    return get_tensordict(fields, settings)
 
 
 def _replies(log_probs: torch.Tensor) -> list[torch.Tensor]:
@@ -79,8 +77,15 @@ def _loss(model_output: Any, data: Any, dp_group: Any) -> tuple[torch.Tensor, di
 
 
 def _engine(name: str, folder: str) -> Any:
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import FSDPEngineWithLMHead
+
+    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+
     options = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine = _ENGINES[name](
+    engine_class = SharedPromptsEngine if name == "shared prompts" else FSDPEngineWithLMHead
+    engine = engine_class(
         model_config=HFModelConfig(
             path=folder,
             load_tokenizer=False,
@@ -136,6 +141,8 @@ def main() -> int:
     parser.add_argument("--shape", default="0.5b", help=f"one of {', '.join(SHAPES)}; default: %(default)s")
     parser.add_argument("--tokens", default="32768,16384", help="of a micro-batch; default: %(default)s")
     options = parser.parse_args()
+    if not torch.cuda.is_available() or find_spec("verl") is None:
+        parser.error("this needs verl (docs/verl.md) and a GPU")
     torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
