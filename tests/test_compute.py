@@ -47,6 +47,7 @@ def test_a_large_model_is_sampled_with_all_threads():
     torch.set_num_threads(2)
     try:
         assert (sampling_threads(SMALL), sampling_threads(LARGE)) == (1, 2)
+        assert sampling_threads(model_of(135_000_000, "cuda")) == 1
     finally:
         torch.set_num_threads(threads)
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
-from groundwire.train.verl.hydra_config import ENGINE_VENDOR
 from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
 
 SHAPE = LlamaConfig(

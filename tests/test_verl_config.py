@@ -19,12 +19,12 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import SHARED
+from groundwire.train.config.verl_names import ENGINE_VENDOR, SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.run import app
 from groundwire.train.verl.agent_loop_manager import _run_config
 from groundwire.train.verl.checks import check
-from groundwire.train.verl.hydra_config import ENGINE_VENDOR, compose, flat_config
+from groundwire.train.verl.hydra_config import compose, flat_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None

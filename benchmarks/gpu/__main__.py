@@ -2,7 +2,7 @@
 
 Each part runs its programs with a time limit. Logs go to OUT/logs, results to
 OUT/results.json after every part. A part can run alone, and again. All parts
-except speed and uneven use the model of --model.
+except speed, update and uneven use the model of --model.
 
   agree   vLLM and the embedded server on one checkpoint: are token ids and
           logprobs equal?
@@ -13,6 +13,8 @@ except speed and uneven use the model of --model.
           random weights of the shape --shape
   uneven  colocate_async and sync with rollouts of uneven length, with random
           weights
+  update  the local trainer's update and sampling, and verl's update, at the
+          shape of an agent's calls, with random weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
   constrained  replies with a JSON schema, and calls of a required tool
   learning     supervised fine-tuning on half of Spider's training databases,
@@ -141,6 +143,21 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     return result
 
 
+def part_update(suite: Suite) -> dict[str, Any]:
+    """The parts of a step at the shape of an agent's calls, each alone on the GPU; their output."""
+    settings = {"bf16": True, "tokens_per_forward": 16384, "branches_per_row": 100000, "gradient_checkpointing": True}
+    commands = {
+        "update": ["--shapes", "135m", "--dense-mask", "--settings", json.dumps(settings)],
+        "sampling": [],
+        "verl_update": [],
+    }
+    result = {}
+    for name, arguments in commands.items():
+        result[name] = suite.run(name, ["-m", f"benchmarks.gpu.{name}", *arguments])
+        result[name]["output"] = suite.log(name).read_text(errors="replace").splitlines()[-20:]
+    return result
+
+
 def part_uneven(suite: Suite) -> dict[str, Any]:
     """Compare trainer modes: calls of 64 tokens, eight for one question in eight and one for the others."""
     options, result = suite.options, dict[str, Any]()
@@ -203,6 +220,7 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "ci": part_ci,
     "spider": part_spider,
     "speed": part_speed,
+    "update": part_update,
     "uneven": part_uneven,
     "stop": part_stop,
     "constrained": part_constrained,

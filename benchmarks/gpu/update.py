@@ -159,6 +159,8 @@ def main() -> int:
     parser.add_argument("--dense-mask", action="store_true", help="also measure rows with a dense mask")
     parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this measures a GPU, and torch finds none")
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     for shape in options.shapes.split(","):
         rollouts = make_rollouts(SHAPES[shape].vocab_size, options.groups, options.size)

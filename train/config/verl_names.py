@@ -9,6 +9,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import TRACKERS, RunConfig
 
 __all__ = [
+    "ENGINE_VENDOR",
     "ESTIMATOR",
     "LOGGER",
     "MINIBATCH",
@@ -20,6 +21,9 @@ __all__ = [
     "with_run_names",
     "without_verl",
 ]
+
+ENGINE_VENDOR = "groundwire"
+"""The name under which verl finds :mod:`groundwire.train.verl.shared_prompts`. Any other gives verl's own engine."""
 
 OWN_ESTIMATOR = "groundwire"
 """The advantage estimator with which verl takes over the advantages that :mod:`groundwire.train.verl` computes."""

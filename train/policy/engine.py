@@ -69,7 +69,7 @@ class LocalEngine:
         tokenizer: only ``decode`` and ``eos_token_id`` are used, and the vocabulary for constrained replies.
         max_model_len: most tokens of prompt and reply together; at most the model's own maximum.
         max_batch: most requests that are decoded together; further ones wait.
-        threads: torch threads of a step; by default those of
+        threads: torch's threads of a step; by default
             :func:`groundwire.train.policy.compute.sampling_threads`.
         gather_s: an idle engine starts when no further request arrived for this long, in seconds.
         prefix_cache_tokens: most tokens of earlier prompts that are kept for prompts with the same beginning; by

@@ -22,15 +22,22 @@ from groundwire.train.artifacts.tracking import TENSORBOARD_FOLDER, wandb_enviro
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import NAMES
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import (
+    ENGINE_VENDOR,
+    LOGGER,
+    MINIBATCH,
+    OWN_ESTIMATOR,
+    RUN_NAMES,
+    SHARED,
+    loss_keys,
+)
 from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
-from groundwire.train.config.verl_names import LOGGER, MINIBATCH, OWN_ESTIMATOR, RUN_NAMES, SHARED, loss_keys
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import local_folder
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
-    "ENGINE_VENDOR",
     "INSTALL",
     "compose",
     "compose_for_run",
@@ -43,8 +50,6 @@ __all__ = [
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
 """How to install verl. The project is not on the package index yet."""
-ENGINE_VENDOR = "groundwire"
-"""The name under which verl finds :mod:`groundwire.train.verl.shared_prompts`. Any other gives verl's own engine."""
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _FIXED = {

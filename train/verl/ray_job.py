@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "patched", "ray_job", "read_variables"]
+from groundwire.train.verl.patching import patched
+
+__all__ = ["RUN", "SETUP_HOOK", "forwarded_variables", "ray_job", "read_variables"]
 
 SETUP_HOOK = f"{__name__}.read_variables"
 """The function that Ray calls in each process of the job, for ``runtime_env.worker_process_setup_hook``."""
@@ -104,14 +106,3 @@ def _unique_number() -> Iterator[None]:
 
     with patched(state, "next_job_id", numbered):
         yield
-
-
-@contextmanager
-def patched(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """``owner.name`` is wrapped inside of the block."""
-    original = getattr(owner, name)
-    setattr(owner, name, wrap(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

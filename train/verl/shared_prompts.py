@@ -6,7 +6,7 @@ log-probabilities and entropies of all tokens, so verl's losses and metrics are 
 a row's first trained one; rows with equal replies remain different rows.
 
 verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
-takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.verl.hydra_config.ENGINE_VENDOR` there. Where
+takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.config.verl_names.ENGINE_VENDOR` there. Where
 the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it is verl's own engine.
 """
 
@@ -21,10 +21,10 @@ from verl.utils.device import get_device_name
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
+from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
-from groundwire.train.verl.hydra_config import ENGINE_VENDOR
+from groundwire.train.verl.patching import patched
 from groundwire.train.verl.prompt_tree import PromptTree, micro_batches, prompt_tree
-from groundwire.train.verl.ray_job import patched
 
 __all__ = ["SharedPromptsEngine"]
 
