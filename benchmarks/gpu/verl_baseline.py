@@ -1,6 +1,7 @@
 """verl's own single-turn agent loop, for comparison: the same model, prompts, batch size and number of tokens.
 
-Rows are padded, because verl needs flash-attn for rows without padding.
+Its best settings: the sampler's old log-probabilities, and rows without padding. Without flash-attn verl pads rows, so
+torch's attention is registered for it, as for our runs; actor_rollout_ref.model.use_remove_padding=False is verl alone.
 
 python -m benchmarks.gpu.verl_baseline MODEL OUT STEPS [--spider FOLDER] [KEY=VALUE ...]
 """
@@ -8,6 +9,7 @@ python -m benchmarks.gpu.verl_baseline MODEL OUT STEPS [--spider FOLDER] [KEY=VA
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,16 @@ from benchmarks.gpu.agents import sql_messages
 from groundwire import domains
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
-from groundwire.train.verl.hydra_config import compose, flat_config
+from groundwire.train.verl.hydra_config import compose, flat_config, torch_attention
 
-_OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
+_OURS = (
+    "groundwire",
+    "agent_loop_manager_class",
+    "custom_sampler",
+    "sync_refill_failed_groups",
+    "gen_batch_size",
+    "worker_process_setup_hook",  # it would wait for variables that only our runs put into Ray
+)
 
 
 def no_reward(*_: Any, **__: Any) -> float:
@@ -46,9 +55,12 @@ def main(model: str, out: Path, steps: int, *, spider: str | None, settings: lis
     (out / "tasks").mkdir(exist_ok=True)
     for name in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), out / "tasks" / f"{name}.parquet")
-    overrides = {"actor_rollout_ref.model.use_remove_padding": False, **parse_overrides(settings)}
+    given = parse_overrides(settings)
+    best: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
+    if importlib.util.find_spec("flash_attn") is None:
+        best |= torch_attention(given)
     length = 3072 if spider else 2048
-    config = resolve("starter", trainer="verl", model=model, steps=steps, max_model_len=length, verl=overrides)
+    config = resolve("starter", trainer="verl", model=model, steps=steps, max_model_len=length, verl={**best, **given})
     chosen = flat_config(config, run_dir=str(out.resolve()), model=model)
     chosen = {key: value for key, value in chosen.items() if not any(name in key for name in _OURS)}
     chosen["algorithm.adv_estimator"] = "grpo"
