@@ -19,15 +19,9 @@ from groundwire import domains
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
 from groundwire.train.verl.hydra_config import compose, flat_config, torch_attention
+from groundwire.train.verl.ray_job import ray_job
 
-_OURS = (
-    "groundwire",
-    "agent_loop_manager_class",
-    "custom_sampler",
-    "sync_refill_failed_groups",
-    "gen_batch_size",
-    "worker_process_setup_hook",  # it would wait for variables that only our runs put into Ray
-)
+_OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
 
 
 def no_reward(*_: Any, **__: Any) -> float:
@@ -68,7 +62,8 @@ def main(model: str, out: Path, steps: int, *, spider: str | None, settings: lis
     chosen["reward.custom_reward_function.name"] = "no_reward"
     chosen["trainer.v1.trainer_mode"] = "sync"
     chosen["actor_rollout_ref.rollout.agent.num_workers"] = 8  # verl's own default
-    run_ppo(compose(chosen), task_runner_class=TaskRunnerV1)
+    with ray_job(str(out.resolve())):
+        run_ppo(compose(chosen), task_runner_class=TaskRunnerV1)
 
 
 if __name__ == "__main__":
