@@ -213,44 +213,48 @@ def engines(monkeypatch, tmp_path):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
-def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engines, strategy):
+def nested(tensors):
+    return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
+
+
+def verl_batch(rows, masks):
+    """A mini-batch as verl's trainer sends it, with at most 100 tokens a micro-batch."""
     from verl.utils import tensordict_utils
 
+    return tensordict_utils.get_tensordict(
+        {
+            "input_ids": nested(rows),
+            "position_ids": nested(torch.arange(len(row)) for row in rows),
+            "loss_mask": nested(masks),
+        },
+        {
+            "use_remove_padding": True,
+            "use_fused_kernels": True,
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": 100,
+            "temperature": 0.7,
+            "calculate_entropy": True,
+            "return_model_output": True,
+        },
+    )
+
+
+def verl_loss(model_output, data, dp_group):
+    parts = []
+    for name, factor in (("log_probs", 1.0), ("entropy", 0.1)):
+        values = zip(model_output[name].unbind(), data["loss_mask"].unbind(), strict=True)
+        parts += [factor * (row[-1 - len(m) : -1] * m * torch.arange(1, len(m) + 1)).sum() for row, m in values]
+    return sum(parts), {"rows": len(data)}
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
+def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engines, strategy):
     both = engines(strategy)
     prompts, replies = some_rows(1)
     replies = [reply if len(reply) else torch.tensor([7]) for reply in replies]
     rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
     masks = [torch.ones_like(reply) for reply in replies]
     masks[0][:] = 0  # as in the rows that verl adds
-
-    def nested(tensors):
-        return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
-
-    def batch():
-        return tensordict_utils.get_tensordict(
-            {
-                "input_ids": nested(rows),
-                "position_ids": nested(torch.arange(len(row)) for row in rows),
-                "loss_mask": nested(masks),
-            },
-            {
-                "use_remove_padding": True,
-                "use_fused_kernels": True,
-                "use_dynamic_bsz": True,
-                "max_token_len_per_gpu": 100,
-                "temperature": 0.7,
-                "calculate_entropy": True,
-                "return_model_output": True,
-            },
-        )
-
-    def loss(model_output, data, dp_group):
-        parts = []
-        for name, factor in (("log_probs", 1.0), ("entropy", 0.1)):
-            values = zip(model_output[name].unbind(), data["loss_mask"].unbind(), strict=True)
-            parts += [factor * (row[-1 - len(m) : -1] * m * torch.arange(1, len(m) + 1)).sum() for row, m in values]
-        return sum(parts), {"rows": len(data)}
 
     seen = {"verl": [], "ours": []}
     results = {}
@@ -259,9 +263,9 @@ def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engi
             lambda _module, _args, kwargs, name=name: seen[name].append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
         with engine.eval_mode():
-            inferred = engine.forward_backward_batch(batch(), None, forward_only=True)
+            inferred = engine.forward_backward_batch(verl_batch(rows, masks), None, forward_only=True)
         with engine.train_mode():
-            trained = engine.forward_backward_batch(batch(), loss)
+            trained = engine.forward_backward_batch(verl_batch(rows, masks), verl_loss)
             results[name] = (inferred, trained, engine.optimizer_step())
     assert sum(seen["ours"]) < 0.7 * sum(seen["verl"])
     assert max(seen["ours"]) <= 100
@@ -280,3 +284,76 @@ def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engi
 
 def local(parameter):
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_micro_batch_that_is_out_of_memory_is_computed_again_in_smaller_ones(engines, caplog, place):
+    both = engines("fsdp")
+    prompts, replies = some_rows(2)
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+    masks = [torch.ones_like(reply) for reply in replies]
+    sizes, failing = [], []
+
+    def check(size):
+        sizes.append(size)
+        if size > 60 and failing and len(sizes) > 1:  # after the gradient of a micro-batch
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    class Check(torch.autograd.Function):
+        @staticmethod
+        def forward(context, value, size):
+            context.size = size
+            return value
+
+        @staticmethod
+        def backward(context, gradient):
+            check(context.size)
+            return gradient, None
+
+    def loss(model_output, data, dp_group):
+        value, metrics = verl_loss(model_output, data, dp_group)
+        return Check.apply(value, current[-1]), metrics
+
+    current = []
+    both.ours.module.register_forward_pre_hook(
+        lambda _module, _args, kwargs: current.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    if place == "forward":
+        both.ours.module.register_forward_pre_hook(lambda *_: check(current[-1]))
+    failing.append(True)
+    norms = {}
+    for name, engine, function in (("ours", both.ours, loss), ("verl", both.verl, verl_loss)):
+        for _ in range(2):
+            with engine.train_mode():
+                engine.optimizer_zero_grad()
+                engine.forward_backward_batch(verl_batch(rows, masks), function)
+                norms.setdefault(name, []).append(engine.optimizer_step())
+    assert norms["ours"] == pytest.approx(norms["verl"], rel=1e-5)
+    assert [size > 60 for size in sizes[:3]] == [True, True, False]
+    assert not any(size > 60 for size in sizes[2:])  # the second batch begins with the smaller micro-batches
+    assert "a micro-batch of 100 tokens ran out of memory: going on with ppo_max_token_len_per_gpu=50" in caplog.text
+    for got, wanted in zip(both.ours.module.parameters(), both.verl.module.parameters(), strict=True):
+        torch.testing.assert_close(local(got), local(wanted), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
+def test_a_row_that_is_out_of_memory_is_an_error(engines, strategy):
+    ours = engines(strategy).ours
+    prompts, replies = some_rows(2)
+    rows, masks = (
+        [torch.cat(pair) for pair in zip(prompts, replies, strict=True)],
+        [torch.ones_like(r) for r in replies],
+    )
+    sizes = []
+
+    def fail(module, arguments, given):
+        sizes.append(given["input_ids"].shape[1])
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    ours.module.register_forward_pre_hook(fail, with_kwargs=True)
+    with ours.eval_mode(), pytest.raises(torch.OutOfMemoryError):
+        ours.forward_backward_batch(verl_batch(rows, masks), None, forward_only=True)
+    assert 100 >= sizes[0] > 50 >= sizes[1] > 25 >= sizes[2] > sizes[3]
+    with ours.train_mode(), pytest.raises(torch.OutOfMemoryError):
+        ours.forward_backward_batch(verl_batch(rows, masks), verl_loss)
+    assert len(sizes) == (8 if strategy == "fsdp" else 5)  # FSDP 2 would keep gradients

@@ -7,11 +7,16 @@ a row's first trained one; rows with equal replies remain different rows.
 
 verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
 takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.config.verl_names.ENGINE_VENDOR` there. Where
-the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it is verl's own engine.
+the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it computes as verl's own.
+
+On one GPU with FSDP 1 (verl's default) a mini-batch that runs out of memory is computed again in micro-batches of half
+as many tokens.
 """
 
 from __future__ import annotations
 
+import logging
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +33,8 @@ from groundwire.train.verl.prompt_tree import PromptTree, micro_batches, prompt_
 
 __all__ = ["SharedPromptsEngine"]
 
+_log = logging.getLogger(__name__)
+_LIMIT = "max_token_len_per_gpu"
 _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 
 
@@ -35,12 +42,48 @@ _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_p
 class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
     """``data`` and ``micro_batch`` are verl's: ``input_ids`` int64 [N, tokens], ``loss_mask`` [N, reply], jagged."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._most_tokens: dict[bool, int] = {}
+        """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
+
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
-        """As verl's, with other micro-batches; results are in the order of ``data``."""
-        if not self._shares(data) or not tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True):
+        """As verl's, with other micro-batches; results are in the order of ``data``.
+
+        Raises:
+            torch.OutOfMemoryError: a micro-batch of one row is too large, other GPUs wait for this one, or FSDP 2 keeps
+                gradients of the failed pass, which only its private attributes could clear.
+        """
+        if not tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
-        with patched(transformer_impl, "prepare_micro_batches", lambda _: _prepare_micro_batches):
-            return super().forward_backward_batch(data, loss_function, forward_only)
+        longest = max(map(len, data["input_ids"].unbind()))
+        while True:
+            limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
+            tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
+            try:
+                with self._micro_batches_of(data):
+                    return super().forward_backward_batch(data, loss_function, forward_only)
+            except torch.OutOfMemoryError:
+                cleared = forward_only or self.engine_config.strategy == "fsdp"
+                if limit <= longest or torch.distributed.get_world_size() > 1 or not cleared:
+                    raise
+            # Here and not in the handler, because the error's traceback keeps the tensors.
+            if not forward_only:
+                self.optimizer_zero_grad()
+            torch.cuda.empty_cache()
+            self._most_tokens[forward_only] = max(longest, limit // 2)
+            _log.warning(
+                "a micro-batch of %d tokens ran out of memory: going on with %s_max_token_len_per_gpu=%d",
+                limit,
+                "log_prob" if forward_only else "ppo",
+                self._most_tokens[forward_only],
+            )
+
+    def _micro_batches_of(self, data: Any) -> Any:
+        """verl's own micro-batches, or within the returned context those of :func:`_prepare_micro_batches`."""
+        if not self._shares(data):
+            return nullcontext()
+        return patched(transformer_impl, "prepare_micro_batches", lambda _: _prepare_micro_batches)
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
@@ -83,7 +126,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
 def _prepare_micro_batches(data: Any, dp_group: Any, **_: Any) -> tuple[list[Any], list[list[int]]]:
     """verl's function of this name: micro-batches, and the rows in each. All ranks have the same number of both."""
     prompts, lengths = _prompts_and_lengths(data)
-    most_tokens = data["max_token_len_per_gpu"]
+    most_tokens = data[_LIMIT]
     number = torch.tensor(len(micro_batches(prompts, lengths, most_tokens)), device=get_device_name())
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=dp_group)
     rows = micro_batches(prompts, lengths, most_tokens, least=int(number))
