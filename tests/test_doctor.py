@@ -110,6 +110,14 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
         (["--gpu-memory", "80", "--config", "FILE"], 0, "6,144 tokens a pass"),
         (["--gpu-memory", "80", "--config", "FILE", "tokens_per_forward=5120"], 0, "5,120 tokens a pass"),
         (["--gpu-memory", "80", "device=cpu", "tokens_per_forward=4096"], 0, "4,096 tokens a pass"),
+        (
+            ["--gpu-memory", "80", "qwen"],
+            0,
+            "with 32,768 tokens a micro-batch, 64.0 GB while sampling predicted, of 80 GB",
+        ),
+        (["--gpu-memory", "80", "--config", "starter", "trainer=verl"], 0, "32.0 GB while sampling"),
+        (["--gpu-memory", "0.1", "starter", "trainer=verl"], 1, "and the GPU has 0.1 GB: lower"),
+        (["--gpu-memory", "80", "qwen", "model_engine=megatron"], 1, "with these settings of verl is not known"),
     ],
 )
 def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
@@ -126,7 +134,6 @@ def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--plan", "trainer=verl"], "--plan predicts the memory of a local run"),
         (["--plan", "hf", "--config", "fast"], "give one preset"),
         (["--plan", "max_batch"], "is not key=value"),
         (["max_batch=64"], "with --plan only"),

@@ -33,7 +33,10 @@ from groundwire.train.cli.machine_checks import (
 from groundwire.train.cli.options import with_preset
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import merge_overrides, parse_overrides
+from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.resolve import resolve, with_file
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_presets import VERL_PRESETS
 
 __all__ = ["app", "examine"]
 
@@ -74,7 +77,7 @@ def main(
     ] = 0,
     output_dir: Annotated[str, typer.Option(help="The folder for runs: check its disk")] = "runs",
     plan: Annotated[
-        bool, typer.Option("--plan", help="Predict the GPU memory of a local run with --model and the settings")
+        bool, typer.Option("--plan", help="Predict the GPU memory of a run with --model, --trainer and the settings")
     ] = False,
     gpu_memory: Annotated[
         float | None, typer.Option(help="With --plan: GB of the GPU. Without it, this machine's", metavar="GB", min=0)
@@ -86,7 +89,7 @@ def main(
         read_env_file()
         if not plan and (settings or config):
             raise ConfigError("the settings of a run have a use with --plan only: add it, or leave them out")
-        planned = _planned(config, model, settings or []) if plan else None
+        planned = _planned(config, model, trainer, settings or []) if plan else None
     failed, out = False, console()
     for finding in examine(
         trainer=trainer,
@@ -150,21 +153,18 @@ def examine(
             yield Check("failure", f"a check raised {type(error).__name__}: {error}", "report this")
 
 
-def _planned(config: str | None, model: str | None, settings: list[str]) -> dict[str, Any]:
+def _planned(config: str | None, model: str | None, trainer: str | None, settings: list[str]) -> dict[str, Any]:
     """The settings of the run to be planned, as ``train.run`` reads them. Raises :class:`ConfigError`."""
     options, pairs = with_preset({"config": config, "model": model}, settings)
     given = with_file(merge_overrides(options, parse_overrides(pairs)))
-    if given.get("trainer") == "verl":
-        raise ConfigError("--plan predicts the memory of a local run, and trainer is verl: leave one of them out")
     preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for train.run
-    return {**given, "config": preset, "trainer": "local", "device": "cuda"}
+    default = "verl" if preset in VERL_PRESETS.keys() - PRESETS.keys() else "local"
+    return {**given, "config": preset, "trainer": given.get("trainer") or trainer or default, "device": "cuda"}
 
 
 def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Check]:
-    """The predicted memory of a local run on a GPU."""
+    """The predicted memory of a run on a GPU."""
     import torch
-
-    from groundwire.train.local.update.memory_plan import plan_run
 
     if gigabytes is None:
         if not torch.cuda.is_available():
@@ -172,11 +172,28 @@ def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Ch
             return
         gigabytes = torch.cuda.get_device_properties(0).total_memory / 1e9
     try:
-        plan = plan_run(resolve(given["config"], **given), int(gigabytes * 1e9))
+        plan = _plan(resolve(given["config"], **given), int(gigabytes * 1e9))
     except ConfigError as error:
         yield Check("failure", f"memory: {error}")
     else:
         yield Check("ok", f"memory: {plan} predicted, of {gigabytes:.0f} GB")
+
+
+def _plan(config: RunConfig, available: int) -> object:
+    """What prints as the predicted memory. Raises :class:`ConfigError`."""
+    if config.trainer == "local":
+        from groundwire.train.local.update.memory_plan import plan_run
+
+        return plan_run(config, available)
+    from groundwire.train.verl import hydra_config
+
+    plan = hydra_config.plan_run(config, hydra_config.flat_config(config), available)
+    if plan is None:
+        raise ConfigError(
+            f"the memory of {config.model} with these settings of verl is not known: models with Llama's layers in a "
+            "folder or a reachable hub are planned, trained with FSDP and without padding"
+        )
+    return plan
 
 
 def _check_port(port: int) -> Iterator[Check]:

@@ -35,6 +35,7 @@ from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.locate import local_folder
+from groundwire.train.verl.memory_plan import TOKENS, MemoryPlan, plan_memory
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "count_devices",
     "flat_config",
     "other_estimator",
+    "plan_run",
     "torch_attention",
     "uses_npu",
 ]
@@ -60,7 +62,6 @@ _FIXED = {
 _ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
-_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 _EPOCHS = "trainer.total_epochs"
 _ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env."
@@ -77,7 +78,29 @@ def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
         n_gpus=max(1, count_devices(npu=uses_npu(config))),
         epoch_steps=len(data.train) // config.tasks_per_step,
     )
+    if plan := plan_run(config, flat):
+        flat[TOKENS] = plan.tokens
     return compose(flat)
+
+
+def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None = None) -> MemoryPlan | None:
+    """The memory of a run with verl's settings ``flat`` on GPUs with ``available`` bytes, or on this machine's.
+
+    None without a GPU, and where :func:`groundwire.train.verl.memory_plan.plan_memory` has no plan. Raises
+    :class:`ConfigError` for GPUs that are too small.
+    """
+    if available is None:
+        if uses_npu(config) or not count_devices(npu=False):
+            return None
+        import torch
+
+        available = torch.cuda.get_device_properties(0).total_memory
+    given = _verl_overrides(config).get(TOKENS)
+    folder = local_folder(config.model)
+    try:
+        return plan_memory(str(folder or config.model), flat, available=available, tokens=given)
+    except (OSError, ValueError):  # the hub is out of reach, or the architecture unknown here: verl says more about it
+        return None
 
 
 def count_devices(*, npu: bool) -> int:
@@ -122,7 +145,7 @@ def flat_config(
         "trainer.default_local_dir": f"{run_dir}/checkpoints",
         "trainer.experiment_name": Path(run_dir).name,
         "trainer.n_gpus_per_node": n_gpus,
-        _TOKENS: max(BASE[_TOKENS], config.max_model_len),
+        TOKENS: max(BASE[TOKENS], config.max_model_len),
         **{key: value for key, (value, _) in _derived(config).items()},
     }
     if mode != "sync":
@@ -227,10 +250,10 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
     for key, (value, meaning) in _derived(config).items():
         if overrides.get(key, value) != value:
             raise ConfigError(f"{key}={overrides[key]}: it is {meaning}, here {value}; change those")
-    tokens = overrides.get(_TOKENS, config.max_model_len)
+    tokens = overrides.get(TOKENS, config.max_model_len)
     if not isinstance(tokens, int) or tokens < config.max_model_len:
         raise ConfigError(
-            f"{_TOKENS} is {tokens!r}, less than one trajectory of max_model_len {config.max_model_len} tokens"
+            f"{TOKENS} is {tokens!r}, less than one trajectory of max_model_len {config.max_model_len} tokens"
         )
     parser = overrides.get("actor_rollout_ref.rollout.multi_turn.format")
     if parser is not None and parser not in FORMATS:
