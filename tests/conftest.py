@@ -107,6 +107,17 @@ def forked_python(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(sys, "executable", fork_server.forked_python(tmp_path_factory.mktemp("bin")))
 
 
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for vLLM's parameters."""
+    module = types.SimpleNamespace(
+        StructuredOutputsParams=lambda grammar: types.SimpleNamespace(grammar=grammar),
+        RequestOutputKind=types.SimpleNamespace(FINAL_ONLY="once"),
+    )
+    monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(sampling_params=module))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", module)
+
+
 @pytest.fixture(scope="session")
 def tiny_policy():
     """(model, tokenizer): the project's architecture with random weights, in the project's own chat format."""

@@ -45,9 +45,11 @@ class _Client:
 
     ids: Iterator[list[int]]
     prompts: list[list[int]] = field(default_factory=list)
+    output_kinds: set[Any] = field(default_factory=set)
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         self.prompts.append(prompt_ids)
+        self.output_kinds.add(sampling_params.get("output_kind"))
         ids = next(self.ids)
         versions = {"min_global_steps": 2, "max_global_steps": 2}
         return SimpleNamespace(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields=versions)
@@ -141,6 +143,7 @@ def _until(queue: _TransferQueue, partition: str, uids: list[str]) -> list[str]:
     return [queue.tags[partition, uid]["status"] for uid in uids]
 
 
+@pytest.mark.usefixtures("vllm")
 def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(STARTER)
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
@@ -156,6 +159,7 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
         batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])
         made.generate_sequences(batch)
         assert _until(queue, "train", ["u", "v"]) == ["finished", "finished"]
+        assert client.output_kinds == {"once"}
         figures = made.sampled("train", 3, rows=11)
     finally:
         made.service.runtime.__exit__(None, None, None)

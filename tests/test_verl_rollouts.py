@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import external_processes as processes
@@ -214,12 +212,18 @@ def test_vllm_makes_text_only_for_stop_strings(server: str, stop: tuple[str, ...
     assert servers.params[0].get("detokenize") is detokenize
 
 
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for vLLM's parameters."""
-    module = SimpleNamespace(StructuredOutputsParams=lambda grammar: SimpleNamespace(grammar=grammar))
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(sampling_params=module))
-    monkeypatch.setitem(sys.modules, "vllm.sampling_params", module)
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(("server", "interrupted"), [("vllm", False), ("vllm", True), ("sglang", False)])
+def test_vllm_sends_a_reply_once_where_verl_does_not_interrupt_it(server: str, interrupted: bool) -> None:
+    async def ask() -> str:
+        engine = VerlEngine(
+            servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server=server, interrupted=interrupted
+        )
+        return (await asyncio.wrap_future(engine.submit([1, 2], Sampling()))).text
+
+    servers = _Servers()
+    assert asyncio.run(ask()) == "right"
+    assert servers.params[0].get("output_kind") == ("once" if (server, interrupted) == ("vllm", False) else None)
 
 
 @pytest.mark.usefixtures("vllm")

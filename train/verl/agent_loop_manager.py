@@ -54,7 +54,12 @@ class RolloutManager:
         self._old_logprobs = OldLogprobs.of(self.config, config, self.run)
         self.timer = VerlStepTimer()
         engine: Any = VerlEngine(  # it has the methods of the embedded engine that the policy server uses
-            llm_client, tokenizer, max_model_len=int(rollout.max_model_len), timer=self.timer, server=rollout.name
+            llm_client,
+            tokenizer,
+            max_model_len=int(rollout.max_model_len),
+            timer=self.timer,
+            server=rollout.name,
+            interrupted=config.trainer.v1.trainer_mode != "sync",
         )
         domain = domains.get(self.config.domain)
         runtime = RolloutRuntime(

@@ -25,10 +25,21 @@ __all__ = ["VerlEngine"]
 class VerlEngine:
     """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.
 
-    ``client`` is verl's ``LLMServerClient`` and ``server`` its ``rollout.name``.
+    ``client`` is verl's ``LLMServerClient`` and ``server`` its ``rollout.name``. ``interrupted``: verl ends requests to
+    change the weights, and for that waits for their first token.
     """
 
-    def __init__(self, client: Any, tokenizer: Any, *, max_model_len: int, timer: StepTimer, server: str) -> None:
+    def __init__(
+        self,
+        client: Any,
+        tokenizer: Any,
+        *,
+        max_model_len: int,
+        timer: StepTimer,
+        server: str,
+        interrupted: bool = True,
+    ) -> None:
+        self._final_only = server == "vllm" and not interrupted
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self._client, self._timer, self._server = client, timer, server
         self._running = set[Future[Completion]]()
@@ -71,6 +82,7 @@ class VerlEngine:
             "logprobs": True,
             # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
             **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
+            **({"output_kind": _final_output()} if self._final_only else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
             **({"structured_outputs": _structured_outputs(sampling.grammar)} if sampling.grammar else {}),
@@ -114,6 +126,13 @@ class VerlEngine:
             first_weights_version=first,
             cached_tokens=output.extra_fields.get("num_cached_tokens") or 0,
         )
+
+
+def _final_output() -> Any:
+    """vLLM then sends a reply once: otherwise all of its tokens again with each new one."""
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.FINAL_ONLY
 
 
 def _structured_outputs(grammar: str) -> Any:
