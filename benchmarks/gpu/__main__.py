@@ -204,10 +204,8 @@ def part_stop(suite: Suite) -> dict[str, Any]:
 
 def part_constrained(suite: Suite) -> dict[str, Any]:
     """One step of an agent that fails if a complete reply breaks its schema, or a required call is missing."""
-    on_gpu = suite.options.device == "cuda"
-    settings = ["actor_rollout_ref.rollout.gpu_memory_utilization=0.15"] if on_gpu else []
-    trainer = _verl(suite) if on_gpu else ["--trainer", "local", "--model", suite.model]
-    arguments = [*trainer, "--ci-fast", *_agent("constrained"), *settings, *suite.options.overrides]
+    trainer = _verl(suite) if suite.options.device == "cuda" else ["--trainer", "local", "--model", suite.model]
+    arguments = [*trainer, "--ci-fast", *_agent("constrained"), *suite.options.overrides]
     result, folder = suite.train("constrained", arguments)
     if folder is not None:
         rows = final_rows(RunDir.open(folder))

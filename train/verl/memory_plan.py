@@ -87,7 +87,7 @@ def plan_memory(model: str, flat: Mapping[str, Any], *, available: int, tokens: 
     from groundwire.train.policy.model import count_parameters
 
     values = {key.lstrip("+"): value for key, value in flat.items()}
-    shape = AutoConfig.from_pretrained(model)
+    shape = AutoConfig.from_pretrained(model, trust_remote_code=False)  # it would ask on the terminal
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers")
     fsdp = values.get("model_engine", "dp") == "dp"
     padded = not values.get("actor_rollout_ref.model.use_remove_padding", True)
@@ -97,7 +97,7 @@ def plan_memory(model: str, flat: Mapping[str, Any], *, available: int, tokens: 
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(shape)
     parameters, rank = count_parameters(whole), values.get("actor_rollout_ref.model.lora_rank") or 0
-    linear = (each for each in whole.model.modules() if isinstance(each, torch.nn.Linear))
+    linear = (each for each in whole.base_model.modules() if isinstance(each, torch.nn.Linear))
     trained = sum(rank * (each.in_features + each.out_features) for each in linear) or parameters
     frozen = parameters if rank else 0
     reference = parameters if values.get(f"{_ACTOR}use_kl_loss") and not rank else 0
