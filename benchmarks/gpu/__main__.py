@@ -32,7 +32,7 @@ measure the sequential sampling of tokens, which more GPUs do not speed up.
   --parts speed --only-ours --shape llama-3072x28 --batch 128
 
 The shape of an agent's calls, long prompts and short replies, needs real Spider:
-  --parts speed --spider FOLDER --shape 0.5b --reply 42
+  --parts speed --spider FOLDER --shape 0.5b,1.5b --reply 42
 """
 
 from __future__ import annotations
@@ -118,9 +118,15 @@ def part_spider(suite: Suite) -> dict[str, Any]:
 
 def part_speed(suite: Suite) -> dict[str, Any]:
     """Compare with verl's own agent loop: on both sides one call per rollout, and the same number of tokens."""
-    options, model, steps = suite.options, _random_model(suite), str(suite.options.speed_steps)
-    gpus = max(1, len(_gpus()))
-    result: dict[str, Any] = {name: getattr(options, name) for name in ("shape", "batch", "reply")} | {"gpus": gpus}
+    options = suite.options
+    result: dict[str, Any] = {"batch": options.batch, "reply": options.reply, "gpus": max(1, len(_gpus()))}
+    for shape in options.shape.split(","):
+        result[shape] = _speed(suite, shape)
+    return result
+
+
+def _speed(suite: Suite, shape: str) -> dict[str, Any]:
+    options, model, steps = suite.options, _random_model(suite, shape), str(suite.options.speed_steps)
     settings = [f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
     settings = [*_SAME_WORK, *settings, *options.overrides]
     runners = ["--n-runners", str(8 * options.batch)]
@@ -129,18 +135,15 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     spider = ["--spider", options.spider] if options.spider else []
     data = ["--data-dir", options.spider, "--max-model-len", "3072"] if options.spider else []
     arguments = [*_verl(suite, model), *_agent("once_full" if options.spider else "once"), *data, "--steps", steps]
-    ours, _ = suite.train("speed-ours", [*arguments, *runners, *settings])
-    result["ours"] = ours
+    ours, _ = suite.train(f"speed-ours-{shape}", [*arguments, *runners, *settings])
     if options.only_ours:
-        return result
-    out = suite.out / "runs" / "speed-verl"
+        return {"ours": ours}
+    out = suite.out / "runs" / f"speed-verl-{shape}"
     command = ["-m", "benchmarks.gpu.verl_baseline", model, str(out), steps, *spider, *settings]
-    theirs = suite.run("speed-verl", [*command, f"trainer.n_gpus_per_node={gpus}"])
-    result["verl"] = theirs | {"figures": verl_metrics(out)}
-    times = [each.get("figures", {}).get("step_s") for each in (ours, result["verl"])]
-    if all(times):
-        result["ours_over_verl_step_time"] = round(times[0] / times[1], 3)
-    return result
+    theirs = suite.run(f"speed-verl-{shape}", [*command, f"trainer.n_gpus_per_node={max(1, len(_gpus()))}"])
+    result = {"ours": ours, "verl": theirs | {"figures": verl_metrics(out)}}
+    times = [each.get("figures", {}).get("step_s") for each in result.values()]
+    return result | ({"ours_over_verl_step_time": round(times[0] / times[1], 3)} if all(times) else {})
 
 
 def part_update(suite: Suite) -> dict[str, Any]:
@@ -161,7 +164,12 @@ def part_update(suite: Suite) -> dict[str, Any]:
 def part_uneven(suite: Suite) -> dict[str, Any]:
     """Compare trainer modes: calls of 64 tokens, eight for one question in eight and one for the others."""
     options, result = suite.options, dict[str, Any]()
-    arguments = [*_verl(suite, _random_model(suite)), *_agent("uneven"), "--steps", str(options.speed_steps)]
+    arguments = [
+        *_verl(suite, _random_model(suite, suite.options.shape)),
+        *_agent("uneven"),
+        "--steps",
+        str(options.speed_steps),
+    ]
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
     arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *options.overrides]
     for mode in options.modes.split(","):
@@ -227,12 +235,12 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
 }
 
 
-def _random_model(suite: Suite) -> str:
-    folder = suite.out / f"random-{suite.options.shape}"
+def _random_model(suite: Suite, shape: str) -> str:
+    folder = suite.out / f"random-{shape}"
     if not (folder / "config.json").exists():
         from benchmarks.gpu.random_model import save_random_model
 
-        save_random_model(suite.options.shape, folder)
+        save_random_model(shape, folder)
     return str(folder)
 
 
@@ -296,7 +304,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--shape",
         default="llama-1024x24",
-        help="speed, uneven: TYPE-WIDTHxLAYERS, 135m, 0.5b or 1.5b; default: %(default)s",
+        help="speed, uneven: TYPE-WIDTHxLAYERS, 135m, 0.5b or 1.5b; speed: several, with commas; default: %(default)s",
     )
     parser.add_argument("--batch", type=int, default=64, help="speed: prompts of eight rollouts per step; default: 64")
     parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply; default: %(default)s")
