@@ -31,8 +31,8 @@ _ACTIVATIONS = (32, 6.4)
 """Bytes of a token's activations in one layer, per hidden unit and per unit of the feed-forward layer."""
 _WORKING = 1.5
 """A layer's activations and their gradients, relative to the activations."""
-_LOGIT_BYTES = 12
-"""Of a logit: bfloat16 and float32 copies, softmax and gradient."""
+_LOGIT_BYTES = 8
+"""Of a logit: in bfloat16, its gradient, and a copy in float32."""
 _CHUNK = 512
 """Tokens whose logits exist at once with verl's fused kernels."""
 _VLLM_GRAPHS = 4 << 30
