@@ -96,6 +96,7 @@ def _external_store(rollouts: int) -> Iterator[str]:
 
 def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
     from groundwire import domains
+    from groundwire.tools.startup import freeze_objects
     from groundwire.tools.step_timer import StepTimer
     from groundwire.train.artifacts.run_dir import RunDir
     from groundwire.train.config.run_config import RunConfig
@@ -115,6 +116,7 @@ def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
     client, queue = _Client(rollouts), _Queue(groups)
     engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, timer=timer, server="vllm")
     costs = []
+    freeze_objects()  # as verl's manager does
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir.create(folder, backend="custom", domain="spider", config={})
         runtime = RolloutRuntime(

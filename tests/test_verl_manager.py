@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import math
@@ -152,8 +153,10 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     answers = [f"{sql} {tokenizer.eos_token}" for sql in (str(right["query"]), "SELECT 1 WHERE 0")]
     replies = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in answers]
     client, config = _Client(itertools.cycle(replies)), _config(run)
+    frozen = gc.get_freeze_count()
     made = RolloutManager.create(config, client)
     try:
+        assert gc.get_freeze_count() > frozen
         assert RolloutManager.current is made
         made.timer.start_sampling()
         batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])

@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 from groundwire import domains
-from groundwire.tools.startup import silence_libraries
+from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -104,6 +104,7 @@ class RolloutManager:
 
             register_adv_est(OWN_ESTIMATOR)(carried_advantage)
         RolloutManager.current = cls(config, llm_client)
+        freeze_objects()
         return RolloutManager.current
 
     def generate_sequences(self, prompts: Any) -> None:
