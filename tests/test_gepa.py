@@ -17,6 +17,7 @@ from groundwire import adapters
 from groundwire.adapters.custom import CustomBackend
 from groundwire.adapters.sql_agents.named_prompts import Messages, default_prompts, fill
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.domains import TaskData
 from groundwire.domains.task_list import task_list
 from groundwire.rewards import reward_function
 from groundwire.train import run as run_command
@@ -25,6 +26,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
+from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.runtime import Upstream
 
@@ -110,7 +112,11 @@ def _config(reflection: str, **changes: Any) -> RunConfig:
     return resolve("fast", trainer="gepa", model="m", reflection_base_url=reflection, **{**given, **changes})
 
 
-def _trainer(config: RunConfig, run: RunDir, url: str) -> PromptTrainer:
+def _right(task: Any, answer: str) -> float:
+    return float(answer == task["answer"])
+
+
+def _trainer(config: RunConfig, run: RunDir, url: str, reward: Callable[[Any, str], float] = _right) -> PromptTrainer:
     domain = task_list(TASKS, validation=0.3)
     backend = CustomBackend(agent=adder)
     return PromptTrainer(
@@ -118,7 +124,7 @@ def _trainer(config: RunConfig, run: RunDir, url: str) -> PromptTrainer:
         data=domain.load(),
         domain=domain,
         backend=backend,
-        reward=reward_function(lambda task, answer: float(answer == task["answer"])),
+        reward=reward_function(reward),
         run=run,
         callback=ProgressCallback(),
         prompts=backend.default_prompts("prose"),
@@ -220,6 +226,20 @@ def test_a_reflection_model_that_does_not_answer_ends_the_run(
     with pytest.raises(ReflectionError, match=r"the reflection model teacher at .* cannot be reached"):
         _trainer(_config("http://127.0.0.1:9/v1"), run, serve(policy)).train()
     assert not (run.path / "prompts.json").exists()
+
+
+def test_a_reward_that_fails_for_most_answers_ends_the_run(
+    serve: Callable[[Callable[[dict[str, Any]], str]], str], tmp_path: Path
+) -> None:
+    def two(task: Any, answer: str) -> float:
+        return {"t0": 1.0, "t1": 1.0}[task["id"]]
+
+    run = RunDir.create(tmp_path, backend="custom", domain="tasks", config={})
+    config = _config("http://127.0.0.1:9/v1", retries=0)
+    trainer = _trainer(config, run, serve(policy), two)
+    trainer.data = TaskData(train=TASKS, validation=TASKS[:5], source="a test")
+    with pytest.raises(RolloutsFailedError, match=r"3 of 5 validation rollouts have no reward; .* KeyError: 't\d'"):
+        trainer.train()
 
 
 def test_a_value_without_a_field_in_the_prompt_stands_at_its_end_and_fills_no_other() -> None:

@@ -17,7 +17,13 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import ProgressDisplay, show_summary
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.diagnosis import all_failed, is_transient, nothing_judged
+from groundwire.train.evaluation.diagnosis import (
+    FailureNotes,
+    all_failed,
+    is_transient,
+    lasting_failure,
+    nothing_judged,
+)
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build
@@ -25,7 +31,7 @@ from groundwire.train.report.plots import draw_curve
 
 REAL = json.loads((Path(__file__).parent / "data" / "rollouts.json").read_text())["langgraph"]
 
-# Fails always, for every second question, or from its ninth call on.
+# Fails always, for some questions, from its ninth call on, or from its fourteenth.
 PLUGIN = """
 import itertools
 from groundwire.tools.plugins import hookimpl
@@ -35,15 +41,20 @@ calls = itertools.count()
 async def gone(task, answer, steps):
     raise FileNotFoundError("the grading service is gone")
 
-async def half(task, answer, steps):
-    return await gone(task, answer, steps) if sum(map(ord, str(task["id"]))) % 2 else 1.0
+async def some(task, answer, steps):
+    return await gone(task, answer, steps) if str(task["id"]).endswith("0") else 1.0
 
 async def later(task, answer, steps):
     return await gone(task, answer, steps) if next(calls) >= 8 else 1.0
 
+async def most(task, answer, steps):
+    if next(calls) >= 13:
+        import a_package_that_is_missing
+    return 1.0
+
 @hookimpl
 def register_rewards(register):
-    for reward in (gone, half, later):
+    for reward in (gone, some, later, most):
         register(reward.__name__, reward)
 """
 
@@ -119,6 +130,30 @@ def test_transient_failures_are_recognised() -> None:
     assert not is_transient([_failed(), _failed("judge_abstained")])
 
 
+def test_a_run_ends_if_the_reward_fails_for_most_answers_whatever_else_fails() -> None:
+    judged = [{**REAL, "mode": "train", "reward": 0.0}] * 2
+    why = lasting_failure([*judged, *[_failed()] * 3, _failed("timeout"), _failed("agent", reward=0.0)])
+    assert why.startswith("3 of 5 rollouts have no reward; the first failed of reward: the reward raised FileNotFound")
+    assert why.endswith("(groundwire audit tries it without a model); the other 2 would be a biased sample")
+    assert "biased" not in lasting_failure([*[_failed()] * 2, _failed("timeout")])
+    assert lasting_failure([*judged, *[_failed()] * 2, _failed("timeout")]) == ""
+    assert lasting_failure([_failed(), *[_failed("timeout")] * 5]) == ""  # the next step may be in time
+    assert lasting_failure([judged[0], *[_failed()] * 2, *[_failed("timeout")] * 9]) == ""
+    assert lasting_failure([*judged, *[_failed("judge_abstained")] * 3]) == ""
+    assert lasting_failure([*judged, *[_failed(reward=0.0)] * 3]) == ""  # as the setting failures says
+
+
+def test_the_first_failure_of_each_type_is_noted_once() -> None:
+    notes = FailureNotes(Path("runs/r"))
+    assert notes.check([{**REAL, "reward": 0.0}]) == []
+    [first] = notes.check([{**REAL, "mode": "train", "reward": 0.0}, _failed(), _failed(message="another")])
+    assert first.startswith("2 of 3 rollouts failed (left out); the first failed of reward: the reward raised FileNot")
+    assert first.endswith("audit tries it without a model). More: groundwire why runs/r")
+    [second] = notes.check([_failed("agent", mode="val", reward=0.0, message="no SQL"), _failed()])
+    assert second.startswith("1 of 2 validation rollouts failed (scored 0); the first failed of agent: no SQL; repair")
+    assert notes.check([_failed(), _failed("agent")]) == []
+
+
 def test_a_run_whose_reward_always_fails_ends_before_training(tmp_path: Path, environment: dict[str, str]) -> None:
     run, done = _resumed(tmp_path, environment, reward="gone")
     assert done.returncode == 1
@@ -138,6 +173,18 @@ def test_a_run_whose_reward_fails_for_a_whole_step_ends_there(tmp_path: Path, en
     assert run.checkpoints.paths() == []
 
 
+def test_a_run_whose_reward_fails_for_most_of_a_step_ends_with_a_checkpoint(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    run, done = _resumed(tmp_path, environment, reward="most", steps=2, val_every=0)
+    assert done.returncode == 1
+    assert "error: 3 of 4 rollouts have no reward; the first failed of reward: the reward raised " in done.stderr
+    assert "ModuleNotFoundError: No module named 'a_package_that_is_missing'; fix the reward" in done.stderr
+    assert "the other 1 would be a biased sample; the last checkpoint is of step 1" in done.stderr
+    assert [line["step"] for line in run.metrics()] == [0, 1]
+    assert run.checkpoints.last_step() == 1
+
+
 def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "slow_agent.py").write_text(SLOW)
     path = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
@@ -154,8 +201,8 @@ def test_a_run_whose_rollouts_are_never_in_time_ends(tmp_path: Path, environment
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> tuple[RunDir, Any]:
-    """A run whose reward fails for every second question, and whose validations are sampled."""
-    settings = {"reward": "half", "tasks_per_step": 4, "val_tasks": 6, "val_temperature": 1.0}
+    """A run whose reward fails for some questions, and whose validations are sampled."""
+    settings = {"reward": "some", "tasks_per_step": 4, "val_tasks": 6, "val_temperature": 1.0}
     run, done = _resumed(tmp_path_factory.mktemp("finished"), environment, **settings)
     assert done.returncode == 0, done.stderr
     return run, done
@@ -169,6 +216,13 @@ def test_a_run_whose_reward_sometimes_fails_counts_the_failures(finished: tuple[
     assert validated["failures"] == {"reward": 6 - validated["n"]}
     assert 0 < after["failures"]["reward"] < after["rollouts"] == 8
     assert after["reward"] == 1.0
+
+
+def test_the_reason_of_the_first_failure_is_shown_once(finished: tuple[RunDir, Any]) -> None:
+    run, done = finished
+    reason = "the first failed of reward: the reward raised FileNotFoundError: the grading service is gone; fix the"
+    assert done.stdout.count(reason) == 1
+    assert f"More: groundwire why {run.path}" in done.stdout
 
 
 def test_a_validation_is_named_by_its_temperature(finished: tuple[RunDir, Any]) -> None:
@@ -187,11 +241,12 @@ def test_an_evaluation_without_judged_rollouts_has_no_metrics(tmp_path: Path, en
     assert done.returncode == 1
     assert "error: none of 6 validation rollouts could be judged; the first failed of reward" in done.stderr
     assert not (tmp_path / "latest" / "evaluation.json").exists()
-    done = run_program(*asked, "half", environment=environment)
+    done = run_program(*asked, "some", environment=environment)
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "latest" / "evaluation.json").read_text())
     assert figures["accuracy"] == 1.0
     assert figures["failures"] == {"reward": 6 - figures["n"]}
+    assert "FileNotFoundError: the grading service is gone" in done.stdout
     assert 0 < figures["n"] < 6
 
 

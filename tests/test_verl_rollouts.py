@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import threading
@@ -22,6 +23,7 @@ from fork_server import Forked
 from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
+from groundwire.rewards import Reward
 from groundwire.rewards.watch import RewardWatch
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.curriculum import PassRates
@@ -127,6 +129,12 @@ async def _right(task: Any, answer: str, steps: Any) -> float:
     return float(answer == "right")
 
 
+async def _raises_if_wrong(task: Any, answer: str, steps: Any) -> float:
+    if answer != "right":
+        importlib.import_module("a_package_that_is_missing")
+    return 1.0
+
+
 @dataclass
 class _Setup:
     service: RolloutService
@@ -147,6 +155,7 @@ def _service(
     backend: Any,
     curriculum: Curriculum | None = None,
     watch: RewardWatch | None = None,
+    reward: Reward = _right,
     **settings: Any,
 ) -> Iterator[_Setup]:
     config: RunConfig = resolve(
@@ -156,7 +165,7 @@ def _service(
     engine: Any = VerlEngine(servers, _Tokenizer(), max_model_len=config.max_model_len, timer=timer, server="vllm")
     run = RunDir(tmp_path)
     runtime = RolloutRuntime(
-        engine=engine, backend=backend, domain=NoData(), reward=_right, timer=timer, config=config, run=run
+        engine=engine, backend=backend, domain=NoData(), reward=reward, timer=timer, config=config, run=run
     )
     with runtime:
         service = RolloutService(
@@ -328,6 +337,25 @@ def test_a_step_in_which_all_rollouts_fail_in_the_same_way_ends_the_training(tmp
         made.until_done()
         with pytest.raises(RolloutsFailedError, match="all 4 rollouts failed; the first failed of agent: reply 5 has"):
             made.service.finish_sampling("train", 4, {})
+
+
+def test_a_step_in_which_the_reward_fails_for_most_answers_ends_the_training(tmp_path: Path) -> None:
+    answers = itertools.cycle(["wrong", "wrong", "right", "wrong"])
+    with _service(tmp_path, _Backend(), reward=_raises_if_wrong) as made:
+        made.servers.answers = answers
+        made.service.submit([_prompt()])
+        made.until_done()
+        with pytest.raises(RolloutsFailedError, match=r"3 of 4 rollouts have no reward; .* ModuleNotFoundError: .*"):
+            made.service.finish_sampling("train", 4, {})
+
+
+def test_the_first_failure_of_the_reward_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with _service(tmp_path, _Backend(), reward=_raises_if_wrong) as made:
+        for count, uid in enumerate("uv", start=1):
+            made.service.submit([_prompt(uid)])
+            made.until_done(count)
+            assert made.service.finish_sampling("train", 4, {})["rollouts/dropped_reward_total"] == 2
+    assert caplog.text.count("2 of 4 rollouts failed (left out); the first failed of reward: the reward raised") == 1
 
 
 def test_winning_rollouts_are_judged_again_by_the_stricter_reward(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,11 +22,14 @@ from groundwire.train.evaluation.metrics import is_judged
 
 __all__ = [
     "KINDS",
+    "FailureNotes",
     "Reason",
     "agent_notes",
     "all_failed",
     "diagnose",
     "is_transient",
+    "lasting_failure",
+    "mostly_unscored",
     "nothing_judged",
     "nothing_to_train",
 ]
@@ -65,6 +69,8 @@ _ADVICE = {
     "reward": "fix the reward (groundwire audit tries it without a model)",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
+_GIVEN_TO_REWARD = ("succeeded", "reward", "judge_abstained")
+"""The statuses of rollouts whose answer the reward got."""
 _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
 _MAX_MESSAGE = 300  # characters of a failure's message in an error
@@ -136,15 +142,65 @@ def all_failed(rows: Sequence[Row]) -> str:
     return f"all {len(rows)} {_rollouts(rows)} failed; {_first_failure(rows)}"
 
 
+def mostly_unscored(rows: Sequence[Row]) -> str:
+    """Why the reward failed for more than half of the answers (of a step, or a validation), and what to do; empty if it
+    did not.
+
+    A reward that raises for certain answers, such as wrong ones, leaves a sample that says nothing of the policy.
+    """
+    given = [row for row in rows if row["status"] in _GIVEN_TO_REWARD]
+    failed = [row for row in given if row["status"] == "reward" and not is_judged(row)]
+    transient = sum(row["status"] in _TRANSIENT for row in rows)
+    if 2 * len(failed) <= len(given) or transient > len(failed):  # a step that mostly timed out gave it few answers
+        return ""
+    rest = len(given) - len(failed)
+    biased = f"; the other {rest} would be a biased sample" if rest else ""
+    return f"{len(failed)} of {len(given)} {_rollouts(rows)} have no reward; {_first_failure(failed)}{biased}"
+
+
+def lasting_failure(rows: Sequence[Row]) -> str:
+    """Why a run ends at these rows (of a step, or a validation), and what to do; empty if it goes on.
+
+    All failed for a reason that will persist, or the reward failed for most.
+    """
+    reason = nothing_judged(rows) or all_failed(rows)
+    return reason if reason and not is_transient(rows) else mostly_unscored(rows)
+
+
+class FailureNotes:
+    """Tells the user of the first failures of each type, once per process. ``run`` is the run's folder.
+
+    For trainers: an evaluation shows the same messages with its results.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._told = run, set[str]()
+
+    def check(self, rows: Sequence[Row]) -> list[str]:
+        """A note for each type of failure that has its first in ``rows``, the rollouts of a step or a validation."""
+        notes = []
+        for status in dict.fromkeys(row["status"] for row in rows):
+            if status == "succeeded" or status in self._told:
+                continue
+            self._told.add(status)
+            failed = [row for row in rows if row["status"] == status]
+            scored = "scored 0" if is_judged(failed[0]) else "left out"
+            notes.append(
+                f"{len(failed)} of {len(rows)} {_rollouts(rows)} failed ({scored}); {_first_failure(failed)}. "
+                f"More: groundwire why {self._run}"
+            )
+        return notes
+
+
 def _rollouts(rows: Sequence[Row]) -> str:
     return "validation rollouts" if rows[0]["mode"] == "val" else "rollouts"
 
 
-def _first_failure(rows: Sequence[Row]) -> str:
-    statuses = {row["status"] for row in rows}
-    message = " ".join((rows[0]["message"] or "no message").split())[:_MAX_MESSAGE]
+def _first_failure(failed: Sequence[Row]) -> str:
+    statuses = {row["status"] for row in failed}
+    message = " ".join((failed[0]["message"] or "no message").split())[:_MAX_MESSAGE]
     advice = (text for status, text in _ADVICE.items() if status in statuses)
-    return "; ".join([f"the first failed of {rows[0]['status']}: {message}", *advice])
+    return "; ".join([f"the first failed of {failed[0]['status']}: {message}", *advice])
 
 
 def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:

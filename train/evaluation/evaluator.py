@@ -20,7 +20,7 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import agent_notes, all_failed, is_transient, nothing_judged
+from groundwire.train.evaluation.diagnosis import agent_notes, lasting_failure, nothing_judged
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
@@ -48,7 +48,7 @@ def evaluate(
 
     The policy is ``upstream``, or ``config.model`` served here. Rollouts are written after each sample of all tasks, so
     a killed evaluation keeps those. Raises :class:`groundwire.train.rollouts.errors.RolloutsFailedError` if no rollout
-    could be judged, or all failed in the same way.
+    could be judged, all failed in the same way, or the reward failed for most.
     """
     tasks = choose_tasks(data.validation, config.val_tasks)
     breakdowns = domains.breakdowns_of(domain)
@@ -90,8 +90,7 @@ def evaluate(
                     callback.on_note(note)
                 if upstream is None and config.model == "starter" and (limits := starter_limits(calls)):
                     callback.on_note(limits)
-            reason, persists = nothing_judged(rows), not is_transient(rows)
-            if (reason and sample + 1 == samples) or (persists and (reason := reason or all_failed(rows))):
+            if reason := lasting_failure(rows) or (nothing_judged(rows) if sample + 1 == samples else ""):
                 raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
     metrics = compute_metrics(rows, breakdowns)
     seconds = round(sum(timer.split().values()), 2)

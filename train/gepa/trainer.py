@@ -24,7 +24,7 @@ from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import nothing_judged
+from groundwire.train.evaluation.diagnosis import FailureNotes, mostly_unscored, nothing_judged
 from groundwire.train.evaluation.evaluator import local_engine
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
@@ -78,6 +78,7 @@ class PromptTrainer:
             run=run,
         )
         self._rollouts, self._failures, self._calls = 0, Counter[str](), 0
+        self._failure_notes = FailureNotes(run.path)
 
     def train(self) -> dict[str, str]:
         """Optimise, or go on; returns the best prompts, which are in :data:`PROMPTS`, too."""
@@ -138,8 +139,14 @@ class PromptTrainer:
         self._rollouts += len(results)
         self._failures.update(result.status for result in results if not result.succeeded)
         self._calls += sum(len(result.calls) for result in results)
-        self.run.write_rollouts(1, [result.to_row(1) for result in results], append=True)
+        rows = [result.to_row(1) for result in results]
+        self.run.write_rollouts(1, rows, append=True)
+        self._print_failures(rows)
         return results
+
+    def _print_failures(self, rows: list[dict[str, Any]]) -> None:
+        for note in self._failure_notes.check(rows):
+            self.callback.on_note(note)
 
     def _run(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
         deadline_s = self.config.step_deadline_s * max(1.0, len(requests) / max(1, self.config.n_runners))
@@ -157,8 +164,9 @@ class PromptTrainer:
         self.callback.on_phase_start("validation", len(requests))
         rows = [result.to_row(step) for result in self._run(requests)]
         self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
-        if reason := nothing_judged(rows):
+        if reason := nothing_judged(rows) or mostly_unscored(rows):
             raise RolloutsFailedError(reason)
+        self._print_failures(rows)
         return {validation_name(temperature): compute_accuracy(rows, self._breakdowns)}
 
     def _write(self, line: dict[str, Any]) -> None:

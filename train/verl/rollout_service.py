@@ -27,7 +27,7 @@ from groundwire.train.algorithms.health import reply_counts, step_figures, watch
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import agent_notes, all_failed, is_transient, nothing_judged
+from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, lasting_failure, nothing_judged
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.collector import RolloutCollector
@@ -94,7 +94,7 @@ class RolloutService:
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
         self._constraint_reported = False
-        self._agent_checked = False
+        self._agent_checked, self._failure_notes = False, FailureNotes(run.path)
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
@@ -148,11 +148,11 @@ class RolloutService:
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
         if total.watched is not None:
             line["watch"] = total.watched
-        if (reason := all_failed(rows)) and not is_transient(rows):
-            raise RolloutsFailedError(nothing_judged(rows) or reason)
+        if reason := lasting_failure(rows) or (nothing_judged(rows) if partition == "val" else ""):
+            raise RolloutsFailedError(reason)
+        for note in self._failure_notes.check(rows):
+            _log.warning("%s", note)
         if partition == "val":
-            if reason := nothing_judged(rows):
-                raise RolloutsFailedError(reason)
             if not self._agent_checked:
                 self._agent_checked = True
                 models = (call.model for result in results for call in result.calls)
