@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
@@ -31,6 +32,43 @@ def test_runner_processes_run_rollouts(tmp_path: Path, monkeypatch: pytest.Monke
     outcomes = trainer.dev(6)
     assert [outcome.status for outcome in outcomes] == ["succeeded"] * 6
     assert all(outcome.calls for outcome in outcomes)
+
+
+class _CountingStore(InMemoryLightningStore):
+    """Counts how often runners look for rollouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked, self.more = 0, asyncio.Event()
+
+    async def dequeue_many_rollouts(self, **options: Any) -> Any:
+        self.looked += 1
+        self.more.set()
+        return await super().dequeue_many_rollouts(**options)
+
+    async def looks(self, number: int) -> None:
+        while self.looked < number:
+            self.more.clear()
+            await self.more.wait()
+
+
+async def test_processes_look_for_rollouts_when_they_are_told() -> None:
+    store, rounds = _CountingStore(), 40
+    processes = RunnerProcesses(store, resolve("fast", runner_processes=2, n_runners=2))
+
+    async def tell() -> None:
+        await store.looks(2)  # each once at its start
+        for number in range(rounds):
+            processes.notify()
+            processes.notify()  # one line tells of both
+            await store.looks(2 * (number + 2))
+
+    await processes.start()
+    try:
+        await asyncio.wait_for(tell(), 60)  # without lines each round would be a poll of 5 s
+        assert store.looked < 3 * rounds
+    finally:
+        await processes.stop()
 
 
 async def test_the_end_of_all_processes_is_reported() -> None:

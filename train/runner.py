@@ -14,9 +14,11 @@ import math
 import os
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
@@ -74,7 +76,11 @@ def main(
     ] = 120.0,
     token_file: TokenFile = None,
     until_eof: Annotated[
-        bool, typer.Option("--until-eof", help="Stop when standard input ends, as it does when the parent process ends")
+        bool,
+        typer.Option(
+            "--until-eof",
+            help="Look for rollouts at each line on standard input; stop at its end, as when the parent process ends",
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log everything")] = False,
     version: Version = False,
@@ -133,7 +139,8 @@ def _run(
             RequestCheck.of(settings, domain, data_dir=data_dir, policy_hosts=policy_hosts, store=address)
         )
     store = RunnerClient(address, token=token)
-    runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=POLL_S)
+    poll_s = 5.0 if until_eof else POLL_S  # the parent process tells of new rollouts
+    runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=poll_s)
 
     async def start() -> None:
         await store.start()
@@ -145,12 +152,14 @@ def _run(
         await store.stop()
 
     # No limit: the policy runs in another process, and other runners take over the rollouts of a blocked one.
-    loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=math.inf)
+    events = asyncio.new_event_loop()
+    loop = EventLoopThread(events, max_blocked_s=math.inf)
     loop.start()
     try:
         loop.call(start())
         typer.echo(mask_secrets(f"runner: {n_runners} {settings.backend} agents for {address}"))
-        loop.wait(in_thread(_eof, name="eof") if until_eof else Future[None]())
+        told = partial(events.call_soon_threadsafe, runners.notify)
+        loop.wait(in_thread(partial(_read_stdin, told), name="stdin") if until_eof else Future[None]())
     finally:
         loop.stop(stop())
 
@@ -159,9 +168,9 @@ def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _eof() -> None:
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+def _read_stdin(told: Callable[[], Any]) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        told()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Runners in several processes.
 
 Hundreds of agents are more work than one Python interpreter can do: :class:`RunnerProcesses` starts ``python -m
-train.runner`` on the run's store, which is served to the processes on the loopback interface. They end when their
-standard input ends, so with this process, however it ends. With the setting ``runner_python`` they run with the
-interpreter of the agent's own environment, which needs no package of the trainer's.
+train.runner`` on the run's store, which is served to the processes on the loopback interface. A line on their standard
+input tells them that there are rollouts. They end when it ends, so with this process, however it ends. With the setting
+``runner_python`` they run with the interpreter of the agent's own environment, which needs no package of the trainer's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import secrets
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from agentlightning.store.base import LightningStore
@@ -40,6 +41,7 @@ class RunnerProcesses:
         self._token = secrets.token_urlsafe(32)
         self._server = serve(store, bind("127.0.0.1", 0), token=self._token)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._notifying = False
 
     async def start(self) -> None:
         """Serve the store and start the processes; they take rollouts as soon as they are ready."""
@@ -60,6 +62,19 @@ class RunnerProcesses:
                 env={**os.environ, **settings},
             )
             self._processes.append(process)
+
+    def notify(self) -> None:
+        """Rollouts have been enqueued: the processes take them now instead of at the next poll."""
+        if not self._notifying:  # once for all that this turn of the event loop enqueues
+            self._notifying = True
+            asyncio.get_running_loop().call_soon(self._write_lines)
+
+    def _write_lines(self) -> None:
+        self._notifying = False
+        for process in self._processes:
+            if process.stdin is not None and not process.stdin.closed:
+                with suppress(BrokenPipeError):  # the process has ended
+                    os.write(process.stdin.fileno(), b"\n")
 
     def failure(self) -> str:
         """A message if all processes have ended, which none should; "" as long as one is running."""

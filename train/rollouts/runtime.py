@@ -181,12 +181,12 @@ class RolloutRuntime:
         await self._start_part(proxy)
         if isinstance(self._agent.backend, adapters.Stoppable):
             self._parts.push_async_callback(self._agent.backend.stop)
-        runners = RunnerPool(
-            store=store,
-            agent=self._agent,
-            n_runners=0 if config.runner_processes else config.n_runners,
-            poll_s=5.0 if external is None else POLL_S,
-        )
+        runners: RunnerPool | RunnerProcesses
+        if config.runner_processes:
+            runners = self._processes = RunnerProcesses(store, config, bundled=self._bundled)
+        else:
+            poll_s = 5.0 if external is None else POLL_S
+            runners = RunnerPool(store=store, agent=self._agent, n_runners=config.n_runners, poll_s=poll_s)
         self._collector = RolloutCollector(
             store=store,
             proxy=proxy,
@@ -203,9 +203,6 @@ class RolloutRuntime:
             runner_command=config.runner_command() if external else "",
         )
         await self._start_part(runners)
-        if config.runner_processes:
-            self._processes = RunnerProcesses(store, config, bundled=self._bundled)
-            await self._start_part(self._processes)
 
     def _otlp(self) -> Callable[[RolloutResult], None]:
         """The function that sends each result to the run's viewer, if it has one."""
