@@ -50,14 +50,14 @@ _TOOL = {"type": "function", "function": {"name": "run_sql", "parameters": _SCHE
 
 
 async def constrained(question: Question, endpoint: Endpoint) -> str:
-    """One reply with a JSON schema and one with a required tool. Raises if one is complete and of another form."""
+    """A free reply, one with a JSON schema and one with a required tool. Raises if a complete one has another form."""
     client, model, headers = _clients.at(endpoint), endpoint.model, endpoint.agent_headers("solo")
     messages: Any = sql_messages(question.text, question.database)
     formats: list[dict[str, Any]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": _SCHEMA}}},
         {"tools": [_TOOL], "tool_choice": "required"},
     ]
-    answer = ""
+    answer = await _ask(endpoint, messages)  # the only one that verl trains
     for given in formats:
         reply = await client.chat.completions.create(
             model=model, messages=messages, extra_headers=headers, **given, **endpoint.sampling
