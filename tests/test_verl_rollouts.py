@@ -276,6 +276,22 @@ def test_submitting_does_not_wait_for_the_rollouts(tmp_path: Path) -> None:
     assert len(made.queue.rows) == 4
 
 
+def test_the_trainer_is_told_once_that_all_prompts_have_ended(tmp_path: Path) -> None:
+    released = threading.Event()
+
+    async def held() -> None:
+        await asyncio.to_thread(released.wait, 60)
+
+    with _service(tmp_path, _Backend(act=held)) as made:
+        for uid in ("u", "v"):
+            made.service.submit([_prompt(uid)])
+        assert not made.service.wait(0.1)
+        released.set()
+        assert made.service.wait(60)
+        assert made.queue.statuses == {uid: ["running", "finished"] for uid in ("u", "v")}
+        assert not made.service.wait(0)
+
+
 def test_a_rollout_keeps_to_one_server_and_no_two_share_a_session(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend(calls=3)) as made:
         made.service.submit([_prompt()])

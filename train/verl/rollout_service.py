@@ -90,6 +90,7 @@ class RolloutService:
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
         self._counts = {partition: Counter(groups_skipped=0) for partition in self._results}
+        self._open, self._all_ended = 0, threading.Event()
         self._steps: dict[str, _StepMetrics] = {}
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
@@ -108,7 +109,15 @@ class RolloutService:
         async def run_groups(collector: RolloutCollector) -> None:
             await asyncio.gather(*(self._run_group(collector, prompt, deadline_s) for prompt in prompts))
 
-        self.runtime.submit(run_groups).add_done_callback(self._store_error)
+        with self._lock:
+            self._open += 1
+        self.runtime.submit(run_groups).add_done_callback(self._end)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all prompts have ended, at most ``timeout_s``. Whether they have: True once, until others end."""
+        ended = self._all_ended.wait(timeout_s)
+        self._all_ended.clear()
+        return ended
 
     def check(self) -> None:
         """Raise the error of a background task, or :class:`RolloutsFailedError` if no rollout can succeed any more."""
@@ -168,9 +177,13 @@ class RolloutService:
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
 
-    def _store_error(self, done: Future[None]) -> None:
+    def _end(self, done: Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None:
             self._error = done.exception()
+        with self._lock:
+            self._open -= 1
+            if not self._open:
+                self._all_ended.set()
 
     async def _run_group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
         partition = prompt.partition

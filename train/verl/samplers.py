@@ -1,4 +1,4 @@
-"""verl's samplers with a shorter poll interval, and with the rollout service's metrics among theirs.
+"""verl's samplers: they learn at once that all rollouts have ended, and report the rollout service's metrics.
 
 verl loads a sampler by name (``trainer.v1.sampler.custom_sampler``) and logs the metrics that it returns, so figures of
 dropped rollouts reach the same tracker as verl's own. verl's choice of samples is unchanged.
@@ -27,7 +27,9 @@ class _ReportingSampler:
         return batch, {**metrics, **manager.sampled(partition_id, global_steps, len(batch))}
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> Any:
-        RolloutManager.current.service.check()
+        service = RolloutManager.current.service
+        service.check()
+        service.wait(_POLL_S)
         return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
 
@@ -35,11 +37,11 @@ class SyncSampler(_ReportingSampler, ReplayBuffer):
     """For ``sync``: whole batches; failed groups are replaced."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, poll_interval=_POLL_S, gen_batch_size=1, sync_refill_failed_groups=True)
+        super().__init__(**options, poll_interval=0.0, gen_batch_size=1, sync_refill_failed_groups=True)
 
 
 class AsyncSampler(_ReportingSampler, ReplayBufferAsync):
     """For ``colocate_async`` and ``separate_async``."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, poll_interval=_POLL_S)
+        super().__init__(**options, poll_interval=0.0)
