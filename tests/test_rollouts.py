@@ -146,6 +146,15 @@ async def test_each_result_has_its_reward_and_all_calls(task: Task) -> None:
         assert bytes(trajectory.response_ids[:-1]).decode() == outcome.answer
 
 
+async def test_the_store_in_memory_keeps_no_spans_of_rollouts_that_were_read(task: Task) -> None:
+    store = MemoryStore()
+    outcome = await _outcome(_Backend(), task, store=store)
+    assert outcome.calls
+    assert (await store.statistics())["total_span_bytes"] == 0
+    with pytest.raises(RuntimeError, match="evicted"):
+        await store.query_spans(outcome.rollout_id)
+
+
 async def test_two_batches_use_the_same_runners(task: Task) -> None:
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,

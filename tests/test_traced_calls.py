@@ -109,6 +109,11 @@ async def _once(client: openai.AsyncOpenAI, endpoint: Endpoint) -> str:
     return (await _ask(client, endpoint)).choices[0].message.content
 
 
+class _KeepingStore(MemoryStore):
+    async def drop_spans(self, rollout_id: str) -> None:
+        """Keep them: the tests read them after the collector."""
+
+
 @asynccontextmanager
 async def _collector(
     policy_url: str, backend: Any, *, timeout_s: float
@@ -116,7 +121,7 @@ async def _collector(
     async def exact(task: Any, answer: str, steps: Any) -> float:
         return float(answer == task["query"])
 
-    store = MemoryStore()
+    store = _KeepingStore()
     agent = RolloutAgent(backend=backend, domain=NoData(), reward=exact, timeout_s=timeout_s)
     proxy = LLMProxy(upstreams=[policy_url], sink=LightningSpanSink(store), model="scripted")
     await proxy.start()

@@ -29,7 +29,7 @@ from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
 from groundwire.train.config.failures import zero_failures
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
-from groundwire.train.store.backends.base import NotifyAttemptEnd
+from groundwire.train.store.backends.base import MemoryStore, NotifyAttemptEnd
 from groundwire.train.store.errors import StoreFailedError, StoreLostDataError
 
 __all__ = ["RolloutCollector"]
@@ -264,6 +264,8 @@ class RolloutCollector:
             rollout = await self._store.get_rollout_by_id(rollout_id)
             if isinstance(rollout, AttemptedRollout):
                 spans = list(await self._store.query_spans(rollout_id, rollout.attempt.attempt_id))
+            if isinstance(self._store, MemoryStore):  # its memory would grow with every rollout of the run
+                await self._store.drop_spans(rollout_id)
 
         try:
             await asyncio.wait_for(read(), timeout_s)

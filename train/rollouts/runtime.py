@@ -34,7 +34,7 @@ from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
-from groundwire.train.store.backends.base import SPAN_BYTES, MemoryStore
+from groundwire.train.store.backends.base import MemoryStore
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.spans import LightningSpanSink
 
@@ -62,8 +62,7 @@ class Upstream:
 class RolloutRuntime:
     """A context manager: starts and stops all parts; :meth:`run` runs a batch of rollouts.
 
-    ``server`` are options of the :class:`PolicyServer` in front of an ``engine`` of this process. Without an external
-    store, spans are kept in memory, at most ``span_bytes`` of them.
+    ``server`` are options of the :class:`PolicyServer` in front of an ``engine`` of this process.
     """
 
     def __init__(
@@ -77,9 +76,8 @@ class RolloutRuntime:
         config: RunConfig,
         run: RunDir,
         server: Mapping[str, Any] | None = None,
-        span_bytes: int = SPAN_BYTES,
     ) -> None:
-        self._server_options, self._span_bytes = dict(server or {}), span_bytes
+        self._server_options = dict(server or {})
         self._engine, self._config, self._run_dir = engine, config, run
         self._bundled: Path | None = getattr(domain, "bundled", None)
 
@@ -171,7 +169,7 @@ class RolloutRuntime:
         config, external = self._config, self._config.external_store_address
         store: LightningStore
         if external is None:
-            store = MemoryStore(span_bytes=self._span_bytes)
+            store = MemoryStore()
         else:
             token = token_for(external, config.token_file)
             store = StoreClient(external, token=token, timeout_s=config.step_deadline_s)

@@ -30,8 +30,6 @@ from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 __all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
 
-_SPAN_BYTES = 4 << 30  # spans are read when their rollout ends; none may be dropped before that
-
 
 class RolloutManager:
     """verl calls :meth:`create` once, then :meth:`generate_sequences` for every batch of prompts."""
@@ -74,7 +72,6 @@ class RolloutManager:
                 "tool_format": rollout.multi_turn.format,
                 "template_options": dict(config.data.get("apply_chat_template_kwargs") or {}),
             },
-            span_bytes=_SPAN_BYTES,
         )
         runtime.__enter__()  # never left: verl ends the process after training
         self.service = RolloutService(

@@ -15,10 +15,9 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import Rollout, Span
 from typing_extensions import Self
 
-__all__ = ["SPAN_BYTES", "IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
+__all__ = ["IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
 
-SPAN_BYTES = 64 << 20
-"""Enough for a trainer, which reads the spans once, soon after their rollout has ended."""
+_SPAN_BYTES = 4 << 30  # of the rollouts that run or were not read: the trainer drops the spans that it has read
 _SPAN_OBJECT_BYTES, _ITEM_BYTES = 2048, 32
 
 
@@ -65,13 +64,17 @@ class IgnoreLateChanges(CollectionBasedLightningStore[Any]):
 class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, InMemoryLightningStore):
     """Agent Lightning's in-memory store, for one event loop; beyond ``span_bytes`` it drops the oldest spans."""
 
-    def __init__(self, *, span_bytes: int = SPAN_BYTES) -> None:
+    def __init__(self, *, span_bytes: int = _SPAN_BYTES) -> None:
         super().__init__(
             eviction_memory_threshold=span_bytes,
             safe_memory_threshold=span_bytes // 2,
             span_size_estimator=_estimate_bytes,
         )
         self.collections = _Collections()
+
+    async def drop_spans(self, rollout_id: str) -> None:
+        """Remove a rollout's spans. A later query of them raises ``RuntimeError``."""
+        await self._evict_spans_for_rollout(self.collections, rollout_id)
 
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
         """The rollouts that have ended. Agent Lightning starts a task for each, also if nobody waits."""
