@@ -144,14 +144,19 @@ def test_a_run_ends_if_the_reward_fails_for_most_answers_whatever_else_fails() -
 
 
 def test_the_first_failure_of_each_type_is_noted_once() -> None:
-    notes = FailureNotes(Path("runs/r"))
-    assert notes.check([{**REAL, "reward": 0.0}]) == []
-    [first] = notes.check([{**REAL, "mode": "train", "reward": 0.0}, _failed(), _failed(message="another")])
+    shown: list[str] = []
+    notes = FailureNotes(Path("runs/r"), shown.append)
+    notes.show([{**REAL, "reward": 0.0}])
+    assert not shown
+    notes.show([{**REAL, "mode": "train", "reward": 0.0}, _failed(), _failed(message="another")])
+    [first] = shown
     assert first.startswith("2 of 3 rollouts failed (left out); the first failed of reward: the reward raised FileNot")
     assert first.endswith("audit tries it without a model). More: groundwire why runs/r")
-    [second] = notes.check([_failed("agent", mode="val", reward=0.0, message="no SQL"), _failed()])
+    notes.show([_failed("agent", mode="val", reward=0.0, message="no SQL"), _failed()])
+    [_, second] = shown
     assert second.startswith("1 of 2 validation rollouts failed (scored 0); the first failed of agent: no SQL; repair")
-    assert notes.check([_failed(), _failed("agent")]) == []
+    notes.show([_failed(), _failed("agent")])
+    assert shown == [first, second]
 
 
 def test_a_run_whose_reward_always_fails_ends_before_training(tmp_path: Path, environment: dict[str, str]) -> None:

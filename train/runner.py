@@ -129,7 +129,7 @@ def _run(
     with fast_import():
         from groundwire.train.rollouts.event_loop import EventLoopThread
         from groundwire.train.rollouts.runner.agent import RemoteRolloutAgent
-        from groundwire.train.rollouts.runner.pool import POLL_S, RunnerPool
+        from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
         from groundwire.train.rollouts.runner.request_check import RequestCheck
         from groundwire.train.store.runner_client import RunnerClient
 
@@ -139,7 +139,7 @@ def _run(
             RequestCheck.of(settings, domain, data_dir=data_dir, policy_hosts=policy_hosts, store=address)
         )
     store = RunnerClient(address, token=token)
-    poll_s = 5.0 if until_eof else POLL_S  # the parent process tells of new rollouts
+    poll_s = NOTIFIED_POLL_S if until_eof else POLL_S
     runners = RunnerPool(store=store, agent=rollout_agent, n_runners=n_runners, poll_s=poll_s)
 
     async def start() -> None:
@@ -158,8 +158,8 @@ def _run(
     try:
         loop.call(start())
         typer.echo(mask_secrets(f"runner: {n_runners} {settings.backend} agents for {address}"))
-        told = partial(events.call_soon_threadsafe, runners.notify)
-        loop.wait(in_thread(partial(_read_stdin, told), name="stdin") if until_eof else Future[None]())
+        notify = partial(events.call_soon_threadsafe, runners.notify)
+        loop.wait(in_thread(partial(_read_stdin, notify), name="stdin") if until_eof else Future[None]())
     finally:
         loop.stop(stop())
 
@@ -168,9 +168,9 @@ def _print_progress(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _read_stdin(told: Callable[[], Any]) -> None:
+def _read_stdin(notify: Callable[[], Any]) -> None:
     while os.read(sys.stdin.fileno(), 4096):
-        told()
+        notify()
 
 
 if __name__ == "__main__":

@@ -164,12 +164,8 @@ def part_update(suite: Suite) -> dict[str, Any]:
 def part_uneven(suite: Suite) -> dict[str, Any]:
     """Compare trainer modes: calls of 64 tokens, eight for one question in eight and one for the others."""
     options, result = suite.options, dict[str, Any]()
-    arguments = [
-        *_verl(suite, _random_model(suite, suite.options.shape)),
-        *_agent("uneven"),
-        "--steps",
-        str(options.speed_steps),
-    ]
+    model = _random_model(suite, options.shape)
+    arguments = [*_verl(suite, model), *_agent("uneven"), "--steps", str(options.speed_steps)]
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
     arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *options.overrides]
     for mode in options.modes.split(","):

@@ -324,7 +324,7 @@ def format_config(job: Job, run_dir: str, *, diff: bool = False) -> str:
         return json.dumps(masked_values(job.config.to_dict()), indent=2)
     from groundwire.train.verl.hydra_config import compose_for_run
 
-    composed = compose_for_run(job.config, job.data, run_dir)
+    composed, _ = compose_for_run(job.config, job.data, run_dir)
     from omegaconf import OmegaConf
 
     return mask_secrets(OmegaConf.to_yaml(composed, resolve=True))

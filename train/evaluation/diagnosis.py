@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -168,28 +168,26 @@ def lasting_failure(rows: Sequence[Row]) -> str:
 
 
 class FailureNotes:
-    """Tells the user of the first failures of each type, once per process. ``run`` is the run's folder.
+    """Shows the first failures of each type, once per process, with ``show_note``. ``run`` is the run's folder.
 
     For trainers: an evaluation shows the same messages with its results.
     """
 
-    def __init__(self, run: Path) -> None:
-        self._run, self._told = run, set[str]()
+    def __init__(self, run: Path, show_note: Callable[[str], None]) -> None:
+        self._run, self._show_note, self._shown = run, show_note, set[str]()
 
-    def check(self, rows: Sequence[Row]) -> list[str]:
-        """A note for each type of failure that has its first in ``rows``, the rollouts of a step or a validation."""
-        notes = []
+    def show(self, rows: Sequence[Row]) -> None:
+        """Show a note for each type of failure that occurs first in ``rows``, the rollouts of a step or validation."""
         for status in dict.fromkeys(row["status"] for row in rows):
-            if status == "succeeded" or status in self._told:
+            if status == "succeeded" or status in self._shown:
                 continue
-            self._told.add(status)
+            self._shown.add(status)
             failed = [row for row in rows if row["status"] == status]
             scored = "scored 0" if is_judged(failed[0]) else "left out"
-            notes.append(
+            self._show_note(
                 f"{len(failed)} of {len(rows)} {_rollouts(rows)} failed ({scored}); {_first_failure(failed)}. "
                 f"More: groundwire why {self._run}"
             )
-        return notes
 
 
 def _rollouts(rows: Sequence[Row]) -> str:

@@ -78,7 +78,7 @@ class PromptTrainer:
             run=run,
         )
         self._rollouts, self._failures, self._calls = 0, Counter[str](), 0
-        self._failure_notes = FailureNotes(run.path)
+        self._failure_notes = FailureNotes(run.path, callback.on_note)
 
     def train(self) -> dict[str, str]:
         """Optimise, or go on; returns the best prompts, which are in :data:`PROMPTS`, too."""
@@ -141,12 +141,8 @@ class PromptTrainer:
         self._calls += sum(len(result.calls) for result in results)
         rows = [result.to_row(1) for result in results]
         self.run.write_rollouts(1, rows, append=True)
-        self._print_failures(rows)
+        self._failure_notes.show(rows)
         return results
-
-    def _print_failures(self, rows: list[dict[str, Any]]) -> None:
-        for note in self._failure_notes.check(rows):
-            self.callback.on_note(note)
 
     def _run(self, requests: list[RolloutRequest]) -> list[RolloutResult]:
         deadline_s = self.config.step_deadline_s * max(1.0, len(requests) / max(1, self.config.n_runners))
@@ -166,7 +162,7 @@ class PromptTrainer:
         self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
         if reason := nothing_judged(rows) or mostly_unscored(rows):
             raise RolloutsFailedError(reason)
-        self._print_failures(rows)
+        self._failure_notes.show(rows)
         return {validation_name(temperature): compute_accuracy(rows, self._breakdowns)}
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -116,7 +116,7 @@ class LocalTrainer:
         self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
         self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
-        self._health, self._failure_notes = HealthRules(run.metrics()), FailureNotes(run.path)
+        self._health, self._failure_notes = HealthRules(run.metrics()), FailureNotes(run.path, callback.on_note)
         self._watch = make_watch(config)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
@@ -298,7 +298,7 @@ class LocalTrainer:
                 if reason := nothing_judged(rows) or nothing_to_train(rows):
                     raise RolloutsFailedError(reason)
             self._check_judged(rows)
-            self._print_failures(rows)
+            self._failure_notes.show(rows)
             validations[validation_name(temperature)] = compute_accuracy(rows, self._breakdowns)
         return validations
 
@@ -306,10 +306,6 @@ class LocalTrainer:
         calls = [call for result in results for call in result.calls]
         limits = starter_limits(calls) if self.config.model == "starter" else ""
         for note in [*agent_notes(rows, (call.model for call in calls), MODEL_NAME), *([limits] if limits else [])]:
-            self.callback.on_note(note)
-
-    def _print_failures(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        for note in self._failure_notes.check(rows):
             self.callback.on_note(note)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:
@@ -326,7 +322,7 @@ class LocalTrainer:
         self._steps_without_data = self._steps_without_data + 1 if reason else 0
         if self._steps_without_data >= _MAX_EMPTY_STEPS:
             raise RolloutsFailedError(reason)
-        self._print_failures(rows)
+        self._failure_notes.show(rows)
 
     def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if all failed for a reason that will persist, or most rewards did."""

@@ -31,7 +31,7 @@ from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
-from groundwire.train.rollouts.runner.pool import POLL_S, RunnerPool
+from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
 from groundwire.train.rollouts.runner.request_check import RequestCheck
 from groundwire.train.rollouts.runner_processes import RunnerProcesses
 from groundwire.train.store.backends.base import MemoryStore
@@ -183,7 +183,7 @@ class RolloutRuntime:
         if config.runner_processes:
             runners = self._processes = RunnerProcesses(store, config, bundled=self._bundled)
         else:
-            poll_s = 5.0 if external is None else POLL_S
+            poll_s = NOTIFIED_POLL_S if external is None else POLL_S
             runners = RunnerPool(store=store, agent=self._agent, n_runners=config.n_runners, poll_s=poll_s)
         self._collector = RolloutCollector(
             store=store,

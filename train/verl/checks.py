@@ -12,14 +12,7 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.pretrained.hub import check_hub
 from groundwire.train.policy.pretrained.locate import is_hub_name
-from groundwire.train.verl.hydra_config import (
-    compose_for_run,
-    count_devices,
-    flat_config,
-    other_estimator,
-    plan_run,
-    uses_npu,
-)
+from groundwire.train.verl.hydra_config import compose_for_run, count_devices, other_estimator, uses_npu
 
 __all__ = ["check", "peft_problem"]
 
@@ -39,8 +32,8 @@ def check(config: RunConfig, data: TaskData) -> None:
         )
     if len(data.train) < config.tasks_per_step:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
-    composed = compose_for_run(config, data, "RUN_DIR")
-    if plan := plan_run(config, flat_config(config, n_gpus=composed.trainer.n_gpus_per_node)):
+    composed, plan = compose_for_run(config, data, "RUN_DIR")
+    if plan:
         print(f"memory of a GPU: {plan} predicted", file=sys.stderr)
     model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
     if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices

@@ -67,8 +67,8 @@ _ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env."
 
 
-def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
-    """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``."""
+def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[Any, MemoryPlan | None]:
+    """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``, and :func:`plan_run`."""
     folder = local_folder(config.model)
     model = str(folder.resolve()) if folder else config.model  # verl's processes have another working directory
     flat = flat_config(
@@ -80,7 +80,7 @@ def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> Any:
     )
     if plan := plan_run(config, flat):
         flat[TOKENS] = plan.tokens
-    return compose(flat)
+    return compose(flat), plan
 
 
 def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None = None) -> MemoryPlan | None:

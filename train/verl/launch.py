@@ -50,7 +50,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str
     _write_tasks(folder / "train.parquet", data.train, config.domain)
     _write_tasks(folder / "validation.parquet", choose_tasks(data.validation, config.val_tasks), config.domain)
     archive_verl_log(run)
-    composed = compose_for_run(config, data, str(run.path.resolve()))
+    composed, _ = compose_for_run(config, data, str(run.path.resolve()))
     auto_set_device(composed)
     try:
         with follow_verl_log(run, on_note), ray_job(str(run.path.resolve())):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -95,7 +96,7 @@ class RolloutService:
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
         self._constraint_reported = False
-        self._agent_checked, self._failure_notes = False, FailureNotes(run.path)
+        self._agent_checked, self._failure_notes = False, FailureNotes(run.path, partial(_log.warning, "%s"))
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
@@ -114,7 +115,7 @@ class RolloutService:
         self.runtime.submit(run_groups).add_done_callback(self._end)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all prompts have ended, at most ``timeout_s``. Whether they have: True once, until others end."""
+        """Wait at most ``timeout_s`` seconds for the end of all prompts. True if they ended since the last call."""
         ended = self._all_ended.wait(timeout_s)
         self._all_ended.clear()
         return ended
@@ -159,8 +160,7 @@ class RolloutService:
             line["watch"] = total.watched
         if reason := lasting_failure(rows) or (nothing_judged(rows) if partition == "val" else ""):
             raise RolloutsFailedError(reason)
-        for note in self._failure_notes.check(rows):
-            _log.warning("%s", note)
+        self._failure_notes.show(rows)
         if partition == "val":
             if not self._agent_checked:
                 self._agent_checked = True

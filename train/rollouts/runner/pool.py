@@ -17,11 +17,13 @@ from groundwire.train.rollouts.runner.attempts import OpenAttempts
 from groundwire.train.store.runner_client import RunnerClient
 from groundwire.train.store.wire import AttemptedRollout, RunnerStore
 
-__all__ = ["POLL_S", "RunnerPool"]
+__all__ = ["NOTIFIED_POLL_S", "POLL_S", "RunnerPool"]
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.25
 """How often an idle pool asks a store in another process for rollouts, in seconds."""
+NOTIFIED_POLL_S = 5.0
+"""The same where the pool is notified of new rollouts: only returned ones wait for it."""
 _STOP_S = 5.0
 _MIN_HEARTBEAT_S = 0.1
 
@@ -34,7 +36,9 @@ class RunnerPool:
     one worker.
     """
 
-    def __init__(self, *, store: RunnerStore, agent: AttemptRunner, n_runners: int, poll_s: float = 5.0) -> None:
+    def __init__(
+        self, *, store: RunnerStore, agent: AttemptRunner, n_runners: int, poll_s: float = NOTIFIED_POLL_S
+    ) -> None:
         self._store, self._agent, self._n_runners, self._poll_s = store, agent, n_runners, poll_s
         self._spans = store if isinstance(store, RunnerClient) else _span_sink(store)
         self._notification, self._stopping = asyncio.Event(), asyncio.Event()
