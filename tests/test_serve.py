@@ -87,7 +87,11 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served: ServedMod
     (tmp_path / "config.json").write_text("{}")
     port = int(served.base_url.split(":")[-1].partition("/")[0])
     for checkpoint, options, message in (
-        ("no/such/run", {}, "no model in no/such/run: it has no config.json; give starter, smollm2, a GGUF file"),
+        (
+            "no/such/run",
+            {},
+            "no model in no/such/run: there is no such file or folder; give starter, smollm2, a GGUF file",
+        ),
         ("no/such", {}, "no model no/such: no such folder, and it is not in the hub's cache"),
         (tmp_path, {}, "cannot be loaded"),
         ("starter", {"host": "0.0.0.0"}, "listening on 0.0.0.0 needs a token"),

@@ -89,6 +89,14 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_would_help(models: dict[st
         plan(models["0.5b"], 24, f"{TOKENS}=32768")
 
 
+def test_a_model_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"no model in missing\.gguf: there is no such file or folder"):
+        plan("missing.gguf", 80)
+    with pytest.raises(ConfigError, match="no model no/such-model: no such folder, and it is not in the hub's cache"):
+        plan("no/such-model", 80)
+
+
 def test_what_cannot_be_planned_has_no_plan(models: dict[str, str], tmp_path: Path) -> None:
     assert plan(models["0.5b"], 80, "actor_rollout_ref.model.use_remove_padding=False") is None
     assert plan(models["0.5b"], 80, "model_engine=megatron") is None

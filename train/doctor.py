@@ -190,8 +190,8 @@ def _plan(config: RunConfig, available: int) -> object:
     plan = hydra_config.plan_run(config, hydra_config.flat_config(config), available)
     if plan is None:
         raise ConfigError(
-            f"the memory of {config.model} with these settings of verl is not known: models with Llama's layers in a "
-            "folder or a reachable hub are planned, trained with FSDP and without padding"
+            f"the memory of {config.model} with these settings of verl is not known: models with Llama's layers are "
+            "planned, trained with FSDP and without padding"
         )
     return plan
 

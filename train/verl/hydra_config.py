@@ -34,7 +34,8 @@ from groundwire.train.config.verl_names import (
 from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
 from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
-from groundwire.train.policy.pretrained.locate import local_folder
+from groundwire.train.policy.pretrained.hub import check_hub
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
 from groundwire.train.verl.memory_plan import TOKENS, MemoryPlan, plan_memory
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
@@ -87,7 +88,7 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None =
     """The memory of a run with verl's settings ``flat`` on GPUs with ``available`` bytes, or on this machine's.
 
     None without a GPU, and where :func:`groundwire.train.verl.memory_plan.plan_memory` has no plan. Raises
-    :class:`ConfigError` for GPUs that are too small.
+    :class:`ConfigError` for GPUs that are too small, and for a model that cannot be had.
     """
     if available is None:
         if uses_npu(config) or not count_devices(npu=False):
@@ -96,10 +97,14 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None =
 
         available = torch.cuda.get_device_properties(0).total_memory
     given = _verl_overrides(config).get(TOKENS)
-    folder = local_folder(config.model)
+    model = config.model
+    if is_hub_name(model):
+        check_hub(model)  # transformers would try for 25 s
+    else:
+        model = str(find_model(model))
     try:
-        return plan_memory(str(folder or config.model), flat, available=available, tokens=given)
-    except (OSError, ValueError):  # the hub is out of reach, or the architecture unknown here: verl says more about it
+        return plan_memory(model, flat, available=available, tokens=given)
+    except (OSError, ValueError):  # the model is gated, or its architecture unknown here: verl says more about it
         return None
 
 

@@ -41,7 +41,8 @@ def find_model(name: str | Path) -> Path:
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         hint = f"give the file itself, {files[0]}" if files else f"give {', '.join(NAMES)}, a GGUF file, or a folder"
-        raise ConfigError(f"no model in {folder}: it has no config.json; {hint} saved by transformers")
+        why = "it has no config.json" if folder.exists() else "there is no such file or folder"
+        raise ConfigError(f"no model in {folder}: {why}; {hint} saved by transformers")
     return folder
 
 
