@@ -275,11 +275,25 @@ def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engi
             for (got, wanted), row, mask in zip(pairs, rows, masks, strict=True):
                 assert got.shape == wanted.shape == row.shape
                 assert torch.isfinite(got).all()
-                torch.testing.assert_close(got[-1 - len(mask) : -1], wanted[-1 - len(mask) : -1], atol=1e-5, rtol=1e-5)
+                reply = slice(-1 - len(mask), -1)
+                torch.testing.assert_close(got[reply] * mask, wanted[reply] * mask, atol=1e-5, rtol=1e-5)
+                assert torch.count_nonzero(got) == mask.sum()  # others have no logits
     assert sum(results["ours"][1]["metrics"]["rows"]) == len(rows)
     assert results["ours"][2] == pytest.approx(results["verl"][2], rel=1e-5)
     for got, wanted in zip(both.ours.module.parameters(), both.verl.module.parameters(), strict=True):
         torch.testing.assert_close(local(got), local(wanted), atol=1e-5, rtol=1e-4)
+
+
+def test_rows_without_a_trained_token_have_a_gradient_of_zero(engines):
+    ours = engines("fsdp").ours
+    rows = [torch.tensor([5, 6, 7, 8]), torch.tensor([5, 6, 9])]
+    masks = [torch.zeros(2, dtype=torch.long), torch.zeros(1, dtype=torch.long)]
+    with ours.train_mode():
+        ours.optimizer_zero_grad()
+        ours.forward_backward_batch(verl_batch(rows, masks), verl_loss)
+        gradients = [parameter.grad for parameter in ours.module.parameters()]
+    assert gradients
+    assert not any(torch.count_nonzero(gradient) for gradient in gradients)
 
 
 def local(parameter):

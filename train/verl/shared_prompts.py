@@ -5,6 +5,9 @@ rows with a long common prefix are in one micro-batch, keeps each shared token o
 log-probabilities and entropies of all tokens, so verl's losses and metrics are unchanged. Shared are only tokens before
 a row's first trained one; rows with equal replies remain different rows.
 
+Logits are computed only for tokens with a loss, a quarter of the kept ones at an agent's shape. The log-probabilities
+and entropies of other tokens are 0; verl masks them.
+
 verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
 takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.config.verl_names.ENGINE_VENDOR` there. Where
 the settings do not allow it (padded rows, no fused kernels, sequence parallelism, images), it computes as verl's own.
@@ -16,13 +19,14 @@ as many tokens.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
+from verl.utils.experimental import torch_functional
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
@@ -35,6 +39,8 @@ __all__ = ["SharedPromptsEngine"]
 
 _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
+_UNUSED = -100
+"""The label of a token whose log-probability nothing reads, as in transformers."""
 _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 
 
@@ -61,7 +67,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
             try:
-                with self._micro_batches_of(data):
+                with self._changes_of_verl(data):
                     return super().forward_backward_batch(data, loss_function, forward_only)
             except torch.OutOfMemoryError:
                 cleared = forward_only or self.engine_config.strategy == "fsdp"
@@ -79,11 +85,13 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
                 self._most_tokens[forward_only],
             )
 
-    def _micro_batches_of(self, data: Any) -> Any:
-        """verl's own micro-batches, or within the returned context those of :func:`_prepare_micro_batches`."""
-        if not self._shares(data):
-            return nullcontext()
-        return patched(transformer_impl, "prepare_micro_batches", lambda _: _prepare_micro_batches)
+    def _changes_of_verl(self, data: Any) -> ExitStack:
+        """Within the returned context verl takes our micro-batches and our output layer, where prompts are shared."""
+        stack = ExitStack()
+        if self._shares(data):
+            stack.enter_context(patched(transformer_impl, "prepare_micro_batches", lambda _: _prepare_micro_batches))
+            stack.enter_context(patched(torch_functional, "FusedLinearForPPO", _of_used_tokens))
+        return stack
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
@@ -91,6 +99,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
         if self._shares(micro_batch):
             device = inputs["input_ids"].device
             tree = PromptTree(*(tensor.to(device) for tensor in prompt_tree(*_prompts_and_lengths(micro_batch))))
+            inputs["shift_labels"] = inputs["shift_labels"].masked_fill(~_used(micro_batch), _UNUSED)
             for name in ("input_ids", "position_ids", "shift_labels"):
                 inputs[name] = inputs[name][:, tree.keep]
             inputs["attention_mask"] = tree_block_mask(tree.end[None])
@@ -121,6 +130,34 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             and not any(map(setting, _OTHER_OUTPUTS))
             and data["loss_mask"].is_nested
         )
+
+
+def _used(micro_batch: Any) -> Tensor:
+    """bool [1, T]: the tokens whose next one is trained, or the first token if there is none, for a gradient of 0."""
+    ids, masks = micro_batch["input_ids"], micro_batch["loss_mask"].unbind()
+    replies = torch.tensor([len(mask) for mask in masks], device=ids.device)
+    mask = torch.cat(masks).bool()
+    before = (ids.offsets()[1:] - 1 - replies.cumsum(0)).repeat_interleave(replies)
+    used = torch.zeros_like(ids.values(), dtype=torch.bool)
+    used[before + torch.arange(len(mask), device=ids.device)] = mask
+    used[0] |= ~mask.any()
+    return used[None]
+
+
+def _of_used_tokens(fused_linear: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """verl's output layer, which returns log-probabilities and entropies, for the tokens with a label."""
+
+    class UsedTokens(fused_linear):
+        def forward(
+            self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+        ) -> tuple[Tensor, Tensor]:
+            """``hidden_states`` [1, U, hidden], ``input_ids`` the labels, int64 [1, U]; returns two of [1, U]."""
+            used = (input_ids != _UNUSED).nonzero(as_tuple=True)
+            values = super().forward(hidden_states[used], vocab_weights, input_ids[used], temperature)
+            log_probs, entropy = (value.new_zeros(input_ids.shape).index_put(used, value) for value in values)
+            return log_probs, entropy
+
+    return UsedTokens
 
 
 def _prepare_micro_batches(data: Any, dp_group: Any, **_: Any) -> tuple[list[Any], list[list[int]]]:
