@@ -284,6 +284,88 @@ def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engi
         torch.testing.assert_close(local(got), local(wanted), atol=1e-5, rtol=1e-4)
 
 
+def ppo_batch(rows, replies, advantages):
+    """A mini-batch for verl's policy loss, with names as those of our rows."""
+    from tensordict import NonTensorStack
+    from verl.utils import tensordict_utils
+
+    data = verl_batch(rows, [torch.ones_like(reply) for reply in replies])
+    data["prompts"] = nested(row[: len(row) - len(reply)] for row, reply in zip(rows, replies, strict=True))
+    data["responses"] = nested(replies)
+    data["response_mask"] = data["loss_mask"]
+    data["old_log_probs"] = nested(torch.full((len(reply),), -4.0) for reply in replies)
+    data["advantages"] = nested(
+        torch.full((len(reply),), value) for reply, value in zip(replies, advantages, strict=True)
+    )
+    data["uid"] = NonTensorStack(*map(str, range(len(rows))))
+    settings = {"calculate_entropy": False, "return_model_output": False, "global_batch_size": len(rows)}
+    tensordict_utils.assign_non_tensor(data, **settings)
+    return data
+
+
+@pytest.mark.parametrize("agg", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("mode", ["vanilla", "gspo", "cispo"])
+@pytest.mark.parametrize("zeros", ["some", "all", "some, with a KL term"])
+def test_rows_with_advantages_of_zero_are_left_out_where_they_have_no_gradient(engines, mode, agg, zeros):
+    from functools import partial
+
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    both = engines("fsdp")
+    prompts, replies = some_rows(3, groups=6)
+    replies = [reply if len(reply) else torch.tensor([7]) for reply in replies]
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+    advantages = [0.0 if zeros == "all" or number % 3 else 0.5 - number % 2 for number in range(len(rows))]
+    config = FSDPActorConfig(
+        strategy="fsdp",
+        rollout_n=4,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=agg,
+        policy_loss=PolicyLossConfig(loss_mode=mode),
+        use_kl_loss="KL" in zeros,
+    )
+    tokens, gradients = {}, {}
+    for name, engine in vars(both).items():
+        data = ppo_batch(rows, replies, advantages)
+        if config.use_kl_loss:
+            data["ref_log_prob"] = data["old_log_probs"]
+        seen = tokens.setdefault(name, [])
+        engine.module.register_forward_pre_hook(
+            lambda _module, _args, kwargs, seen=seen: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        )
+        with engine.train_mode():
+            engine.optimizer_zero_grad()
+            engine.forward_backward_batch(data, partial(ppo_loss, config=config))
+            gradients[name] = [local(parameter.grad).clone() for parameter in engine.module.parameters()]
+    for got, wanted in zip(gradients["ours"], gradients["verl"], strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
+    assert any(torch.count_nonzero(each) for each in gradients["verl"]) == (zeros != "all")
+    everything = len(prompt_tree(*_sorted(prompts, rows)).keep)
+    left_out = mode != "cispo" and not config.use_kl_loss
+    assert (sum(tokens["ours"]) < 0.6 * everything) == left_out
+    if zeros == "all" and left_out:
+        assert len(tokens["ours"]) == 1
+
+
+def test_every_gpu_has_as_many_micro_batches_if_few_rows_have_a_gradient(engines, monkeypatch):
+    engines("fsdp")  # the platform of verl's functions
+    from groundwire.train.verl import shared_prompts
+
+    prompts, replies = some_rows(2)
+    data = verl_batch([torch.cat(pair) for pair in zip(prompts, replies, strict=True)], replies)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda number, **_: number.fill_(3))  # another GPU has three
+    parts, rows = shared_prompts._prepare_micro_batches(data, None, trained=[5])
+    assert len(parts) == len(rows) == 3
+    assert all(len(part) == len(each) > 0 for part, each in zip(parts, rows, strict=True))
+    assert 5 in [row for each in rows for row in each]
+
+
+def _sorted(prompts, rows):
+    order = [row for batch in micro_batches(prompts, [len(row) for row in rows], 10_000) for row in batch]
+    return [prompts[row] for row in order], [len(rows[row]) for row in order]
+
+
 def test_rows_without_a_trained_token_have_a_gradient_of_zero(engines):
     ours = engines("fsdp").ours
     rows = [torch.tensor([5, 6, 7, 8]), torch.tensor([5, 6, 9])]

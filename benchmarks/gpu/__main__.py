@@ -64,6 +64,7 @@ _SAME_WORK = (
     "actor_rollout_ref.rollout.n=8",
 )
 """verl's settings for steps of equal work, without validation and checkpoints."""
+_COIN = ("--reward", "benchmarks.gpu.agents:coin")
 
 
 def part_agree(suite: Suite) -> dict[str, Any]:
@@ -134,7 +135,8 @@ def _speed(suite: Suite, shape: str) -> dict[str, Any]:
         runners = ["--external-store-address", options.external_store_address, "--n-runners", "0"]
     spider = ["--spider", options.spider] if options.spider else []
     data = ["--data-dir", options.spider, "--max-model-len", "3072"] if options.spider else []
-    arguments = [*_verl(suite, model), *_agent("once_full" if options.spider else "once"), *data, "--steps", steps]
+    arguments = [*_verl(suite, model), *_agent("once_full" if options.spider else "once"), *_COIN, *data]
+    arguments += ["--steps", steps]
     ours, _ = suite.train(f"speed-ours-{shape}", [*arguments, *runners, *settings])
     if options.only_ours:
         return {"ours": ours}
@@ -165,7 +167,7 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     """Compare trainer modes: calls of 64 tokens, eight for one question in eight and one for the others."""
     options, result = suite.options, dict[str, Any]()
     model = _random_model(suite, options.shape)
-    arguments = [*_verl(suite, model), *_agent("uneven"), "--steps", str(options.speed_steps)]
+    arguments = [*_verl(suite, model), *_agent("uneven"), *_COIN, "--steps", str(options.speed_steps)]
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
     arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *options.overrides]
     for mode in options.modes.split(","):

@@ -1,8 +1,12 @@
-"""Agents for the GPU suite: one call, as in verl's own single-turn agent loop, one to eight, and constrained ones."""
+"""Agents for the GPU suite: one call, as in verl's own single-turn agent loop, one to eight, and constrained ones.
+
+Models with random weights get random rewards: the update leaves out groups of equal rewards.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import zlib
 from typing import Any
 
@@ -69,6 +73,11 @@ async def constrained(question: Question, endpoint: Endpoint) -> str:
         text = calls[0].function.arguments if "tools" in given else choice.message.content or ""
         answer = str(json.loads(text)["sql"])
     return answer
+
+
+async def coin(task: Any, answer: str, steps: Any) -> float:
+    """A reward of 0 or 1 without a reason."""
+    return float(random.random() < 0.5)
 
 
 async def _ask(endpoint: Endpoint, messages: list[Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from groundwire.train.verl.ray_job import ray_job
 _OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
 
 
-def no_reward(*_: Any, **__: Any) -> float:
-    """The reward for verl's reward workers; it costs no time."""
-    return 0.0
+def coin(*_: Any, **__: Any) -> float:
+    """The reward for verl's reward workers, as :func:`benchmarks.gpu.agents.coin`; it costs no time."""
+    return float(random.random() < 0.5)
 
 
 def main(model: str, out: Path, steps: int, *, spider: str | None, settings: list[str]) -> None:
@@ -59,7 +60,7 @@ def main(model: str, out: Path, steps: int, *, spider: str | None, settings: lis
     chosen = {key: value for key, value in chosen.items() if not any(name in key for name in _OURS)}
     chosen["algorithm.adv_estimator"] = "grpo"
     chosen["reward.custom_reward_function.path"] = __file__
-    chosen["reward.custom_reward_function.name"] = "no_reward"
+    chosen["reward.custom_reward_function.name"] = "coin"
     chosen["trainer.v1.trainer_mode"] = "sync"
     chosen["actor_rollout_ref.rollout.agent.num_workers"] = 8  # verl's own default
     with ray_job(str(out.resolve())):

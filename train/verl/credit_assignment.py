@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingRow", "carried_advantage", "carrying_uid", "training_rows"]
 
-"""The name under which :func:`carried_advantage` is registered in verl."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow:

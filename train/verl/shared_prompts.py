@@ -6,7 +6,7 @@ log-probabilities and entropies of all tokens, so verl's losses and metrics are 
 a row's first trained one; rows with equal replies remain different rows.
 
 Logits are computed only for tokens with a loss, a quarter of the kept ones at an agent's shape. The log-probabilities
-and entropies of other tokens are 0; verl masks them.
+and entropies of other tokens are 0; verl masks them. An update leaves out rows that have no gradient.
 
 verl imports this module in its workers (``actor_rollout_ref.model.external_lib``) before it looks up its engine, and
 takes this one because ``VERL_ENGINE_VENDOR`` is :data:`~groundwire.train.config.verl_names.ENGINE_VENDOR` there. Where
@@ -19,16 +19,20 @@ as many tokens.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
+from tensordict import NonTensorData, TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
 from verl.utils.experimental import torch_functional
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.utils.losses import ppo_loss
 
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
@@ -41,6 +45,10 @@ _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
 _UNUSED = -100
 """The label of a token whose log-probability nothing reads, as in transformers."""
+_LOSSES = ("vanilla", "gspo")
+"""Policy losses in which a row with advantages of 0 adds nothing, and does not change what others add."""
+_ALL_ROWS = ("calculate_entropy", "return_model_output")
+"""Settings of a mini-batch that need every row: a mean of its tokens, and results in its order."""
 _OTHER_OUTPUTS = ("distillation_use_topk", "distillation_only", "calculate_sum_pi_squared")
 
 
@@ -67,7 +75,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
             try:
-                with self._changes_of_verl(data):
+                with self._changes_of_verl(data, None if forward_only else loss_function):
                     return super().forward_backward_batch(data, loss_function, forward_only)
             except torch.OutOfMemoryError:
                 cleared = forward_only or self.engine_config.strategy == "fsdp"
@@ -85,11 +93,12 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
                 self._most_tokens[forward_only],
             )
 
-    def _changes_of_verl(self, data: Any) -> ExitStack:
+    def _changes_of_verl(self, data: Any, loss_function: Any) -> ExitStack:
         """Within the returned context verl takes our micro-batches and our output layer, where prompts are shared."""
         stack = ExitStack()
         if self._shares(data):
-            stack.enter_context(patched(transformer_impl, "prepare_micro_batches", lambda _: _prepare_micro_batches))
+            prepare = partial(_prepare_micro_batches, trained=_rows_with_gradient(data, loss_function))
+            stack.enter_context(patched(transformer_impl, "prepare_micro_batches", lambda _: prepare))
             stack.enter_context(patched(torch_functional, "FusedLinearForPPO", _of_used_tokens))
         return stack
 
@@ -160,14 +169,63 @@ def _of_used_tokens(fused_linear: type[torch.nn.Module]) -> type[torch.nn.Module
     return UsedTokens
 
 
-def _prepare_micro_batches(data: Any, dp_group: Any, **_: Any) -> tuple[list[Any], list[list[int]]]:
-    """verl's function of this name: micro-batches, and the rows in each. All ranks have the same number of both."""
+def _prepare_micro_batches(
+    data: Any, dp_group: Any, *, trained: Sequence[int] | None = None, **_: Any
+) -> tuple[list[Any], list[list[int]]]:
+    """verl's function of this name: micro-batches, and the rows in each. All ranks have the same number of both.
+
+    With ``trained``, the rows that have a gradient, others are computed only so that no micro-batch is empty.
+    """
     prompts, lengths = _prompts_and_lengths(data)
-    most_tokens = data[_LIMIT]
-    number = torch.tensor(len(micro_batches(prompts, lengths, most_tokens)), device=get_device_name())
+    rows = list(range(len(lengths))) if trained is None else list(trained) or [0]
+
+    def divided(least: int = 1) -> list[list[int]]:
+        batches = micro_batches([prompts[row] for row in rows], [lengths[row] for row in rows], data[_LIMIT], least)
+        return [[rows[index] for index in batch] for batch in batches]
+
+    number = torch.tensor(len(divided()), device=get_device_name())
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-    rows = micro_batches(prompts, lengths, most_tokens, least=int(number))
-    return [tensordict_utils.index_select_tensor_dict(data, each) for each in rows], rows
+    others = sorted(set(range(len(lengths))).difference(rows))
+    rows += others[: max(0, int(number) - len(rows))]
+    batches = divided(int(number))
+    return _divided_rows(data, batches), batches
+
+
+def _divided_rows(data: Any, batches: list[list[int]]) -> list[Any]:
+    """``data`` of the rows in each batch, without what is no tensor, such as names.
+
+    verl's own function divides all rows of each field again for each batch, and copies the names one by one.
+    """
+    parts: list[dict[str, Any]] = [{} for _ in batches]
+    for name, value in data.items():
+        if isinstance(value, Tensor) and value.is_nested:
+            rows = value.unbind()
+            for part, batch in zip(parts, batches, strict=True):
+                part[name] = torch.nested.as_nested_tensor([rows[row] for row in batch], layout=torch.jagged)
+        elif isinstance(value, Tensor):
+            for part, batch in zip(parts, batches, strict=True):
+                part[name] = value[batch]
+        elif isinstance(value, NonTensorData):  # a setting
+            for part in parts:
+                part[name] = NonTensorData(value.data)
+    return [TensorDict(part, batch_size=len(batch)) for part, batch in zip(parts, batches, strict=True)]
+
+
+def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
+    """The rows with a nonzero advantage, if the loss of the others has no gradient; None if it may have one.
+
+    A group of equal rewards has advantages of 0. The loss is divided by the tokens or rows of the whole mini-batch,
+    which verl counts before, so it is the same without these rows.
+    """
+    config = getattr(loss_function, "keywords", {}).get("config")
+    if getattr(loss_function, "func", None) is not ppo_loss or config is None or config.use_kl_loss:
+        return None
+    if config.policy_loss.get("loss_mode", "vanilla") not in _LOSSES or "advantages" not in data:
+        return None
+    if any(tensordict_utils.get_non_tensor_data(data, name, False) for name in _ALL_ROWS):
+        return None
+    rows = zip(data["advantages"].unbind(), data["loss_mask"].unbind(), strict=True)
+    return [number for number, (advantages, mask) in enumerate(rows) if torch.count_nonzero(advantages * mask)]
 
 
 def _prompts_and_lengths(data: Any) -> tuple[list[Tensor], list[int]]:
