@@ -137,6 +137,9 @@ class Backend(Protocol):
 
     With the optional attribute ``reads_only = True`` its agents get the task's database itself, else a private copy.
     The optional method ``default_prompts(form)`` returns the named prompts that a run can replace.
+
+    A run is refused at its start where the model cannot serve the agent: ``calls_tools = True`` says that its requests
+    have tools, and ``first_prompt(question, prompts)`` returns the text of its first request with the run's prompts.
     """
 
     agents: tuple[str, ...]

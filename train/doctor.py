@@ -16,7 +16,6 @@ import typer
 
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
-from groundwire.tools.files import read_bytes, read_json
 from groundwire.tools.http.access_token import TokenError, token_for
 from groundwire.tools.layers import missing_layer
 from groundwire.tools.secrets import mask_secrets
@@ -37,6 +36,7 @@ from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.policy.pretrained.model_settings import read_chat_template
 
 __all__ = ["app", "examine"]
 
@@ -227,14 +227,10 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     if not (folder / "config.json").is_file():
         yield Check("warning", f"{model} is not a local folder, so its chat template was not checked")
         return
-    template, file = "", folder / "chat_template.jinja"
     try:
-        if file.is_file():
-            template = read_bytes(file).decode()
-        elif (file := folder / "tokenizer_config.json").is_file():
-            template = str(read_json(file).get("chat_template") or "")
-    except (OSError, ValueError, AttributeError) as error:
-        yield Check("failure", f"{file} is damaged: {error}", "copy the model again")
+        template = read_chat_template(folder)
+    except ConfigError as error:
+        yield Check("failure", str(error))
         return
     if not template:
         yield Check("failure", f"{model} has no chat template", "use an instruct model, or set its chat_template")

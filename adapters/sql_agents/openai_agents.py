@@ -88,6 +88,7 @@ class OpenAIAgentsSQLBackend(SQLToolkit, OpenAIAgentsBackend):
     max_turns: int = 3
     request_timeout_s: float = 120.0
     stream: bool = False
+    calls_tools = True
     agents = (_AGENT,)
     prompt_names = {"sql": ("tool_system", "write"), "prose": ("prose_system", "ask")}
 

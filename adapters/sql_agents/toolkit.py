@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import ClassVar, Literal
 
+from groundwire.adapters._types import Question
 from groundwire.adapters.sql_agents import full_prompts, prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages, check_names, default_prompts
 from groundwire.tools.schema import table_info
@@ -33,7 +34,7 @@ class SQLToolkit:
 
     reads_only = True
     prompt_names: ClassVar[Mapping[AnswerForm, tuple[str, ...]]] = {}
-    """The names of the agent's prompts, for each form of answers."""
+    """The names of the agent's prompts, for each form of answers; the first two make its first request."""
     table_info_truncate: int | None = None
     example_values: int = 3
     show_keys: bool = True
@@ -57,6 +58,11 @@ class SQLToolkit:
         if given:
             check_names(given, self.prompt_names[form])
         return Messages(self.prompts, given)
+
+    def first_prompt(self, question: Question, prompts: Mapping[str, str]) -> str:
+        """The text of the agent's first request. Raises :class:`groundwire.tools.sql.DatabaseError`."""
+        messages, (system, user) = self.messages(prompts, question.form), self.prompt_names[question.form][:2]
+        return messages.write(system, self.schema(question.database)) + messages.write(user, question.text)
 
     def schema(self, database: str) -> str:
         """The tables as CREATE TABLE statements. Raises :class:`groundwire.tools.sql.DatabaseError`."""

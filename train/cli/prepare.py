@@ -25,6 +25,7 @@ from groundwire.train.algorithms.model_size import rl_learning_rate
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_otlp, check_trackers
 from groundwire.train.cli.judge_options import check_judge
+from groundwire.train.cli.model_checks import check_model
 from groundwire.train.cli.resume import pin_data_dir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.presets import PRESETS
@@ -143,15 +144,18 @@ def prepare(
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
-    size_notes: list[str] = []
+    model_notes: list[str] = []
     if own_model:
         folder = _find_model(config.model, config.trainer)
+        if folder is not None:
+            model_notes = check_model(config, folder, backend, domain, [*data.train, *data.validation])
         if config.learning_rate is None and config.trainer != "gepa":
-            config, size_notes = _with_learning_rate(config, folder)
+            config, note = _with_learning_rate(config, folder)
+            model_notes.append(note)
         if config.trainer != "verl" and config.device != "cpu":
             _check_device(config.device)
     left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
-    notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes), *size_notes]
+    notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes), *model_notes]
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
     return Job(
@@ -292,7 +296,7 @@ def _find_model(model: str, trainer: str) -> Path | None:
         return find_model(model)
 
 
-def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConfig, list[str]]:
+def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConfig, str]:
     """The settings with a learning rate for the model's size, and a note about it."""
     if folder is None:
         raise ConfigError(f"the size of {config.model} is not known before its download: give learning_rate")
@@ -304,7 +308,7 @@ def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConf
         raise ConfigError(f"the weights in {folder} cannot be read: {error}") from error
     rate = rl_learning_rate(parameters, lora=config.lora_rank > 0)
     note = f"learning_rate: {rate:g}, for {parameters / 1e6:,.1f} M parameters"
-    return config.model_copy(update={"learning_rate": rate}), [note]
+    return config.model_copy(update={"learning_rate": rate}), note
 
 
 def _check_device(device: str) -> None:

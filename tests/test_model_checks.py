@@ -1,0 +1,100 @@
+"""A model that cannot serve the agent is refused before its weights are read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groundwire import domains
+from groundwire.train.cli.model_checks import check_model
+from groundwire.train.cli.prepare import prepare
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.resolve import resolve
+from groundwire.train.policy import STARTER
+from groundwire.train.rollouts.factory import make_backend
+
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The starter without weights."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(STARTER / name, tmp_path)
+    return tmp_path
+
+
+def _notes(model: Path, **settings: Any) -> list[str]:
+    config = resolve("fast", **{"model": str(model), "backend": "langgraph", **settings})
+    domain = domains.get("spider")
+    data = domain.load(None)
+    return check_model(config, model, make_backend(config), domain, [*data.train, *data.validation])
+
+
+def _set(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+@pytest.mark.parametrize("backend", ["openai-agents", "mcp"])
+def test_an_agent_with_tools_needs_a_template_with_tools(model: Path, backend: str) -> None:
+    assert _notes(model, backend=backend) == []
+    (model / "chat_template.jinja").write_text(PLAIN)
+    with pytest.raises(ConfigError, match=rf"the chat template of {re.escape(str(model))} has no tools"):
+        _notes(model, backend=backend)
+    assert _notes(model, backend="langgraph") == []
+
+
+def test_tools_may_be_in_another_of_several_templates(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    templates = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": "{{ tools }}"}]
+    _set(model / "tokenizer_config.json", chat_template=templates)
+    assert _notes(model, backend="openai-agents") == []
+
+
+def test_a_model_without_a_template_is_refused(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="has no chat template: use an instruct model"):
+        _notes(model)
+
+
+def test_prompts_that_are_all_too_long_are_refused_and_some_are_a_note(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"to \d+ tokens, and it has 60; raise max_model_len, or lower"):
+        _notes(model, max_model_len=60)
+    (note,) = _notes(model, max_model_len=120)
+    assert re.match(r"prompts: [\d,]+ of [\d,]+ tasks have a prompt of 120 tokens or more \(at most \d+\)", note)
+    _set(model / "config.json", max_position_embeddings=60)
+    with pytest.raises(ConfigError, match="and it has 60; use a model with a longer context"):
+        _notes(model)
+
+
+def test_the_prompts_are_those_of_the_run(model: Path) -> None:
+    long = {"system": "{table_info}" + "word " * 200}
+    with pytest.raises(ConfigError, match="the prompts are longer than the model's context"):
+        _notes(model, prompts=long, max_model_len=200)
+
+
+def test_verl_is_given_no_more_than_the_model_has(model: Path) -> None:
+    settings = {"trainer": "verl", "max_model_len": 5000}
+    with pytest.raises(ConfigError, match=r"max_model_len is 5000, but .* has 4096 positions: give at most 4096"):
+        _notes(model, **settings)
+    rope = {"rope_type": "yarn", "factor": 4.0}
+    _set(model / "config.json", rope_parameters=rope)  # its length is that before scaling
+    assert _notes(model, **settings) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_damaged_file_is_named(model: Path, name: str) -> None:
+    (model / name).write_text("[1")
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        _notes(model)
+
+
+def test_a_run_is_checked_before_the_weights_are_read(model: Path) -> None:
+    config = resolve("fast", model=str(model), backend="langgraph", max_model_len=60)
+    with pytest.raises(ConfigError, match="the prompts are longer"):  # not: the weights cannot be read
+        prepare(config)

@@ -1,0 +1,110 @@
+"""Whether a model suits the agent and the tasks, from the files in its folder: no weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from groundwire import adapters, domains
+from groundwire.tools.sql import DatabaseError
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.policy.pretrained.model_settings import read_chat_template, read_context_length
+
+__all__ = ["check_model"]
+
+FirstPrompt = Callable[[adapters.Question, Mapping[str, str]], str]
+
+
+def check_model(
+    config: RunConfig,
+    folder: Path,
+    backend: adapters.Backend,
+    domain: domains.Domain,
+    tasks: Sequence[domains.Task],
+) -> list[str]:
+    """Notes for the user about the model in ``folder``.
+
+    Raises :class:`ConfigError` if no rollout of ``tasks`` could succeed with it. Only a backend with ``first_prompt``
+    has prompts that are known before it runs.
+    """
+    tokenizer = folder / "tokenizer.json"
+    if not tokenizer.is_file():
+        return []  # a tokenizer of another kind, with a template of its own
+    first_prompt: FirstPrompt | None = getattr(backend, "first_prompt", None)
+    template = read_chat_template(folder)
+    if not template and first_prompt is not None:
+        raise ConfigError(f"{config.model} has no chat template: use an instruct model, or set its chat_template")
+    if template and "tools" not in template and getattr(backend, "calls_tools", False):
+        raise ConfigError(
+            f"the chat template of {config.model} has no tools, so the model would never see the agent's: use a model "
+            "whose template has tools, or an agent without them, such as --backend langgraph"
+        )
+    limit = _context_length(config, folder)
+    if first_prompt is None or not tasks:
+        return []
+    lengths = _long_prompts(config, domain, tasks, first_prompt, tokenizer, limit)
+    remedy = "raise max_model_len" if limit == config.max_model_len else "use a model with a longer context"
+    if len(lengths) == len(tasks):
+        raise ConfigError(
+            f"the prompts are longer than the model's context: {min(lengths)} to {max(lengths)} tokens, and it has "
+            f"{limit}; {remedy}, or lower table_info_truncate ({config.table_info_truncate})"
+        )
+    if not lengths:
+        return []
+    return [
+        f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
+        f"{max(lengths)}), so their rollouts fail; {remedy}, or lower table_info_truncate"
+    ]
+
+
+def _context_length(config: RunConfig, folder: Path) -> int:
+    length = read_context_length(folder) or config.max_model_len
+    if length < config.max_model_len and config.trainer == "verl":  # vLLM would refuse it after minutes
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"
+        )
+    return min(length, config.max_model_len)
+
+
+def _long_prompts(
+    config: RunConfig,
+    domain: domains.Domain,
+    tasks: Sequence[domains.Task],
+    first_prompt: FirstPrompt,
+    file: Path,
+    limit: int,
+) -> list[int]:
+    """The least number of tokens of each first prompt that leaves no token of ``limit`` for a reply.
+
+    A prompt is mostly its database's schema, so where the one with the longest question is short enough, all are.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # its only type
+        raise ConfigError(f"{file} holds no tokenizer: {error}") from error
+
+    def count(task: domains.Task) -> int:
+        question = adapters.Question(
+            id=task["id"],
+            text=task["question"],
+            database=domain.database(task),
+            form=domains.answer_form(domain),
+            columns=domains.visible_columns(domain, task),
+        )
+        try:
+            text = first_prompt(question, config.prompts)
+        except DatabaseError:
+            return 0  # its rollouts say so
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    by_database: dict[str, list[domains.Task]] = {}
+    for task in tasks:
+        by_database.setdefault(domain.database(task), []).append(task)
+    long = []
+    for group in by_database.values():
+        if count(max(group, key=lambda task: len(task["question"]))) >= limit:
+            long += [length for task in group if (length := count(task)) >= limit]
+    return long

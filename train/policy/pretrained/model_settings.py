@@ -1,0 +1,50 @@
+"""What the JSON files in a model's folder say of the model. Nothing is loaded, and no library is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from groundwire.tools.files import read_bytes, read_json
+from groundwire.train.config.errors import ConfigError
+
+__all__ = ["read_chat_template", "read_context_length"]
+
+_UNSCALED = ("default", "llama3")
+"""Kinds of rotary embeddings whose ``max_position_embeddings`` is the length with scaling."""
+
+
+def read_chat_template(folder: Path) -> str:
+    """The text of the folder's chat templates; empty if there are none. Raises :class:`ConfigError`."""
+    files = [folder / "chat_template.jinja", *sorted(folder.glob("additional_chat_templates/*.jinja"))]
+    texts = [_read(file, lambda file: read_bytes(file).decode()) for file in files if file.is_file()]
+    file = folder / "tokenizer_config.json"
+    if file.is_file():
+        texts.append(str(_read(file, _read_object).get("chat_template") or ""))
+    return "\n".join(filter(None, texts))
+
+
+def read_context_length(folder: Path) -> int | None:
+    """The most tokens of prompt and reply together; None if the file does not say it.
+
+    Raises :class:`ConfigError`.
+    """
+    config = _read(folder / "config.json", _read_object)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "unknown"
+    length = config.get("max_position_embeddings")
+    return length if isinstance(length, int) and kind in _UNSCALED else None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    value = read_json(file)
+    if not isinstance(value, dict):
+        raise ValueError("it holds no settings")
+    return value
+
+
+def _read(file: Path, read: Any) -> Any:
+    try:
+        return read(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} is damaged: {error}; copy the model again") from error
