@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import logging
 import os
 import shutil
 import signal
@@ -71,6 +72,11 @@ def _compile_tests(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """At its end the interpreter looks for garbage several times, for three seconds: not among what was imported."""
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What is freed after the tests may still log an error, to the output of a test, which is closed."""
+    logging.raiseExceptions = False
 
 
 @pytest.fixture(scope="session")

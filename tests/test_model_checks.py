@@ -16,7 +16,9 @@ from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained.model_settings import read_context_length
 from groundwire.train.rollouts.factory import make_backend
+from groundwire.train.verl.hydra_config import compose_for_run
 
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -79,12 +81,12 @@ def test_the_prompts_are_those_of_the_run(model: Path) -> None:
 
 
 def test_verl_is_given_no_more_than_the_model_has(model: Path) -> None:
-    settings = {"trainer": "verl", "max_model_len": 5000}
+    config = resolve("starter", trainer="verl", model=str(model), max_model_len=5000)
     with pytest.raises(ConfigError, match=r"max_model_len is 5000, but .* has 4096 positions: give at most 4096"):
-        _notes(model, **settings)
-    rope = {"rope_type": "yarn", "factor": 4.0}
-    _set(model / "config.json", rope_parameters=rope)  # its length is that before scaling
-    assert _notes(model, **settings) == []
+        compose_for_run(config, domains.get("spider").load(None), "RUN_DIR")
+    assert read_context_length(model) == 4096
+    _set(model / "config.json", rope_parameters={"rope_type": "yarn", "factor": 4.0})  # its length before scaling
+    assert read_context_length(model) is None
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])

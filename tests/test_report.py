@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import re
@@ -401,6 +402,12 @@ def test_a_live_page_closes_connections_that_send_nothing(finished: RunDir, monk
                 client.sendall(data)
                 assert client.recv(100) == b""
         server.shutdown()
+
+
+def test_clients_that_connect_at_once_all_get_through(finished: RunDir) -> None:
+    with contextlib.ExitStack() as clients, make_server(finished) as server:
+        for _ in range(100):  # nobody accepts them yet
+            clients.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=10))
 
 
 def test_a_live_page_ends_on_sigterm(finished: RunDir) -> None:

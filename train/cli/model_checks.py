@@ -40,7 +40,7 @@ def check_model(
             f"the chat template of {config.model} has no tools, so the model would never see the agent's: use a model "
             "whose template has tools, or an agent without them, such as --backend langgraph"
         )
-    limit = _context_length(config, folder)
+    limit = min(config.max_model_len, read_context_length(folder) or config.max_model_len)
     if first_prompt is None or not tasks:
         return []
     lengths = _long_prompts(config, domain, tasks, first_prompt, tokenizer, limit)
@@ -56,15 +56,6 @@ def check_model(
         f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
         f"{max(lengths)}), so their rollouts fail; {remedy}, or lower table_info_truncate"
     ]
-
-
-def _context_length(config: RunConfig, folder: Path) -> int:
-    length = read_context_length(folder) or config.max_model_len
-    if length < config.max_model_len and config.trainer == "verl":  # vLLM would refuse it after minutes
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"
-        )
-    return min(length, config.max_model_len)
 
 
 def _long_prompts(

@@ -36,6 +36,7 @@ from groundwire.train.config.verl_presets import BASE, VERL_PRESETS
 from groundwire.train.policy.chat.response import FORMATS
 from groundwire.train.policy.pretrained.hub import check_hub
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name, local_folder
+from groundwire.train.policy.pretrained.model_settings import read_context_length
 from groundwire.train.verl.memory_plan import TOKENS, MemoryPlan, plan_memory
 from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
@@ -69,8 +70,13 @@ _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env."
 
 
 def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[Any, MemoryPlan | None]:
-    """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``, and :func:`plan_run`."""
+    """verl's whole configuration for this run on this machine, as an OmegaConf ``DictConfig``, and :func:`plan_run`.
+
+    Raises :class:`ConfigError`.
+    """
     folder = local_folder(config.model)
+    if folder:
+        _check_context_length(config, folder)
     model = str(folder.resolve()) if folder else config.model  # verl's processes have another working directory
     flat = flat_config(
         config,
@@ -263,6 +269,14 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
     parser = overrides.get("actor_rollout_ref.rollout.multi_turn.format")
     if parser is not None and parser not in FORMATS:
         raise ConfigError(f"multi_turn.format is {parser!r}; tool calls are read as {', '.join(FORMATS)}")
+
+
+def _check_context_length(config: RunConfig, folder: Path) -> None:
+    length = read_context_length(folder) or config.max_model_len
+    if length < config.max_model_len:  # vLLM would refuse it after minutes
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"
+        )
 
 
 def _environment(run_dir: str, *, wandb: bool) -> dict[str, str]:
