@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import os
 import random
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +210,29 @@ def test_an_epoch_has_every_question_and_another_order(pets: _Domain) -> None:
     orders = [[question.id for group in source.groups(epoch) for question in group] for epoch in (0, 1, 0)]
     assert sorted(orders[0]) == sorted(orders[1]) == [f"p{age}" for age in range(6)]
     assert orders[0] == orders[2] != orders[1]
+
+
+_TURNS = """
+import hashlib
+from groundwire.domains import get
+from groundwire.train.config.sft_settings import SFTSettings
+from groundwire.train.sft.data.golds import GoldTurns, make_questions
+
+domain, settings = get("spider"), SFTSettings(backend=["langgraph", "openai-agents"], later_turns=1.0)
+questions = make_questions(domain, domain.load().train[:60], settings, wrong=True, on_end=lambda: None)
+source = GoldTurns(questions, settings)
+turns = [source.turns(group, 0) for group in source.groups(0)]
+print(hashlib.sha256(repr(turns).encode()).hexdigest())
+"""
+
+
+def test_a_seed_gives_the_same_turns_in_every_process() -> None:
+    made = set()
+    for seed in "12":  # strings have other hashes, so sets have another order
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", _TURNS], env=environment, capture_output=True, check=True)
+        made.add(done.stdout)
+    assert len(made) == 1
 
 
 def test_a_changed_schema_keeps_the_tables_of_the_query_and_renames_both_alike() -> None:

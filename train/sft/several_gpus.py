@@ -93,7 +93,7 @@ def verl_settings(
         "data.train_batch_size": batch,
         "data.max_length": settings.max_model_len,
         "data.max_token_len_per_gpu": max(settings.tokens_per_forward or 16384, settings.max_model_len),
-        "data.num_workers": 2,
+        "data.num_workers": 0,  # verl forks them from threads at each validation: some never answer
         "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "trainer.default_local_dir": str((folder / "verl").resolve()),
         "trainer.project_name": "groundwire",

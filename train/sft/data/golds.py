@@ -171,7 +171,7 @@ def _one_line(domain: Domain, task: Task) -> str:
 
 def _wrong_queries(rng: random.Random, question: Question, others: list[str], settings: SFTSettings) -> Iterator[Query]:
     names = sorted(identifiers(question.schema))
-    for sql in {wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)}:
+    for sql in dict.fromkeys(wrong_query(rng, question.gold, names, others) for _ in range(_ANOTHER)):
         try:
             if execution_match(sql, question.gold, question.database).score:
                 continue

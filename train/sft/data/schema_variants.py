@@ -51,7 +51,7 @@ def make_variant(rng: random.Random, schema: str, used: Iterable[str], *, augmen
     if rng.random() >= augment:
         return SchemaVariant(text, {})
     spell = rng.choice(_SPELLINGS)
-    names = {name.lower(): new for name in identifiers(text) if (new := spell(name)).lower() not in RESERVED}
+    names = {name.lower(): new for name in sorted(identifiers(text)) if (new := spell(name)).lower() not in RESERVED}
     if len({new.lower() for new in names.values()}) < len(names):  # two names would become one
         return SchemaVariant(text, {})
     return SchemaVariant("\n".join(_rename_line(line, names) for line in text.split("\n")), names)
