@@ -165,18 +165,7 @@ def engines(monkeypatch, tmp_path):
     pytest.importorskip("verl")
     from transformers.integrations import flash_attention
     from verl.plugin.platform import platform_manager
-    from verl.plugin.platform.platform_cuda import PlatformCUDA
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine import FSDPEngineWithLMHead
-
-    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
-
-    class PlatformCPU(PlatformCUDA):
-        device_name, device_module = "cpu", torch.cpu
-
-        def current_device(self):
-            return "cpu"
+    from verl_on_cpu import PlatformCPU
 
     monkeypatch.setattr(platform_manager, "_current_platform", PlatformCPU())
     # FSDP 1 copies the weights of rank 0 on GPUs only.
@@ -184,33 +173,40 @@ def engines(monkeypatch, tmp_path):
     # verl patches both for all models.
     monkeypatch.setattr(LlamaForCausalLM, "forward", LlamaForCausalLM.forward)
     monkeypatch.setattr(flash_attention, "_flash_attention_forward", flash_attention._flash_attention_forward)
-    torch.manual_seed(0)
-    LlamaForCausalLM._from_config(SHAPE).save_pretrained(tmp_path)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-
-    def make(strategy):
-        made = []
-        for engine_class in (FSDPEngineWithLMHead, SharedPromptsEngine):
-            engine = engine_class(
-                model_config=HFModelConfig(
-                    path=str(tmp_path),
-                    load_tokenizer=False,
-                    use_fused_kernels=True,
-                    fused_kernel_options={"impl_backend": "torch"},
-                    override_config={"attn_implementation": VARLEN},
-                ),
-                engine_config=FSDPEngineConfig(
-                    strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
-                ),
-                optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
-                checkpoint_config=CheckpointConfig(),
-            )
-            engine.initialize()
-            made.append(engine)
-        return SimpleNamespace(verl=made[0], ours=made[1])
-
-    yield make
+    yield lambda strategy: make_engines(tmp_path, strategy)
     torch.distributed.destroy_process_group()
+
+
+def make_engines(folder, strategy):
+    """verl's own engine and this one over the same random weights, in ``folder``."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine import FSDPEngineWithLMHead
+
+    from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+
+    torch.manual_seed(0)
+    LlamaForCausalLM._from_config(SHAPE).save_pretrained(folder)
+    made = []
+    for engine_class in (FSDPEngineWithLMHead, SharedPromptsEngine):
+        engine = engine_class(
+            model_config=HFModelConfig(
+                path=str(folder),
+                load_tokenizer=False,
+                use_fused_kernels=True,
+                fused_kernel_options={"impl_backend": "torch"},
+                override_config={"attn_implementation": VARLEN},
+            ),
+            engine_config=FSDPEngineConfig(
+                strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
+            ),
+            optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
+            checkpoint_config=CheckpointConfig(),
+        )
+        engine.initialize()
+        made.append(engine)
+    return SimpleNamespace(verl=made[0], ours=made[1])
 
 
 def nested(tensors):

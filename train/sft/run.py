@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from groundwire.tools.errors import CommandError
-from groundwire.tools.files import read_json
+from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import progress, spinner
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints
@@ -29,7 +29,7 @@ from groundwire.train.sft.batches import Row, Step, make_rows, make_steps
 from groundwire.train.sft.data.examples import Example
 from groundwire.train.sft.data.load import Data, Groups, open_source
 from groundwire.train.sft.data.rollouts import with_run_settings
-from groundwire.train.sft.several_gpus import check_gpus, train_on_gpus
+from groundwire.train.sft.several_gpus import check_gpus, last_step, train_on_gpus
 from groundwire.train.sft.trainer import SFTTrainer
 
 __all__ = ["run"]
@@ -66,8 +66,10 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         val_rows = reader.rows(data.held_out)
         if last:
             trainer.load(torch.load(last[0] / "trainer.pt", map_location=settings.device, weights_only=True))
+        if resume and settings.gpus > 1:
+            trainer.step = last_step(folder)
         if resume:
-            _rewind(folder, trainer.step)
+            _rewind(folder, trainer)
     _write_json(folder / "config.json", {"sft": settings.model_dump(mode="json")})
     yield f"run:  {folder}"
     yield f"      {data.size}"
@@ -117,7 +119,7 @@ def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder
 
 def _train_on_gpus(trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path) -> None:
     """Train with verl, and read the trained model."""
-    began = time.monotonic()
+    began = time.monotonic() - trainer.seconds
     with _reporting(folder) as report:
 
         def on_step(metrics: dict[str, Any], total: int) -> None:
@@ -157,12 +159,22 @@ def _reporting(folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
         yield report
 
 
-def _rewind(folder: Path, step: int) -> None:
-    """Delete the metrics after the last checkpoint: its next steps are repeated."""
+def _rewind(folder: Path, trainer: SFTTrainer) -> None:
+    """Delete the metrics after the last checkpoint, whose next steps are repeated. The time goes on from the others."""
     with suppress(FileNotFoundError):
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if _step(line) <= trainer.step]
         with atomic_write(folder / "metrics.jsonl") as part:
-            part.write_text("".join(lines[:step]), encoding="utf-8")
+            part.write_text("".join(kept), encoding="utf-8")
+        if kept:
+            trainer.seconds = json.loads(kept[-1])["seconds"]
+
+
+def _step(line: str) -> float:
+    try:
+        return float(parse_json(line)["step"])
+    except (ValueError, LookupError, TypeError):  # it was not written to its end
+        return math.inf
 
 
 class _Reader:

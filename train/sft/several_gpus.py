@@ -25,7 +25,7 @@ from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example
 from groundwire.train.verl.hydra_config import INSTALL, count_devices, torch_attention
 
-__all__ = ["check_gpus", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
+__all__ = ["check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
 
 _MIN_RATE = 0.05
 _LOG_POLL_S = 1.0
@@ -41,6 +41,12 @@ def check_gpus(settings: SFTSettings) -> None:
         raise ConfigError(f"gpus is {settings.gpus}, and torch finds {found} here")
     if importlib.util.find_spec("verl") is None:
         raise ConfigError(f"several GPUs train with verl, which is not installed: {INSTALL}")
+
+
+def last_step(folder: Path) -> int:
+    """The step of the last checkpoint of verl in a run's folder; 0 without one."""
+    file = folder / "verl" / "latest_checkpointed_iteration.txt"
+    return int(file.read_text()) if file.is_file() else 0
 
 
 def train_on_gpus(
@@ -66,7 +72,7 @@ def train_on_gpus(
         raise ConfigError(f"gpus is {settings.gpus}, and there are only {count} examples")
     values = verl_settings(settings, model=model, learning_rate=learning_rate, folder=folder, batch=batch)
     if held_out_count < batch:  # verl leaves out an incomplete batch
-        values["data.val_files"] = None
+        values |= {"data.val_files": None, "trainer.test_freq": -1}
     _run(values, folder, settings.gpus, lambda metrics: on_step(metrics, count // batch))
     saved = sorted((folder / "verl").glob("global_step_*/huggingface"), key=lambda each: _step(each.parent))
     if not saved:
@@ -154,22 +160,26 @@ def _run(values: dict[str, Any], folder: Path, gpus: int, on_step: Callable[[dic
             stderr=output,
             env=environment,
         )
+        seen = 0
+
+        def report(*, ended: bool) -> None:
+            nonlocal seen
+            steps = read_steps(metrics)
+            complete = len(steps) if ended else max(seen, len(steps) - 1)  # a held-out loss may follow
+            for each in steps[seen:complete]:
+                on_step(each)
+            seen = complete
+
         try:
-            seen = 0
-            while True:
-                ended = process.poll() is not None
-                steps = read_steps(metrics)
-                complete = len(steps) if ended else max(seen, len(steps) - 1)  # a held-out loss may follow
-                for each in steps[seen:complete]:
-                    on_step(each)
-                seen = complete
-                if ended:
-                    break
+            while process.poll() is None:
+                report(ended=False)
                 time.sleep(_LOG_POLL_S)
         except BaseException:
             process.terminate()
             process.wait()
             raise
+        finally:
+            report(ended=True)
     if process.returncode:
         raise CommandError(f"verl's SFT trainer ended with status {process.returncode}: see {log}")
 
