@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import Agent, function_tool
+from langchain_core.tools import tool
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 
 from groundwire import domains
+from groundwire.adapters.unmodified.backend import agent_backend
 from groundwire.train.cli.model_checks import check_model
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.errors import ConfigError
@@ -49,6 +54,52 @@ def test_an_agent_with_tools_needs_a_template_with_tools(model: Path, backend: s
     with pytest.raises(ConfigError, match=rf"the chat template of {re.escape(str(model))} has no tools"):
         _notes(model, backend=backend)
     assert _notes(model, backend="langgraph") == []
+
+
+@tool
+def look(table: str) -> str:
+    """Look at a table."""
+    return table
+
+
+def ask(state: MessagesState) -> dict[str, Any]:
+    return {"messages": []}
+
+
+def _graph(with_tools: bool) -> Any:
+    graph = StateGraph(MessagesState)
+    graph.add_node("ask", ask)
+    graph.add_node("use", ToolNode([look]) if with_tools else ask)
+    graph.add_edge(START, "ask")
+    graph.add_edge("ask", "use")
+    graph.add_edge("use", END)
+    return graph.compile()
+
+
+HELPER = Agent(name="helper")
+
+
+@pytest.mark.parametrize(
+    ("agent", "uses_tools"),
+    [
+        (Agent(name="with a tool", tools=[function_tool(lambda table: table, name_override="look")]), True),
+        (Agent(name="with a handoff", handoffs=[HELPER]), True),
+        (HELPER, False),
+        (_graph(True), True),
+        (_graph(False), False),
+        (lambda task: task["question"], False),
+    ],
+    ids=["tool", "handoff", "plain", "graph with tools", "plain graph", "function"],
+)
+def test_an_agent_of_the_users_is_known_to_have_tools(model: Path, agent: Any, uses_tools: bool) -> None:
+    (model / "chat_template.jinja").write_text(PLAIN)
+    config, domain = resolve("fast", model=str(model), backend="custom", agent="app:agent"), domains.get("spider")
+    if uses_tools:
+        with pytest.raises(ConfigError, match="has no tools"):
+            check_model(config, model, agent_backend(agent), domain, [])
+    assert check_model(config, model, agent_backend(agent, train_model="small"), domain, []) == []
+    if not uses_tools:
+        assert check_model(config, model, agent_backend(agent), domain, []) == []
 
 
 def test_tools_may_be_in_another_of_several_templates(model: Path) -> None:

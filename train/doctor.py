@@ -36,6 +36,7 @@ from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.model_settings import read_chat_template
 
 __all__ = ["app", "examine"]
@@ -223,7 +224,7 @@ def _check_logins() -> Iterator[Check]:
 
 def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     """Whether the model's chat template writes tool calls in the format that the server parses."""
-    folder = Path(model)
+    folder = STARTER if model == "starter" else Path(model)
     if not (folder / "config.json").is_file():
         yield Check("warning", f"{model} is not a local folder, so its chat template was not checked")
         return

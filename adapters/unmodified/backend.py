@@ -141,6 +141,7 @@ class UnmodifiedAgent:
         self._default_input, self._run = _DRIVERS[framework]
         self.threaded = framework == "function" and not _is_async(agent)
         """Whether each rollout runs in a thread, which cannot be interrupted."""
+        self.calls_tools = train_model is None and _has_tools(agent, framework)
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         """Answer one question. Raises a :class:`adapters.BackendError`."""
@@ -181,6 +182,14 @@ def _framework(agent: Any) -> _Framework | None:
     if "agents.agent.AgentBase" in classes:
         return "openai-agents"
     return "function" if callable(agent) and not inspect.isclass(agent) else None
+
+
+def _has_tools(agent: Any, framework: _Framework) -> bool:
+    """Whether a model is surely asked with tools."""
+    if framework == "openai-agents":
+        return bool(agent.tools or agent.handoffs or agent.mcp_servers)
+    nodes = getattr(agent, "nodes", {}).values() if framework == "langgraph" else ()
+    return any(type(getattr(node, "bound", None)).__name__ == "ToolNode" for node in nodes)
 
 
 def _is_agent_object(value: Any) -> bool:
