@@ -72,9 +72,8 @@ def _file_state(file: Path) -> str:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = (
-        128  # with the usual 5, the kernel drops more clients at once, and they try again seconds later
-    )
+    request_queue_size = 128
+    """Connections that wait. With the usual 5 the kernel drops others, and clients try again for up to minutes."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """As the base class does, but a client that leaves is no error."""
