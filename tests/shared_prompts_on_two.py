@@ -1,59 +1,91 @@
-"""The program of each of two processes: gradients of shared prompts are those of verl's engine, with FSDP over both.
+"""The program of each of two processes: with shared prompts verl's actor learns what it learns with its own engine.
 
-The processes have other rows, and in other numbers of micro-batches; one has no row with a gradient at times.
+FSDP divides the model between both. The processes have other rows, in other numbers of micro-batches, and at times one
+of them has no row with a gradient.
 """
 
 from __future__ import annotations
 
 import tempfile
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
-from test_shared_prompts import local, make_engines, ppo_batch, some_rows
+from test_shared_prompts import engine_settings, nested, some_rows
 from verl.utils import tensordict_utils
 from verl.utils.distributed import initialize_global_process_group
-from verl.workers.config import FSDPActorConfig
+from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, TrainingWorkerConfig
+from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
+
+from groundwire.train.config.verl_names import ENGINE_VENDOR
+from groundwire.train.verl.credit_assignment import TrainingRow
+from groundwire.train.verl.shared_prompts import SharedPromptsEngine
+from groundwire.train.verl.transfer_queue import row_fields
+
+ROWS = 24
+"""Of each process, in two mini-batches."""
+WITHOUT_GRADIENT = {
+    "no row": lambda number, rank: False,
+    "two of three rows": lambda number, rank: number % 3 > 0,
+    "the rows of one process": lambda number, rank: rank == 1,
+    "all rows": lambda number, rank: True,
+}
 
 
 def main() -> None:
     initialize_global_process_group()
-    rank = torch.distributed.get_rank()
     for strategy in ("fsdp2", "fsdp"):
-        config = FSDPActorConfig(strategy=strategy, rollout_n=4, ppo_micro_batch_size_per_gpu=1)
-        with tempfile.TemporaryDirectory() as folder:
-            both = make_engines(folder, strategy)
-        for zeros in ("none", "of one process", "all"):
-            has_gradient = zeros == "none" or (zeros == "of one process" and rank == 0)
-            gradients, passes = {}, {}
-            for name, engine in vars(both).items():
-                data = rows_of(rank, has_gradient)
-                counted = passes.setdefault(name, [])
-                hook = engine.module.register_forward_pre_hook(lambda *_, counted=counted: counted.append(1))
-                with engine.train_mode():
-                    engine.optimizer_zero_grad()
-                    engine.forward_backward_batch(data, partial(ppo_loss, config=config))
-                    gradients[name] = [local(each.grad).clone() for each in engine.module.parameters()]
-                hook.remove()
-            for got, wanted in zip(gradients["ours"], gradients["verl"], strict=True):
-                torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-4)
-            found = torch.tensor(float(any(torch.count_nonzero(each) for each in gradients["ours"])))
-            torch.distributed.all_reduce(found)
-            assert (found > 0) == (zeros != "all"), zeros
-            if zeros == "all":
-                assert len(passes["ours"]) == 1 < len(passes["verl"])
+        for name in WITHOUT_GRADIENT:
+            ours, verls = (learned(strategy, name, vendor) for vendor in (ENGINE_VENDOR, "nvidia"))
+            for metric in ("loss", "grad_norm"):
+                assert ours[metric] == pytest.approx(verls[metric], rel=1e-4, abs=1e-7), (strategy, name, metric)
+            assert any(ours["grad_norm"]) == (name != "all rows")
     torch.distributed.destroy_process_group()
 
 
-def rows_of(rank: int, has_gradient: bool) -> object:
-    prompts, replies = some_rows(rank, groups=4 + 5 * rank)
-    replies = [reply if len(reply) else torch.tensor([7]) for reply in replies]
-    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
-    advantages = [(0.5 - number % 2) * has_gradient for number in range(len(rows))]
-    data = ppo_batch(rows, replies, advantages)
-    everywhere = torch.tensor(len(rows))
-    torch.distributed.all_reduce(everywhere)
-    tensordict_utils.assign_non_tensor(data, global_batch_size=int(everywhere))
+def learned(strategy: str, without_gradient: str, vendor: str) -> dict[str, list[float]]:
+    """The metrics of both mini-batches; the second has the weights after the first."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv("VERL_ENGINE_VENDOR", vendor)
+        settings = engine_settings(Path(folder), strategy)
+        settings["optimizer_config"] = FSDPOptimizerConfig(total_training_steps=2, lr=1e-3, weight_decay=0.0)
+        worker = TrainingWorker(config=TrainingWorkerConfig(model_type="language_model", **settings))
+        worker.reset()
+    assert isinstance(worker.engine, SharedPromptsEngine) == (vendor == ENGINE_VENDOR)
+    config = FSDPActorConfig(
+        strategy=strategy, rollout_n=4, ppo_mini_batch_size=6, ppo_micro_batch_size_per_gpu=1, use_dynamic_bsz=True
+    )
+    worker.set_loss_fn(partial(ppo_loss, config=config))
+    output = worker.train_mini_batch(batch(torch.distributed.get_rank(), without_gradient))
+    metrics: dict[str, list[float]] = tensordict_utils.get(output, "metrics")
+    return metrics
+
+
+def batch(rank: int, without_gradient: str) -> Any:
+    """What the actor reads of verl's queue for an update."""
+    prompts, replies = some_rows(rank, groups=ROWS)
+    rows = []
+    for number, (prompt, reply) in enumerate(zip(prompts[:ROWS], replies, strict=False)):
+        ids = reply.tolist() or [7]
+        advantage = 0.0 if WITHOUT_GRADIENT[without_gradient](number, rank) else 0.5 - number % 2
+        rows.append(
+            TrainingRow(
+                key=f"uid_{number}_0", uid="uid", session=number, prompt_ids=prompt.tolist(), response_ids=ids,
+                mask=[1] * len(ids), advantages=[advantage] * len(ids), logprobs=[-4.0] * len(ids), reward=1.0, turns=1,
+                first_version=0, last_version=0, step=1,
+            )
+        )  # fmt: skip
+    data = tensordict_utils.list_of_dict_to_tensordict([row_fields(row, "spider") for row in rows])
+    data["old_log_probs"] = data["rollout_log_probs"]
+    data["advantages"] = nested(torch.tensor(row.advantages) for row in rows)
+    tensordict_utils.assign_non_tensor(
+        data, use_remove_padding=True, use_fused_kernels=True, use_dynamic_bsz=True, max_token_len_per_gpu=100,
+        temperature=0.7, calculate_entropy=False, global_batch_size=ROWS, mini_batch_size=ROWS, epochs=1, seed=1,
+        dataloader_kwargs={"shuffle": True},
+    )  # fmt: skip
     return data
 
 

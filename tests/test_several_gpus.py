@@ -77,6 +77,6 @@ def test_a_supervised_run_is_continued_and_gives_the_same_model(
         assert weights[0] == weights[1]
 
 
-def test_two_processes_share_prompts_and_have_the_gradients_of_verls_engine(on_cpu: None) -> None:
+def test_two_processes_that_share_prompts_learn_what_verls_engine_learns(on_cpu: None) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     subprocess.run([sys.executable, *launcher, str(TESTS / "shared_prompts_on_two.py")], check=True, timeout=300)

@@ -179,34 +179,42 @@ def engines(monkeypatch, tmp_path):
 
 
 def make_engines(folder, strategy):
-    """verl's own engine and this one over the same random weights, in ``folder``."""
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    """verl's own engine and this one over the same weights."""
     from verl.workers.engine import FSDPEngineWithLMHead
 
     from groundwire.train.verl.shared_prompts import SharedPromptsEngine
 
-    torch.manual_seed(0)
-    LlamaForCausalLM._from_config(SHAPE).save_pretrained(folder)
     made = []
     for engine_class in (FSDPEngineWithLMHead, SharedPromptsEngine):
-        engine = engine_class(
-            model_config=HFModelConfig(
-                path=str(folder),
-                load_tokenizer=False,
-                use_fused_kernels=True,
-                fused_kernel_options={"impl_backend": "torch"},
-                override_config={"attn_implementation": VARLEN},
-            ),
-            engine_config=FSDPEngineConfig(
-                strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
-            ),
-            optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
-            checkpoint_config=CheckpointConfig(),
-        )
+        engine = engine_class(**engine_settings(folder, strategy))
         engine.initialize()
         made.append(engine)
     return SimpleNamespace(verl=made[0], ours=made[1])
+
+
+def engine_settings(folder, strategy):
+    """Those of a model with random weights, always the same, in ``folder``."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+
+    torch.manual_seed(0)
+    LlamaForCausalLM._from_config(SHAPE).save_pretrained(folder)
+    return {
+        "model_config": HFModelConfig(
+            path=str(folder),
+            load_tokenizer=False,
+            use_fused_kernels=True,
+            use_remove_padding=True,
+            fused_kernel_options={"impl_backend": "torch"},
+            override_config={"attn_implementation": VARLEN},
+            external_lib="groundwire.train.verl.shared_prompts",
+        ),
+        "engine_config": FSDPEngineConfig(
+            strategy=strategy, mixed_precision={"param_dtype": "fp32"}, use_torch_compile=False
+        ),
+        "optimizer_config": FSDPOptimizerConfig(total_training_steps=1),
+        "checkpoint_config": CheckpointConfig(),
+    }
 
 
 def nested(tensors):
