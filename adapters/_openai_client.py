@@ -8,7 +8,7 @@ an agent's CPU time at a hundred rollouts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from httpx_aiohttp import AiohttpTransport
@@ -37,7 +37,7 @@ class Clients:
         if self._client is None:
             import openai
 
-            http_client = httpx.AsyncClient(
+            http_client: Any = httpx.AsyncClient(  # openai 3's types name httpx2's only
                 transport=AiohttpTransport(limits=_LIMITS, trust_env=False),
                 timeout=self._timeout_s,
                 trust_env=False,

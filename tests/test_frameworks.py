@@ -29,12 +29,15 @@ async def test_all_that_the_policy_samples_reaches_the_trainer_unchanged(folder:
     assert result["traced"] == result["served"] == 9 * result["calls"]
 
 
-async def test_the_agents_sdk_sends_no_traces_of_rollouts_to_openai() -> None:
+async def test_the_agents_sdk_sends_no_traces_of_rollouts_to_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     from agents.tracing import get_trace_provider
 
+    provider: Any = get_trace_provider()
+    for name in ("_env_disabled", "_manual_disabled"):  # as in a process that has made no trace yet
+        monkeypatch.setattr(provider, name, None)
     [agent] = [each for each in AGENTS if each.folder == "openai_agents"]
     await check(agent)
-    assert get_trace_provider()._disabled  # type: ignore[attr-defined]
+    assert provider._disabled
 
 
 async def test_the_examples_have_no_line_about_training() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu.learning import write_halves
+from benchmarks.gpu.learning import write_parts
 from benchmarks.gpu.learning_results import differences, error_classes
 from benchmarks.gpu.random_model import save_random_model
 from benchmarks.gpu.suite import MARK, Suite, marked_processes, verl_metrics
@@ -92,15 +92,15 @@ def test_marked_processes_are_found_after_their_parent_has_ended(tmp_path: Path)
     os.kill(int(found.split()[0]), signal.SIGKILL)
 
 
-def test_halves_share_no_training_database_and_have_all_validation_questions(tmp_path: Path) -> None:
+def test_parts_share_no_training_database_and_have_all_validation_questions(tmp_path: Path) -> None:
     car = {"db_id": "cars", "question": "How many cars?", "query": "SELECT count(*) FROM car"}
-    first, second, counts = write_halves(str(make_spider(tmp_path / "spider", train=[*TRAIN, car])), tmp_path)
-    halves = [get("spider").load(str(folder)) for folder in (first, second)]
+    first, second, counts = write_parts(str(make_spider(tmp_path / "spider", train=[*TRAIN, car])), tmp_path, 0.5)
+    parts = [get("spider").load(str(folder)) for folder in (first, second)]
     # Golds that fail or return no rows are left out.
-    assert sorted(task["query"] for half in halves for task in half.train) == [car["query"], TRAIN[0]["query"]]
-    assert len({task["db_id"] for task in halves[0].train} | {task["db_id"] for task in halves[1].train}) == 2
-    assert all([task["id"] for task in half.validation] == ["d0", "d1"] for half in halves)
-    assert counts["questions a"] == counts["databases b"] == 1
+    assert sorted(task["query"] for part in parts for task in part.train) == [car["query"], TRAIN[0]["query"]]
+    assert len({task["db_id"] for part in parts for task in part.train}) == 2
+    assert all([task["id"] for task in part.validation] == ["d0", "d1"] for part in parts)
+    assert counts["questions for sft"] == counts["databases for grpo"] == 1
 
 
 def _rows(*rewards: float) -> list[dict[str, Any]]:

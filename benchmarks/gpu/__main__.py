@@ -17,9 +17,10 @@ except speed, update and uneven use the model of --model.
           shape of an agent's calls, with random weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
   constrained  replies with a JSON schema, and calls of a required tool
-  learning     supervised fine-tuning on half of Spider's training databases,
-          then GRPO on the other half, for each agent and seed; evaluations
-          of all validation questions before, between and after, paired
+  learning     supervised fine-tuning on two thirds of Spider's training
+          databases, then GRPO on the others, for each agent and seed;
+          evaluations of all validation questions before, between and after,
+          paired
   medical      the same with the medical questions
 
 What a small real model learns, on one GPU:
@@ -323,6 +324,10 @@ def _options() -> argparse.Namespace:
     )
     learning.add_argument("--sft-s", type=float, default=115.0, help="seconds of SFT per agent; default: %(default)g")
     learning.add_argument("--grpo-s", type=float, default=520.0, help="seconds of a GRPO run; default: %(default)g")
+    learning.add_argument("--verl-s", type=float, default=1200.0, help="seconds of a verl run; default: %(default)g")
+    learning.add_argument(
+        "--sft-share", type=float, default=2 / 3, help="of the training questions for SFT, by database; default: 2/3"
+    )
     learning.add_argument("--learning-rate", type=float, default=2e-5, help="of GRPO; default: %(default)g")
     learning.add_argument("--at-once", type=int, default=3, help="GRPO runs at once, and evaluations; default: 3")
     learning.add_argument("--samples", type=int, default=1, help="per question; 8 for pass@8; default: %(default)s")
@@ -331,7 +336,7 @@ def _options() -> argparse.Namespace:
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="ci, spider, speed, uneven, stop, constrained: settings of verl; learning, medical: of GRPO",
+        help="ci, spider, speed, uneven, stop, constrained: settings of verl; learning, medical: of the local trainer",
     )
     options = parser.parse_args()
     if unknown := [name for name in options.parts.split(",") if name not in PARTS]:

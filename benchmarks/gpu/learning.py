@@ -22,7 +22,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.evaluation.run_reader import final_rows
 
-__all__ = ["VARIANTS", "part_learning", "part_medical", "write_halves"]
+__all__ = ["VARIANTS", "part_learning", "part_medical", "write_parts"]
 
 Settings = Mapping[str, Any]
 
@@ -30,24 +30,39 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "turns": {"credit": "turns"},
     "spider_dense": {"reward": "spider_dense"},
     "dynamic": {"sampling_budget": 3},
+    "verl": {"trainer": "verl"},
+    "verl_async": {"trainer": "verl", "trainer.v1.trainer_mode": "colocate_async", "steps": 40},
 }
 """What further GRPO runs with the first agent and seed change."""
 _KINDS = {"greedy": {"val_temperature": 0}, "sampled": {"val_temperature": 1}}
 _TRAINING = {
-    "trainer": "local",
-    "steps": 400,
-    "tasks_per_step": 48,
     "group_size": 8,
     "minibatches": 1,
     "credit": "broadcast",
     "lr_schedule": "constant",  # a run ends by its time, not at its last step
-    "max_batch": 192,
-    "runner_processes": 4,
-    "tokens_per_forward": 16384,
     "val_tasks": 8,
     "val_every": 0,
-    "keep_best": False,
     "checkpoint_every": 1000,  # a run that is terminated writes one
+}
+_OF_TRAINER = {
+    "local": {
+        "steps": 400,
+        "tasks_per_step": 48,
+        "max_batch": 192,
+        "runner_processes": 4,
+        "tokens_per_forward": 16384,
+        "keep_best": False,
+    },
+    "verl": {  # beside the local runs on one GPU: a small part of its memory
+        "config": "starter",
+        "steps": 200,
+        "tasks_per_step": 24,
+        "n_runners": 192,
+        "runner_processes": 6,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_memory_bytes": 8_000_000_000,
+    },
 }
 _EVALUATION = {"n_runners": 64, "runner_processes": 2}  # several run in the memory that the GRPO runs leave
 _COLUMNS = ("task_id", "task", "status", "reward", "answer")
@@ -62,19 +77,20 @@ class Experiment:
     supervised: Settings
     agent: Settings
     """The agent, its prompts and replies: for GRPO and the evaluations."""
-    training: Settings
+    changed: Settings = field(default_factory=dict)
+    """What the GRPO runs change."""
     variants: Sequence[str] = ()
     data: Settings = field(default_factory=dict)
     """Figures of the data."""
 
 
 def part_learning(suite: Suite) -> dict[str, Any]:
-    """SFT on the questions about half of Spider's training databases, GRPO on those about the other half."""
+    """SFT on the questions about a part of Spider's training databases, GRPO on those about the others."""
     options = suite.options
     prompt = {"table_info_truncate": 6000, "example_values": 2, "show_keys": True, "execution_truncate": 200}
     prompt |= {"max_model_len": 3072, "max_tokens": 96}
     agents = options.agents.split(",")
-    first, second, counts = write_halves(options.spider, suite.out / "halves")
+    first, second, counts = write_parts(options.spider, suite.out / "parts", options.sft_share)
     return _Run(
         suite,
         Experiment(
@@ -82,7 +98,6 @@ def part_learning(suite: Suite) -> dict[str, Any]:
             agents=agents,
             supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
             agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 384},
-            training=_TRAINING,
             variants=[name for name in options.variants.split(",") if name],
             data=counts,
         ),
@@ -104,29 +119,31 @@ def part_medical(suite: Suite) -> dict[str, Any]:
             agents=["openai-agents"],
             supervised=supervised,
             agent={"config": "medical", **lengths, "n_runners": 192},
-            training={**_TRAINING, "tasks_per_step": 24},
+            changed={"tasks_per_step": 24},
         ),
     ).result
 
 
-def write_halves(data_dir: str | None, out: Path) -> tuple[Path, Path, dict[str, Any]]:
-    """Two folders with all validation questions, each with those about half of the training databases; their sizes.
+def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path, Path, dict[str, Any]]:
+    """Two folders, for SFT and GRPO, each with all validation questions and its part of the training databases.
 
-    Golds without rows are left out of training.
+    The databases for SFT have about ``sft_share`` of the training questions. Golds without rows are left out of
+    training. Also returns the sizes.
     """
     domain: Any = domains.get("spider")
     data = domain.load(data_dir)
     counts = Counter(str(task["db_id"]) for task in data.train)
     databases = sorted(counts)
     random.Random(0).shuffle(databases)
-    halves: tuple[list[str], list[str]] = ([], [])
+    shares, parts = {"sft": sft_share, "grpo": 1 - sft_share}, {"sft": set[str](), "grpo": set[str]()}
     for database in databases:
-        min(halves, key=lambda half: sum(counts[each] for each in half)).append(database)
-    source, folders, figures = domain.database_folders(data_dir)[0], [], {"validation": len(data.validation)}
-    for name, half in zip(("a", "b"), halves, strict=True):
+        name = min(shares, key=lambda name: sum(counts[each] for each in parts[name]) / shares[name])
+        parts[name].add(database)
+    source, figures = domain.database_folders(data_dir)[0], {"validation": len(data.validation)}
+    for name, part in parts.items():
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
-        train = [task for task in data.train if task["db_id"] in half]
+        train = [task for task in data.train if task["db_id"] in part]
         for file, tasks in (("train_spider.json", train), ("dev.json", data.validation)):
             rows = [{key: value for key, value in task.items() if key != "db_path"} for task in tasks]
             (folder / file).write_text(json.dumps(rows))
@@ -134,9 +151,8 @@ def write_halves(data_dir: str | None, out: Path) -> tuple[Path, Path, dict[str,
         for databases_of in ("database", "test_database"):
             if (source / databases_of).is_dir() and not (folder / databases_of).exists():
                 (folder / databases_of).symlink_to((source / databases_of).resolve())
-        folders.append(folder)
-        figures |= {f"databases {name}": len(half), f"questions {name}": len(train)}
-    return folders[0], folders[1], figures
+        figures |= {f"databases for {name}": len(part), f"questions for {name}": len(train)}
+    return out / "sft", out / "grpo", figures
 
 
 class _Run:
@@ -190,14 +206,18 @@ class _Run:
         return None if folder is None else str(folder)
 
     def _train(self, stage: str, agent: str, model: str, changed: Settings) -> None:
-        settings = {**self.experiment.agent, **self.experiment.training, "learning_rate": self.options.learning_rate}
-        settings |= {"model": model, "backend": agent, "device": self.options.device, **changed}
-        settings |= parse_overrides(self.options.overrides)
-        name = self._name(stage, agent)
-        program, folder = self.suite.train(name, _pairs(settings), limit_s=self.options.grpo_s)
+        options, experiment, trainer = self.options, self.experiment, changed.get("trainer", "local")
+        settings = {**experiment.agent, **_TRAINING, **_OF_TRAINER[trainer], "learning_rate": options.learning_rate}
+        settings |= {"model": model, "backend": agent, "trainer": trainer}
+        if trainer == "local":
+            settings |= {"device": options.device, **parse_overrides(options.overrides)}
+        settings |= {**experiment.changed, **changed}
+        name, limit_s = self._name(stage, agent), options.verl_s if trainer == "verl" else options.grpo_s
+        program, folder = self.suite.train(name, _pairs(settings), limit_s=limit_s)
         self._write("programs", name, {key: program[key] for key in program if key not in ("summary", "figures")})
         if folder is not None:
-            self._write("training", f"{agent}, {stage}", training_figures(RunDir.open(folder)))
+            figures = training_figures(RunDir.open(folder)) | {"verl": program.get("figures")}
+            self._write("training", f"{agent}, {stage}", figures)
             self._start_evaluations(stage, agent, str(folder))
 
     def _start_evaluations(self, stage: str, agent: str, model: str) -> None:

@@ -89,4 +89,9 @@ def training_figures(run: RunDir) -> dict[str, Any]:
             name: [line.get(name) for line in lines]
             for name in ("reward", "entropy", "truncated_share", "groups_used", "rollouts")
         },
+        "step_s": [round(_step_s(line), 2) for line in lines],
     }
+
+
+def _step_s(line: Mapping[str, Any]) -> float:
+    return float(line["verl"]["timing_s/step"] if "verl" in line else sum(line["seconds"].values()))
