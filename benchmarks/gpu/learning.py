@@ -56,8 +56,9 @@ _OF_TRAINER = {
     "verl": {  # beside the local runs on one GPU: a small part of its memory
         "config": "starter",
         "steps": 200,
-        "tasks_per_step": 24,
-        "n_runners": 192,
+        "tasks_per_step": 16,
+        "n_runners": 128,
+        "checkpoint_every": 100,
         "runner_processes": 6,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
         "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
