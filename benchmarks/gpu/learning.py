@@ -56,8 +56,8 @@ _OF_TRAINER = {
     "verl": {  # beside the local runs on one GPU: a small part of its memory
         "config": "starter",
         "steps": 200,
-        "tasks_per_step": 16,
-        "n_runners": 128,
+        "tasks_per_step": 12,
+        "n_runners": 96,
         "checkpoint_every": 100,
         "runner_processes": 6,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16384,
