@@ -273,6 +273,11 @@ def test_a_config_that_does_not_fit_the_weights_is_refused(model: Path, values: 
         load_policy(model)
 
 
+def test_a_model_may_name_an_attention_that_this_machine_does_not_have(model: Path) -> None:
+    _set(model / "config.json", attn_implementation="one_of_others")
+    assert load_policy(model)[0].config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
 def test_deep_json_in_a_model_is_refused(model: Path, name: str) -> None:
     (model / name).write_text("[" * 100_000)

@@ -21,6 +21,7 @@ from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import ENGINE_VENDOR, SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
+from groundwire.train.policy import STARTER
 from groundwire.train.run import app
 from groundwire.train.verl.agent_loop_manager import _run_config
 from groundwire.train.verl.checks import check
@@ -119,6 +120,33 @@ def test_verl_finds_the_engine_with_shared_prompts_unless_another_is_asked_for(m
     assert library not in flat_config(_resolve("fast", "actor_rollout_ref.model.use_remove_padding=false"))
     monkeypatch.setenv("VERL_ENGINE_VENDOR", "nvidia")
     assert flat_config(_resolve())[vendor] == "nvidia"
+
+
+def test_changes_of_the_models_configuration_reach_verl_beside_the_attention() -> None:
+    section = "+actor_rollout_ref.model.override_config"
+    chosen = flat_config(_resolve("fast", f"{section}.rope_theta=5", f"{section}.attn_implementation=eager"))
+    given = {key: value for key, value in chosen.items() if key.startswith(section)}
+    assert given == {
+        f"{section}.attn_implementation": "eager",
+        f"{section}.model_config": {},
+        f"{section}.model_config.rope_theta": 5,
+    }
+
+
+@needs_verl
+def test_a_checkpoint_names_no_attention_that_others_do_not_have(tmp_path: Path) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig
+
+    chosen = flat_config(
+        _resolve("starter", "+actor_rollout_ref.model.override_config.max_position_embeddings=99"), model=str(STARTER)
+    )
+    model = omega_conf_to_dataclass(compose(chosen).actor_rollout_ref.model, dataclass_type=HFModelConfig)
+    assert model.hf_config._attn_implementation in ("groundwire_varlen", "sdpa", "flash_attention_2")
+    model.hf_config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert "attn_implementation" not in saved
+    assert saved["max_position_embeddings"] == 99
 
 
 @pytest.mark.parametrize(("name", "key"), SHARED.items())

@@ -65,7 +65,9 @@ _ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _EPOCHS = "trainer.total_epochs"
-_ATTENTION = "+actor_rollout_ref.model.override_config.attn_implementation"
+_OVERRIDES = "actor_rollout_ref.model.override_config."
+_ATTENTION = f"+{_OVERRIDES}attn_implementation"
+_MODEL_CONFIG = f"+{_OVERRIDES}model_config"
 _RUNTIME_ENV = "+ray_kwargs.ray_init.runtime_env."
 
 
@@ -158,6 +160,7 @@ def flat_config(
         "trainer.n_gpus_per_node": n_gpus,
         TOKENS: max(BASE[TOKENS], config.max_model_len),
         **{key: value for key, (value, _) in _derived(config).items()},
+        _MODEL_CONFIG: {},
     }
     if mode != "sync":
         # Rollouts are sampled with earlier weights: truncated importance sampling (Yao et al. 2025) corrects for it.
@@ -170,7 +173,7 @@ def flat_config(
         flat |= torch_attention(plain)
         if flat[_ATTENTION] == "groundwire_varlen":
             flat["actor_rollout_ref.model.external_lib"] = "groundwire.train.verl.shared_prompts"
-    flat |= overrides
+    flat |= {_in_model_config(key): value for key, value in overrides.items()}
     if other_estimator(config) is None:
         flat[_ESTIMATOR] = OWN_ESTIMATOR
     loggers = [flat[LOGGER]] if isinstance(flat[LOGGER], str) else list(flat[LOGGER])
@@ -185,6 +188,18 @@ def flat_config(
     flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them
     flat["+groundwire"] = {"run_dir": run_dir, "config": config.to_dict()}
     return flat
+
+
+def _in_model_config(key: str) -> str:
+    """The key under which verl takes this setting, if it changes the model's configuration.
+
+    With a section ``model_config`` verl takes changes from there alone. Without one it would also write the name of the
+    attention into ``config.json`` of every checkpoint, and nothing else than this project could load that.
+    """
+    name = key.lstrip("+").removeprefix(_OVERRIDES)
+    if name == key.lstrip("+") or name.split(".")[0] in ("attn_implementation", "model_config"):
+        return key
+    return f"{_MODEL_CONFIG}.{name}"
 
 
 def torch_attention(overrides: Mapping[str, Any]) -> dict[str, str | bool]:

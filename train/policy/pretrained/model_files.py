@@ -47,7 +47,8 @@ def check_model_files(folder: Path) -> None:
         if "layer" in name and name != "max_window_layers" and value > len(stored):  # that one is no number of layers
             raise ValueError(f"config.json has {name} {value:g}, and the files of weights have {len(stored)} tensors")
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        # config.json may name an attention that this machine does not have.
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, attn_implementation="sdpa"))
     numbers = sum(each.numel() for each in itertools.chain(model.parameters(), model.buffers()))
     if numbers > _MAX_GROWTH * sum(stored):
         raise ValueError(f"config.json describes a model of {numbers:,} numbers, and its weights are {sum(stored):,}")
