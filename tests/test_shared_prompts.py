@@ -206,7 +206,7 @@ def engine_settings(folder, strategy):
             use_fused_kernels=True,
             use_remove_padding=True,
             fused_kernel_options={"impl_backend": "torch"},
-            override_config={"attn_implementation": VARLEN},
+            override_config={"attn_implementation": VARLEN, "model_config": {}},
             external_lib="groundwire.train.verl.shared_prompts",
         ),
         "engine_config": FSDPEngineConfig(

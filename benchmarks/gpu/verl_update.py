@@ -92,7 +92,7 @@ def _engine(name: str, folder: str) -> Any:
             use_fused_kernels=True,
             enable_gradient_checkpointing=True,
             fused_kernel_options={"impl_backend": "torch"},
-            override_config={"attn_implementation": VARLEN},
+            override_config={"attn_implementation": VARLEN, "model_config": {}},
         ),
         engine_config=FSDPEngineConfig(strategy="fsdp", mixed_precision=options, use_torch_compile=False),
         optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
