@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from benchmarks.gpu.learning import write_parts
 from benchmarks.gpu.learning_results import differences, error_classes
+from benchmarks.gpu.options import read_options
 from benchmarks.gpu.random_model import save_random_model
 from benchmarks.gpu.suite import MARK, Suite, marked_processes, verl_metrics
 from spider_folder import TRAIN, make_spider
@@ -42,6 +45,45 @@ def test_a_program_is_terminated_at_its_limit_even_if_it_ignores_sigint(tmp_path
     assert result["exit"] in (130, -signal.SIGTERM)  # the latter on a machine that needs 3 s to start Python
     log = (tmp_path / "logs" / "long.log").read_text()
     assert ("its model is kept" in log) == ("at work" in log)
+
+
+def test_a_stopped_suite_ends_its_programs_and_starts_no_more(tmp_path: Path) -> None:
+    suite = Suite(argparse.Namespace(out=str(tmp_path), model=None))
+    with ThreadPoolExecutor() as pool:
+        program = pool.submit(suite.run, "long", ["-c", "import time; time.sleep(600)"], 600.0)
+        while not (tmp_path / "logs" / "long.log").exists():
+            time.sleep(0.05)
+        suite.stop()
+        assert program.result()["exit"] == -signal.SIGTERM
+    with pytest.raises(RuntimeError, match="the suite was stopped"):
+        suite.run("later", ["-c", "pass"], 60.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--parts", "speed,foo", "foo is unknown; known: speed, learning"),
+        ("--agents", "mcp", "mcp is unknown; known: langgraph, openai-agents"),
+        ("--seeds", "0,x", "'0,x' is not a list of whole numbers"),
+        ("--sft-share", "1", "'1' is not a number between 0 and 1"),
+        ("--grpo-s", "-5", "'-5' is not a number above 0"),
+        ("--at-once", "0", "'0' is not a whole number of at least 1"),
+        ("--shape", "0.5b,foo", "the shape 'foo' is neither 135m, 0.5b, 1.5b nor TYPE-WIDTHxLAYERS"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_a_program_starts(
+    option: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--out", "unused", f"{option}={value}"])
+    with pytest.raises(SystemExit):
+        read_options("", ("speed", "learning"))
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_lists_of_names_are_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--out", "unused", "--variants=", "--seeds=3,4"])
+    options = read_options("", ("speed", "learning"))
+    assert (options.parts, options.variants, options.seeds) == (["speed", "learning"], [], [3, 4])
 
 
 def test_the_exit_status_of_a_program_is_reported(tmp_path: Path) -> None:

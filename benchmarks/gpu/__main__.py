@@ -38,9 +38,9 @@ The shape of an agent's calls, long prompts and short replies, needs real Spider
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,11 +49,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import commit, read_lines
-from benchmarks.gpu.learning import VARIANTS, part_learning, part_medical
+from benchmarks.gpu.learning import part_learning, part_medical
+from benchmarks.gpu.options import read_options
 from benchmarks.gpu.suite import Suite, last_line, marked_processes, steps_of, verl_metrics
 from groundwire.tools.errors import exit_on_user_error
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.evaluation.run_reader import final_rows
+from groundwire.train.policy.model import check_device
 
 _TEMPERATURES = {"0": "1", "1": "2"}
 """Temperatures of the evaluations before and after training, and the samples of each question."""
@@ -83,7 +85,7 @@ def part_ci(suite: Suite) -> dict[str, Any]:
     results: dict[str, Any] = {}
     first = None
     fast = ["--ci-fast", "trainer.save_freq=1", "actor_rollout_ref.rollout.enforce_eager=True"]
-    for backend in suite.options.backends.split(","):
+    for backend in suite.options.backends:
         arguments = [*_verl(suite), "--backend", backend, *(["--ci"] if suite.options.full_ci else fast)]
         results[backend], folder = suite.train(f"ci-{backend}", [*arguments, *suite.options.overrides])
         first = first or folder
@@ -125,7 +127,7 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     """Compare with verl's own agent loop: on both sides one call per rollout, and the same number of tokens."""
     options = suite.options
     result: dict[str, Any] = {"batch": options.batch, "reply": options.reply, "gpus": max(1, len(_gpus()))}
-    for shape in options.shape.split(","):
+    for shape in options.shape:
         result[shape] = _speed(suite, shape)
     return result
 
@@ -172,11 +174,11 @@ def part_update(suite: Suite) -> dict[str, Any]:
 def part_uneven(suite: Suite) -> dict[str, Any]:
     """Compare trainer modes: calls of 64 tokens, eight for one question in eight and one for the others."""
     options, result = suite.options, dict[str, Any]()
-    model = _random_model(suite, options.shape)
+    model = _random_model(suite, options.shape[0])
     arguments = [*_verl(suite, model), *_agent("uneven"), *_COIN, "--steps", str(options.speed_steps)]
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
     arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *options.overrides]
-    for mode in options.modes.split(","):
+    for mode in options.modes:
         result[mode], _ = suite.train(f"uneven-{mode}", [*arguments, f"trainer.v1.trainer_mode={mode}"])
     times = [result.get(mode, {}).get("figures", {}).get("step_s") for mode in ("sync", "colocate_async")]
     if all(times):
@@ -289,85 +291,43 @@ def _machine() -> dict[str, Any]:
     return {"gpus": _gpus(), "torch": torch.__version__, "cpus": os.cpu_count(), "commit": commit()}
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", required=True, help="folder for runs, logs and results")
-    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated; default: all")
-    parser.add_argument("--model", help="as for train.run; default: the starter")
-    parser.add_argument("--config", default="starter", help="verl preset of all runs; default: %(default)s")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each program; default: %(default)g")
-    parser.add_argument("--backends", default="langgraph,openai-agents,mcp", help="ci: default %(default)s")
-    parser.add_argument("--full-ci", action="store_true", help="ci: --ci (20 steps) instead of --ci-fast")
-    parser.add_argument(
-        "--spider", metavar="FOLDER", help="spider, speed, learning: folder of real Spider; default: the bundled data"
-    )
-    parser.add_argument("--steps", type=int, default=40, help="spider: training steps; default: %(default)s")
-    parser.add_argument("--val-tasks", type=int, default=200, help="spider: validation tasks, 0 is all; default: 200")
-    parser.add_argument(
-        "--shape",
-        default="llama-1024x24",
-        help="speed, uneven: TYPE-WIDTHxLAYERS, 135m, 0.5b or 1.5b; speed: several, with commas; default: %(default)s",
-    )
-    parser.add_argument("--batch", type=int, default=64, help="speed: prompts of eight rollouts per step; default: 64")
-    parser.add_argument("--reply", type=int, default=256, help="speed: tokens of a reply; default: %(default)s")
-    parser.add_argument("--speed-steps", type=int, default=8, help="speed, uneven: steps, two to warm up; default: 8")
-    parser.add_argument("--only-ours", action="store_true", help="speed: without verl's own agent loop")
-    parser.add_argument(
-        "--external-store-address", metavar="URL", help="speed: a store with runners, instead of the run's own"
-    )
-    parser.add_argument("--modes", default="sync,colocate_async", help="uneven: trainer modes; default: %(default)s")
-    learning = parser.add_argument_group("learning, medical")
-    learning.add_argument("--device", default="cuda", help="cpu for a trial; default: %(default)s")
-    learning.add_argument("--agents", default="langgraph,openai-agents", help="of learning; default: %(default)s")
-    learning.add_argument("--seeds", default="0,1,2", help="of GRPO; default: %(default)s")
-    learning.add_argument(
-        "--variants",
-        default=",".join(VARIANTS),
-        help="of learning: further GRPO runs with the first agent and seed; default: %(default)s",
-    )
-    learning.add_argument("--sft-s", type=float, default=115.0, help="seconds of SFT per agent; default: %(default)g")
-    learning.add_argument("--grpo-s", type=float, default=520.0, help="seconds of a GRPO run; default: %(default)g")
-    learning.add_argument("--verl-s", type=float, default=1200.0, help="seconds of a verl run; default: %(default)g")
-    learning.add_argument(
-        "--sft-share", type=float, default=2 / 3, help="of the training questions for SFT, by database; default: 2/3"
-    )
-    learning.add_argument("--learning-rate", type=float, default=2e-5, help="of GRPO; default: %(default)g")
-    learning.add_argument("--at-once", type=int, default=3, help="GRPO runs at once, and evaluations; default: 3")
-    learning.add_argument("--samples", type=int, default=1, help="per question; 8 for pass@8; default: %(default)s")
-    learning.add_argument("--questions", type=int, default=0, help="validation questions; default: all")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="ci, spider, speed, uneven, stop, constrained: settings of verl; learning, medical: of the local trainer",
-    )
-    options = parser.parse_args()
-    if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
-        parser.error(f"--parts has {', '.join(unknown)}; known: {', '.join(PARTS)}")
-    if unknown := [name for name in options.variants.split(",") if name and name not in VARIANTS]:
-        parser.error(f"--variants has {', '.join(unknown)}; known: {', '.join(VARIANTS)}")
-    return options
-
-
 def main() -> int:
     """Run the chosen parts; the exit status is the number of parts that raised an error."""
+    options = read_options(__doc__ or "", PARTS)
     with exit_on_user_error():
-        suite = Suite(_options())
+        if {"learning", "medical"} & set(options.parts):
+            check_device(options.device)
+        suite = Suite(options)
     suite.results["machine"] = _machine()
+
+    def stop(*_: Any) -> None:
+        suite.stop()
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     failed = 0
-    for name in suite.options.parts.split(","):
-        started = time.monotonic()
-        print(f"\n== {name}", flush=True)
-        try:
-            suite.results[name] = PARTS[name](suite)
-        except Exception as error:  # the other parts still run
-            suite.results[name] = {"error": f"{type(error).__name__}: {error}"}
-            failed += 1
-        suite.results[name]["part_s"] = round(time.monotonic() - started, 1)
-        suite.write()
-        print(json.dumps(suite.results[name], indent=2)[:3000], flush=True)
+    try:
+        for name in options.parts:
+            failed += _run_part(suite, name)
+    except KeyboardInterrupt:
+        print(f"stopped; results so far: {suite.out / 'results.json'}", flush=True)
+        return 130
+    return failed
+
+
+def _run_part(suite: Suite, name: str) -> bool:
+    """Run a part and write its results. Whether it raised an error."""
+    started, failed = time.monotonic(), False
+    print(f"\n== {name}", flush=True)
+    try:
+        suite.results[name] = PARTS[name](suite)
+    except Exception as error:  # the other parts still run
+        suite.results[name] = {"error": f"{type(error).__name__}: {error}"}
+        failed = True
+    suite.results[name]["part_s"] = round(time.monotonic() - started, 1)
+    suite.write()
+    print(json.dumps(suite.results[name], indent=2)[:3000], flush=True)
     return failed
 
 

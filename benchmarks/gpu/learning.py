@@ -90,7 +90,7 @@ def part_learning(suite: Suite) -> dict[str, Any]:
     options = suite.options
     prompt = {"table_info_truncate": 6000, "example_values": 2, "show_keys": True, "execution_truncate": 200}
     prompt |= {"max_model_len": 3072, "max_tokens": 96}
-    agents = options.agents.split(",")
+    agents = options.agents
     first, second, counts = write_parts(options.spider, suite.out / "parts", options.sft_share)
     return _Run(
         suite,
@@ -99,7 +99,7 @@ def part_learning(suite: Suite) -> dict[str, Any]:
             agents=agents,
             supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
             agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 384},
-            variants=[name for name in options.variants.split(",") if name],
+            variants=options.variants,
             data=counts,
         ),
     ).result
@@ -177,13 +177,11 @@ class _Run:
 
     def _stages(self) -> list[tuple[str, str, Settings]]:
         """Agent, name and changed settings of each GRPO run."""
-        agents, seeds = self.experiment.agents, self.options.seeds.split(",")
+        agents, seeds = self.experiment.agents, self.options.seeds
         found: list[tuple[str, str, Settings]] = [
-            (agent, f"seed {seed}", {"seed": int(seed)}) for agent in agents for seed in seeds
+            (agent, f"seed {seed}", {"seed": seed}) for agent in agents for seed in seeds
         ]
-        return found + [
-            (agents[0], name, {**VARIANTS[name], "seed": int(seeds[0])}) for name in self.experiment.variants
-        ]
+        return found + [(agents[0], name, {**VARIANTS[name], "seed": seeds[0]}) for name in self.experiment.variants]
 
     def _recorded(self, work: Any, *arguments: Any) -> None:
         """An error of one program's results does not end the others."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,13 +55,27 @@ class Suite:
         self._file = self.out / "results.json"
         self.results: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
         self.model = str(find_model(options.model or "starter").resolve())
+        self._programs: list[subprocess.Popen[bytes]] = []
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End all programs, which have sessions of their own, and start no more."""
+        self._stopped.set()
+        for process in self._programs:
+            if process.poll() is None:
+                process.terminate()
 
     def write(self) -> None:
         """Write the results so far."""
         self._file.write_text(json.dumps(self.results, indent=2) + "\n")
 
     def start(self, name: str, command: Sequence[str], *, mark: str = "") -> subprocess.Popen[bytes]:
-        """Start a Python module with arguments; its output goes to a log. No model hub is used."""
+        """Start a Python module with arguments; its output goes to a log. No model hub is used.
+
+        Raises ``RuntimeError`` after :meth:`stop`.
+        """
+        if self._stopped.is_set():
+            raise RuntimeError("the suite was stopped")
         print(f"[{name}] {' '.join(command)}", flush=True)
         environment = {
             "PYTHONPATH": child_python_path(_ROOT),
@@ -69,10 +84,12 @@ class Suite:
             MARK: mark,
         }
         with open(self.log(name), "w") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, cwd=_ROOT,
                 env={**os.environ, **environment}, start_new_session=True,
             )  # fmt: skip
+        self._programs.append(process)
+        return process
 
     def log(self, name: str) -> Path:
         """The log of a program."""
@@ -83,8 +100,7 @@ class Suite:
         started = reported = time.monotonic()
         limit_s = limit_s or self.options.limit
         process = self.start(name, command)
-        while process.poll() is None and time.monotonic() - started < limit_s:
-            time.sleep(1)
+        while process.poll() is None and time.monotonic() - started < limit_s and not self._stopped.wait(1):
             if time.monotonic() - reported > 30:
                 reported = time.monotonic()
                 print(f"[{name}] {reported - started:.0f} s: {last_line(self.log(name))}", flush=True)
