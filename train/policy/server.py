@@ -23,6 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
+from groundwire.adapters.tracing.calls import to_json
 from groundwire.adapters.tracing.wire.apis import COUNT_PATHS, PATHS
 from groundwire.adapters.tracing.wire.call import WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
@@ -53,11 +54,14 @@ MAX_BODY = 16 << 20
 CACHED_PARTS = 1024
 """Parts of prompts whose ids are cached: all rollouts on a database begin with the same schema, which takes more than a
 millisecond to tokenize, and all calls of a conversation with the same messages."""
+CACHED_REQUESTS = 128
+"""Requests whose prompts are cached: the rollouts of a group begin with the same one."""
 LONG_REQUEST = 128 << 10
 """From this size on, in bytes, a prompt is tokenized in a thread and not cached: it would block the other requests."""
 CHARACTERS_PER_TOKEN = 32
 """A prompt with more characters for each token of the context is refused without tokenizing it, which could take a
 minute and gigabytes; text has 3 to 5 characters a token."""
+_Prepared = tuple[ChatRequest, tuple[int, ...]]  # with the prompt's token ids
 
 
 def _ignore(choice: int, sampled: Mapping[str, Any]) -> None:
@@ -100,6 +104,7 @@ class PolicyServer(HttpServer):
         self._tool_format, self._template_options = FORMATS[tool_format], dict(template_options or {})
         self._starts = _part_starts(engine.tokenizer)
         self._token_ids = functools.lru_cache(maxsize=CACHED_PARTS)(self._tokenize)
+        self._prepared: dict[str, asyncio.Task[_Prepared]] = {}
         self._long_requests = asyncio.Semaphore()
         self._created = int(time.time())
         self._conversations = Conversations()
@@ -243,29 +248,52 @@ class PolicyServer(HttpServer):
         """The response to the checked request, without its replies. Long requests are prepared in a thread, one at a
         time.
         """
-        long = _characters(body) > LONG_REQUEST
-
-        def prepare() -> ChatResponse:
-            chat = parse_request(body, served=self.model_name, session=session, tool_format=self._tool_format.name)
-            text, limit = chat.raw_prompt or self._render(chat), self._engine.max_model_len
-            if len(text) > CHARACTERS_PER_TOKEN * limit:
-                raise ContextLengthError(len(text), limit, unit="characters")
-            if isinstance(text, list):
-                prompt_ids = self._checked(text)
-            else:
-                prompt_ids = self._tokenize(text) if long else self._tokenize_parts(text)
-            if not prompt_ids:
-                raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
-            return ChatResponse(
-                chat, prompt_ids, model=self.model_name, tokenizer=self._engine.tokenizer, tool_format=self._tool_format
-            )
-
-        if long:
+        text = to_json(body)
+        if len(text) > LONG_REQUEST:
             async with self._long_requests:
-                return await asyncio.to_thread(prepare)
+                chat, prompt_ids = await asyncio.to_thread(self._read, body, long=True)
+        else:
+            chat, prompt_ids = await self._read_once(text, body)
+        return ChatResponse(
+            chat.model_copy(update={"session": session}),
+            prompt_ids,
+            model=self.model_name,
+            tokenizer=self._engine.tokenizer,
+            tool_format=self._tool_format,
+        )
+
+    async def _read_once(self, text: str, body: Any) -> _Prepared:
+        """:meth:`_read`, once for requests with the same ``text``, also if they arrive at the same moment."""
+        reading = self._prepared.get(text)
+        if reading is None:
+            reading = self._prepared[text] = asyncio.create_task(self._read_short(body))
+            if len(self._prepared) > CACHED_REQUESTS:
+                del self._prepared[next(iter(self._prepared))]
+        try:
+            return await asyncio.shield(reading)  # others may wait for it when this agent leaves
+        except Exception:
+            if self._prepared.get(text) is reading:
+                del self._prepared[text]
+            raise
+
+    async def _read_short(self, body: Any) -> _Prepared:
         if is_trusted(self._engine.tokenizer):
-            return prepare()
-        return await asyncio.to_thread(prepare)  # the template waits for another process
+            return self._read(body, long=False)
+        return await asyncio.to_thread(self._read, body, long=False)  # the template waits for another process
+
+    def _read(self, body: Any, *, long: bool) -> _Prepared:
+        """The checked request, and its prompt as token ids."""
+        chat = parse_request(body, served=self.model_name, tool_format=self._tool_format.name)
+        text, limit = chat.raw_prompt or self._render(chat), self._engine.max_model_len
+        if len(text) > CHARACTERS_PER_TOKEN * limit:
+            raise ContextLengthError(len(text), limit, unit="characters")
+        if isinstance(text, list):
+            prompt_ids = self._checked(text)
+        else:
+            prompt_ids = self._tokenize(text) if long else self._tokenize_parts(text)
+        if not prompt_ids:
+            raise ChatRequestError("the chat template makes an empty prompt of these messages", param="messages")
+        return chat, prompt_ids
 
     def _render(self, chat: ChatRequest) -> str:
         tokenizer, options = self._engine.tokenizer, {**self._template_options, **chat.chat_template_kwargs}
@@ -320,15 +348,6 @@ async def _read_object(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RefusedError(400, f"the body must be a JSON object, not {shorten_repr(body)}", code="invalid_value")
     return body
-
-
-def _characters(value: Any) -> int:
-    """The length of all texts in a request."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 @contextmanager

@@ -267,8 +267,8 @@ class ChatRequest(_Object):
         ]
 
 
-def parse_request(body: Any, *, served: str, session: str = "", tool_format: str = "hermes") -> ChatRequest:
-    """Check ``body``, the decoded JSON of a request of ``session`` for the model ``served``.
+def parse_request(body: Any, *, served: str, tool_format: str = "hermes") -> ChatRequest:
+    """Check ``body``, the decoded JSON of a request for the model ``served``.
 
     A field that is not applied is refused, or a warning names it once.
 
@@ -278,7 +278,7 @@ def parse_request(body: Any, *, served: str, session: str = "", tool_format: str
     if not isinstance(body, dict):
         raise ChatRequestError(f"the body must be a JSON object, not {reprlib.repr(body)}")
     try:
-        request = ChatRequest.model_validate({**body, "session": session, "tool_format": tool_format})
+        request = ChatRequest.model_validate({**body, "session": "", "tool_format": tool_format})
     except ValidationError as error:
         raise _first_error(error) from error
     if request.model not in (None, served):
