@@ -97,9 +97,8 @@ def check_rows(
             raise DataError(f"{source}, row {number}: a {type(row).__name__}, not a task; remove or repair it.")
         for key in text_columns:
             if not isinstance(value := row.get(key), str) or not value.strip():
-                raise DataError(
-                    f"{source}, row {number}: {key} is {shorten_repr(value)}, not text; remove or repair the row."
-                )
+                problem = "is empty" if value in (None, "") else f"is {shorten_repr(value)}, not text"
+                raise DataError(f"{source}, row {number}: {key} {problem}; remove or repair the row.")
         for key in optional_columns:
             if not isinstance(row.get(key) or "", str):
                 raise DataError(

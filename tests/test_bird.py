@@ -188,5 +188,5 @@ def test_errors_name_the_file_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the db_id '\.\./toys' is not a plain name"):
         bird.load(str(outside))
     no_sql = make_bird(tmp_path / "c", dev=[{**DEV[0], "SQL": ""}])
-    with pytest.raises(DataError, match=r"dev\.json, row 0: SQL is '', not text"):
+    with pytest.raises(DataError, match=r"dev\.json, row 0: SQL is empty"):
         bird.load(str(no_sql))

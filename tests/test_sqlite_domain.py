@@ -159,7 +159,7 @@ def test_a_row_without_database_among_several(tmp_path: Path) -> None:
 def test_no_column_with_sql_no_sql_and_no_question(tmp_path: Path) -> None:
     assert "no column with the gold SQL" in refusal(tmp_path / "a", [{"question": "Who?", "answer": "Tom"}])
     assert "row 1: sql is None, not SQL" in refusal(tmp_path / "b", [ROWS[0], {**ROWS[0], "sql": None}])
-    assert "row 0: question is None, not text" in refusal(tmp_path / "c", [{**ROWS[0], "question": None}])
+    assert "row 0: question is empty" in refusal(tmp_path / "c", [{**ROWS[0], "question": None}])
 
 
 def test_golds_that_all_fail_end_the_load_with_the_first(tmp_path: Path) -> None:

@@ -90,8 +90,12 @@ def _option_type(annotation: Any) -> Any:
 
 def with_preset(settings: Mapping[str, Any], arguments: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
     """The options and the ``KEY=VALUE`` arguments; a first argument that names a preset becomes ``config``."""
-    arguments = list(arguments)
-    if not arguments or arguments[0] not in {*PRESETS, *VERL_PRESETS}:
+    arguments, presets = list(arguments), {*PRESETS, *VERL_PRESETS}
+    if not arguments or arguments[0] not in presets:
+        if arguments and "=" not in arguments[0]:
+            shown = f"{arguments[0][:20]}..." if len(arguments[0]) > 20 else arguments[0]  # it may be a key
+            known = ", ".join(sorted(name for name in presets if "-" not in name))  # without qwen3b's variants
+            raise ConfigError(f"{shown!r} is not key=value, e.g. learning_rate=1e-5, and not a preset: {known}")
         return dict(settings), arguments
     if settings.get("config") not in (None, arguments[0]):
         raise ConfigError(f"{arguments[0]} but --config {settings['config']}: give one preset")
