@@ -22,11 +22,17 @@ TEMPLATE = (
 
 
 def write_gguf(
-    file: Path, *, architecture: str = "llama", tokens: int | None = None, splitter: str = "smollm", heads: int = 4
+    file: Path,
+    *,
+    architecture: str = "llama",
+    tokens: int | None = None,
+    splitter: str = "smollm",
+    heads: int = 4,
+    left_out: str = "",
 ) -> LlamaForCausalLM:
     """Write a random model with a tokenizer of bytes (and two merged words) to ``file``; returns the model.
 
-    Only the first ``tokens`` tokens of the tokenizer are written; with 0 none.
+    Only the first ``tokens`` tokens of the tokenizer are written; with 0 none. The tensor ``left_out`` is not written.
     """
     vocabulary = [*SPECIAL, *sorted(bytes_to_unicode().values()), "ĠĠ", "SE"]
     torch.manual_seed(0)
@@ -77,7 +83,9 @@ def write_gguf(
             if part in name:  # llama.cpp rotates neighbours, transformers halves
                 width = values.shape[0] // count // 2
                 values = values.reshape(count, 2, width, -1).swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), np.ascontiguousarray(values))
+        stored = names.get_name(name, try_suffixes=(".weight",))
+        if stored != left_out:
+            writer.add_tensor(stored, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

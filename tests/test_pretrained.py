@@ -127,6 +127,7 @@ def test_without_its_package_smollm2_is_refused_with_the_two_commands() -> None:
         ({"architecture": "clip"}, None, "the architecture clip is not supported; supported: "),
         ({"tokens": 0}, None, "it has no tokenizer (tokenizer.ggml.tokens)"),
         ({"tokens": 40}, None, "the tokenizer of"),
+        ({"left_out": "blk.1.attn_q.weight"}, None, "it has no tensor for model.layers.1.self_attn.q_proj.weight"),
         ({}, lambda data: b"no model", "the file of"),
         ({}, lambda data: data[: len(data) // 2], "cannot be read: "),
     ],
@@ -139,6 +140,7 @@ def test_an_unusable_file_is_one_sentence(tmp_path: Path, cache: Path, options, 
     with pytest.raises(ConfigError, match=re.escape(message)) as raised:
         find_model(file)
     assert str(file) in str(raised.value)
+    assert str(raised.value).endswith("; copy or download it again, or use another file")
     assert "\n" not in str(raised.value)
     assert not list(cache.iterdir())
 

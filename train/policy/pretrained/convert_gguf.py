@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from groundwire.train.policy.chat.template import smollm2_template
 from groundwire.train.policy.errors import ModelUnreadableError
@@ -43,20 +44,24 @@ def convert(file: Path, folder: Path, *, template: str = "") -> None:
         _complete_tokenizer(tokenizer, fields)
         part = "model"
         with _quiet():
-            loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                **source, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            )
+        if missing := sorted(info["missing_keys"]):  # tied weights are not among them
+            raise ValueError(f"it has no tensor for {', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}")
         config = AutoConfig.for_model(**_plain_config(loaded.config))
         if len(tokenizer) > (rows := loaded.get_input_embeddings().num_embeddings):
             raise ValueError(f"the tokenizer has {len(tokenizer)} tokens and the model embeddings for {rows}")
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        missing = model.load_state_dict(loaded.state_dict(), strict=False).missing_keys
-        if missing := [name for name in missing if not (config.tie_word_embeddings and name == "lm_head.weight")]:
-            raise ValueError(f"the file has no tensor for {missing[0]}")
+        model.load_state_dict(loaded.state_dict())
         model.tie_weights()
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # the libraries raise many types for unknown and damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-        raise ModelUnreadableError(f"the {part} of {file} cannot be read: {reason}") from error
+        raise ModelUnreadableError(
+            f"the {part} of {file} cannot be read: {reason}; copy or download it again, or use another file"
+        ) from error
     if template == "smollm2":
         tokenizer.chat_template = smollm2_template()
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -109,6 +114,11 @@ def _plain_config(config: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Any:
-    """Without the bars of the file's reader, which cannot be switched off."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
+    """Without the bars of the file's reader, which cannot be switched off, and the table of missing tensors."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(level)
