@@ -29,10 +29,12 @@ def write_gguf(
     splitter: str = "smollm",
     heads: int = 4,
     left_out: str = "",
+    end: int = 2,
 ) -> LlamaForCausalLM:
     """Write a random model with a tokenizer of bytes (and two merged words) to ``file``; returns the model.
 
-    Only the first ``tokens`` tokens of the tokenizer are written; with 0 none. The tensor ``left_out`` is not written.
+    Only the first ``tokens`` tokens of the tokenizer are written; with 0 none. The tensor, or the field,
+    ``left_out`` is not written. ``end`` is the id of the token that ends a reply.
     """
     vocabulary = [*SPECIAL, *sorted(bytes_to_unicode().values()), "ĠĠ", "SE"]
     torch.manual_seed(0)
@@ -67,9 +69,10 @@ def write_gguf(
         writer.add_tokenizer_pre(splitter)
         writer.add_token_list(vocabulary[:tokens])
         writer.add_token_types(kinds[:tokens])
-        writer.add_token_merges(["Ġ Ġ", "S E"] if tokens is None else [])
+        if left_out != "merges":
+            writer.add_token_merges(["Ġ Ġ", "S E"])
         writer.add_bos_token_id(1)
-        writer.add_eos_token_id(2)
+        writer.add_eos_token_id(end)
         writer.add_unk_token_id(0)
         writer.add_pad_token_id(2)
         writer.add_add_bos_token(False)

@@ -128,8 +128,12 @@ def test_without_its_package_smollm2_is_refused_with_the_two_commands() -> None:
         ({"tokens": 0}, None, "it has no tokenizer (tokenizer.ggml.tokens)"),
         ({"tokens": 40}, None, "the tokenizer of"),
         ({"left_out": "blk.1.attn_q.weight"}, None, "it has no tensor for model.layers.1.self_attn.q_proj.weight"),
-        ({}, lambda data: b"no model", "the file of"),
-        ({}, lambda data: data[: len(data) // 2], "cannot be read: "),
+        ({"left_out": "merges"}, None, "its tokenizer has no merges (tokenizer.ggml.merges)"),
+        ({"end": 9999}, None, "tokenizer.ggml.eos_token_id is 9999, and its tokenizer has 261 tokens"),
+        ({}, lambda data: b"no model", "it does not begin with GGUF, so it is no GGUF file"),
+        ({}, lambda data: b"", "it does not begin with GGUF, so it is no GGUF file"),
+        ({}, lambda data: data[: len(data) // 2], " bytes are damaged, or not all of the file"),
+        ({}, lambda data: data[:1001], "its 1,001 bytes are damaged, or not all of the file"),
     ],
 )
 def test_an_unusable_file_is_one_sentence(tmp_path: Path, cache: Path, options, damage, message: str) -> None:

@@ -74,8 +74,14 @@ def _read_header(file: Path) -> dict[str, Any]:
     from gguf import GGUFReader
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
+    with open(file, "rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ValueError("it does not begin with GGUF, so it is no GGUF file")
+    try:
+        fields = GGUFReader(os.fspath(file)).fields  # also looks at each tensor's place
+    except Exception as error:  # numpy raises many types where the file ends too early
+        raise ValueError(f"its {file.stat().st_size:,} bytes are damaged, or not all of the file") from error
     wanted = ("general.architecture", *(f"tokenizer.ggml.{name}" for name in ("model", "pre", *_SPECIAL.values())))
-    fields = GGUFReader(os.fspath(file)).fields
     found = {name: fields[name].contents() for name in wanted if name in fields}
     if not (architecture := found.get("general.architecture")):
         raise ValueError("it has no general.architecture")
@@ -84,6 +90,13 @@ def _read_header(file: Path) -> dict[str, Any]:
         raise ValueError(f"the architecture {architecture} is not supported; supported: {known}")
     if "tokenizer.ggml.tokens" not in fields:
         raise ValueError("it has no tokenizer (tokenizer.ggml.tokens)")
+    if not fields.keys() & {"tokenizer.ggml.merges", "tokenizer.ggml.scores"}:
+        raise ValueError("its tokenizer has no merges (tokenizer.ggml.merges)")
+    size = len(fields["tokenizer.ggml.tokens"].data)
+    for key in _SPECIAL.values():
+        token = found.get(name := f"tokenizer.ggml.{key}", 0)
+        if not isinstance(token, int) or not 0 <= token < size:
+            raise ValueError(f"{name} is {token!r}, and its tokenizer has {size:,} tokens")
     return found
 
 
