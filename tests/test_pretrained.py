@@ -23,6 +23,7 @@ from groundwire.train.api.serving import start_server
 from groundwire.train.cli.resume import resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.chat.template import is_trusted, render
+from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
 from groundwire.train.policy.model import load_policy
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 
@@ -124,7 +125,6 @@ def test_without_its_package_smollm2_is_refused_with_the_two_commands() -> None:
 @pytest.mark.parametrize(
     ("options", "damage", "message"),
     [
-        ({"architecture": "clip"}, None, "the architecture clip is not supported; supported: "),
         ({"tokens": 0}, None, "it has no tokenizer (tokenizer.ggml.tokens)"),
         ({"tokens": 40}, None, "the tokenizer of"),
         ({"left_out": "blk.1.attn_q.weight"}, None, "it has no tensor for model.layers.1.self_attn.q_proj.weight"),
@@ -147,6 +147,27 @@ def test_an_unusable_file_is_one_sentence(tmp_path: Path, cache: Path, options, 
     assert str(raised.value).endswith("; copy or download it again, or use another file")
     assert "\n" not in str(raised.value)
     assert not list(cache.iterdir())
+
+
+def test_an_architecture_is_refused_before_the_weights_are_read(tmp_path: Path, cache: Path) -> None:
+    write_gguf(tmp_path / "other.gguf", architecture="mamba")
+    with pytest.raises(UnsupportedModelError, match=r"its architecture is 'mamba', and it computes .* llama, qwen2, q"):
+        find_model(tmp_path / "other.gguf")
+    assert not list(cache.iterdir())
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}')
+    with pytest.raises(UnsupportedModelError, match=r"its model_type is 'gemma2', and it computes"):
+        find_model(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"its config\.json has no model_type; give a folder"):
+        find_model(tmp_path)
+
+
+def test_verl_may_have_any_architecture(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}')
+    assert find_model(tmp_path, any_architecture=True) == tmp_path
+    write_gguf(tmp_path / "other.gguf", architecture="clip")
+    with pytest.raises(ModelUnreadableError, match=r"GGUF model with architecture clip is not supported"):
+        find_model(tmp_path / "other.gguf", any_architecture=True)
 
 
 def test_a_folder_with_only_a_gguf_file_names_it(tmp_path: Path) -> None:

@@ -492,7 +492,7 @@ def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, 
     model.save_pretrained(tmp_path / "gpt2")
     tokenizer.save_pretrained(tmp_path / "gpt2")
     settings = SFTSettings(model=str(tmp_path / "gpt2"), output_dir=str(tmp_path / "out"))
-    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel: its model_type is 'gpt2'"):
+    with pytest.raises(UnsupportedModelError, match="gpt2: its model_type is 'gpt2'"):
         list(run(settings, resume=None, given={}))
     assert not list((tmp_path / "out").iterdir())
 

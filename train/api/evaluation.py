@@ -19,6 +19,7 @@ from groundwire.train.cli.trained_model import with_settings_of_run
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.policy.pretrained.locate import find_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,6 +56,8 @@ def make_evaluation_job(
     objects = objects or Objects()
     config = evaluation_settings(given, endpoint, objects=objects.names())
     job = prepare(config, split=split, own_model=endpoint is None, objects=objects)
+    if endpoint is None:
+        find_model(config.model)  # a run with verl may have trained what cannot be sampled here
     if not job.data.validation:
         raise ConfigError(f"{job.data.source}: there are no validation tasks")
     return job

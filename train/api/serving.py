@@ -75,7 +75,7 @@ def start_server(
     token = access_token(token_file)
     trained = trained_model(checkpoint)
     with spinner("reading the model"):
-        folder = trained[0] if trained else find_model(checkpoint)
+        folder = find_model(trained[0] if trained else checkpoint)
     if max_model_len is None and trained:
         max_model_len = trained[1].config().get("max_model_len")
     engine_type = _import_engine()

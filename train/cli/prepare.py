@@ -293,7 +293,7 @@ def _find_model(model: str, trainer: str) -> Path | None:
     if trainer == "verl" and is_hub_name(model):
         return None  # verl downloads it
     with spinner("reading the model"):
-        return find_model(model)
+        return find_model(model, any_architecture=trainer == "verl")
 
 
 def _with_learning_rate(config: RunConfig, folder: Path | None) -> tuple[RunConfig, str]:

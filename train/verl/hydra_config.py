@@ -109,7 +109,7 @@ def plan_run(config: RunConfig, flat: Mapping[str, Any], available: int | None =
     if is_hub_name(model):
         check_hub(model)  # transformers would try for 25 s
     else:
-        model = str(find_model(model))
+        model = str(find_model(model, any_architecture=True))
     try:
         return plan_memory(model, flat, available=available, tokens=given)
     except (OSError, ValueError):  # the model is gated, or its architecture unknown here: verl says more about it

@@ -17,11 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groundwire.train.policy.errors import UnsupportedModelError
+from groundwire.train.policy.pretrained.model_settings import SUPPORTED
 
 __all__ = ["SUPPORTED", "Decoder", "check_supported", "sample_tokens"]
-
-SUPPORTED = ("llama", "qwen2", "qwen3")
-"""The values of a config's ``model_type`` that :class:`Decoder` computes."""
 
 
 def _logits(

@@ -20,8 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from groundwire.train.policy.chat.template import smollm2_template
-from groundwire.train.policy.errors import ModelUnreadableError
+from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
 from groundwire.train.policy.pretrained.model_files import save_policy
+from groundwire.train.policy.pretrained.model_settings import check_architecture
 
 __all__ = ["convert"]
 
@@ -30,15 +31,18 @@ _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token
 _TEST_TEXT = "SELECT count(*) FROM t WHERE year > 1999"
 
 
-def convert(file: Path, folder: Path, *, template: str = "") -> None:
+def convert(file: Path, folder: Path, *, template: str = "", any_architecture: bool = False) -> None:
     """Write the model of ``file`` into the empty ``folder``. Raises :class:`ModelUnreadableError`.
 
+    Without ``any_architecture`` one that the embedded engine does not compute is an :class:`UnsupportedModelError`.
     ``template`` ``smollm2`` replaces the chat template by one that has tools, and is equal without them.
     """
     source: Any = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     part = "file"
     try:
         fields = _read_header(file)
+        if not any_architecture:
+            check_architecture(file, "architecture", fields["general.architecture"])
         part = "tokenizer"
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
         _complete_tokenizer(tokenizer, fields)
@@ -55,7 +59,7 @@ def convert(file: Path, folder: Path, *, template: str = "") -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model.load_state_dict(loaded.state_dict())
         model.tie_weights()
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, UnsupportedModelError):
         raise
     except Exception as error:  # the libraries raise many types for unknown and damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
@@ -72,7 +76,6 @@ def convert(file: Path, folder: Path, *, template: str = "") -> None:
 def _read_header(file: Path) -> dict[str, Any]:
     """The settings of the file. Raises ``ValueError`` for an unusable file."""
     from gguf import GGUFReader
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     with open(file, "rb") as opened:
         if opened.read(4) != b"GGUF":
@@ -83,11 +86,8 @@ def _read_header(file: Path) -> dict[str, Any]:
         raise ValueError(f"its {file.stat().st_size:,} bytes are damaged, or not all of the file") from error
     wanted = ("general.architecture", *(f"tokenizer.ggml.{name}" for name in ("model", "pre", *_SPECIAL.values())))
     found = {name: fields[name].contents() for name in wanted if name in fields}
-    if not (architecture := found.get("general.architecture")):
+    if not found.get("general.architecture"):
         raise ValueError("it has no general.architecture")
-    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
-        known = ", ".join(sorted(GGUF_SUPPORTED_ARCHITECTURES))
-        raise ValueError(f"the architecture {architecture} is not supported; supported: {known}")
     if "tokenizer.ggml.tokens" not in fields:
         raise ValueError("it has no tokenizer (tokenizer.ggml.tokens)")
     if not fields.keys() & {"tokenizer.ggml.merges", "tokenizer.ggml.scores"}:

