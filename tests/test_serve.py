@@ -93,7 +93,7 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served: ServedMod
             "no model in no/such/run: there is no such file or folder; give starter, smollm2, a GGUF file",
         ),
         ("no/such", {}, "no model no/such: no such folder, and it is not in the hub's cache"),
-        (tmp_path, {}, "cannot be loaded"),
+        (tmp_path, {}, "its config.json has no model_type"),
         ("starter", {"host": "0.0.0.0"}, "listening on 0.0.0.0 needs a token"),
         ("starter", {"port": port}, f"port {port} on 127.0.0.1 is in use"),
         ("starter", {"device": "tpu"}, "device is 'tpu'"),
