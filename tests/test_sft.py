@@ -486,6 +486,26 @@ def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
         list(run(settings, resume=None, given={"model": str(tmp_path / "other")}))
 
 
+def test_a_resumed_run_has_the_data_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve("fast", model="starter", max_model_len=300).to_dict()
+    first, second = (
+        RunDir.create(tmp_path / "runs", backend="langgraph", domain="spider", config=config) for _ in range(2)
+    )
+    first.write_rollouts(1, [_rollout(f"t{i}", 1.0, 40) for i in range(5)])
+    latest = tmp_path / "runs" / "a-link"
+    latest.symlink_to(first.path.name)
+    monkeypatch.chdir(tmp_path)
+    given = {"rollouts": "runs/a-link", "output_dir": str(tmp_path / "out"), "val_tasks": 1, "epochs": 1.0}
+    list(run(SFTSettings(**given), resume=None, given=given))
+    latest.unlink()
+    latest.symlink_to(second.path.name)  # another run began
+    [folder] = (tmp_path / "out").iterdir()
+    monkeypatch.chdir(tmp_path / "out")
+    lines = list(run(SFTSettings(), resume=folder, given={"epochs": 2.0}))
+    assert lines[0] == f"data: {first.path}"
+    assert any("5 calls of 5 tasks to learn" in line for line in lines)
+
+
 def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, starter: tuple[Any, Any]) -> None:
     tokenizer = starter[1]
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_layer=1, n_head=1, n_positions=4096))

@@ -19,6 +19,7 @@ from groundwire.tools.files import parse_json, read_json
 from groundwire.tools.terminal import progress, spinner
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints
+from groundwire.train.cli.resume import resolve_domain, resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.policy.decoding.decoder import check_supported
@@ -44,6 +45,7 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         settings = _resumed_settings(resume, given)
     elif settings.rollouts:
         settings = with_run_settings(settings, given)
+    settings = _with_absolute_paths(settings)
     check_device(settings.device)
     if settings.gpus > 1:
         check_gpus(settings)
@@ -267,6 +269,16 @@ def _resumed_settings(folder: Path, given: Mapping[str, Any]) -> SFTSettings:
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{folder} is no run of train.sft: {error}") from error
     return SFTSettings(**{**stored, **given})
+
+
+def _with_absolute_paths(settings: SFTSettings) -> SFTSettings:
+    """The settings as they are stored: a resumed run finds the same data and model, also from another folder.
+
+    The link ``runs/latest`` leads to another run as soon as one begins.
+    """
+    names = ("model", "chats", "rollouts", "data_dir")
+    paths = {name: resolve_path(getattr(settings, name)) for name in names}
+    return settings.model_copy(update={**paths, "domain": resolve_domain(settings.domain)})
 
 
 def _write_json(file: Path, value: Any) -> None:
