@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 from programs import ROOT
+from transformers import GPT2Config
 from typer.testing import CliRunner
 
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
@@ -111,13 +112,17 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
         (["--gpu-memory", "80", "--config", "FILE", "tokens_per_forward=5120"], 0, "5,120 tokens a pass"),
         (["--gpu-memory", "80", "device=cpu", "tokens_per_forward=4096"], 0, "4,096 tokens a pass"),
         (
-            ["--gpu-memory", "80", "qwen"],
+            ["--gpu-memory", "80", "qwen", "max_model_len=4096"],
             0,
             "with 32,768 tokens a micro-batch, 64.0 GB while sampling predicted, of 80 GB",
         ),
         (["--gpu-memory", "80", "--config", "starter", "trainer=verl"], 0, "32.0 GB while sampling"),
         (["--gpu-memory", "0.1", "starter", "trainer=verl"], 1, "and the GPU has 0.1 GB: lower"),
-        (["--gpu-memory", "80", "qwen", "model_engine=megatron"], 1, "with these settings of verl is not known"),
+        (
+            ["--gpu-memory", "80", "qwen", "max_model_len=4096", "model_engine=megatron"],
+            1,
+            "with these settings of verl is not known",
+        ),
     ],
 )
 def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
@@ -138,12 +143,48 @@ def test_the_memory_of_a_planned_run_is_predicted_for_any_gpu(
         (["--plan", "max_batch"], "is not key=value"),
         (["max_batch=64"], "with --plan only"),
         (["--config", "hf"], "with --plan only"),
+        (["--gpu-memory", "24"], "--gpu-memory 24 has a use with --plan only"),
+        (["--plan", "--gpu-memory", "inf"], "--gpu-memory is inf: give the GB of the GPU"),
+        (["--plan", "--gpu-memory", "0"], "--gpu-memory is 0: give the GB of the GPU"),
     ],
 )
 def test_settings_that_cannot_be_planned_are_an_error(arguments: list[str], expected: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert expected in result.stderr
+
+
+def _planned(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["--plan", "--gpu-memory", "80", *arguments])
+    assert result.exit_code == 1, result.output
+    return " ".join(result.output.split())
+
+
+def test_a_plan_refuses_what_the_run_refuses(tmp_path: Path) -> None:
+    shown = _planned("--model", "starter", "qwen")
+    assert "max_model_len is 6144, but starter has 4096 positions: give at most 4096" in shown
+    GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
+    shown = _planned("--model", str(tmp_path), "hf")
+    assert "cannot sample from GPT2LMHeadModel: its model_type is 'gpt2'" in shown
+    assert "is not known: models with Llama's layers are planned" in _planned("--model", str(tmp_path), "qwen")
+    (tmp_path / "config.json").write_text('{"model_type": "unknown"}')
+    assert f"the model in {tmp_path} cannot be read: " in _planned("--model", str(tmp_path), "hf")
+    assert "there is no such file or folder" in _planned("--model", str(tmp_path / "none"), "qwen")
+
+
+@no_verl
+def test_a_plan_without_verl_names_the_settings_that_were_not_checked() -> None:
+    given = ["starter", "trainer=verl", "gpus=2", "foo.bar=3", "+added=1", "trainer.n_gpus_per_node=2"]
+    result = CliRunner().invoke(app, ["--plan", "--model", "starter", "--gpu-memory", "80", *given])
+    assert "without verl, its settings were not checked: gpus=2, foo.bar=3\n" in result.output
+    assert result.exit_code == 0
+
+
+def test_a_plan_with_verl_refuses_settings_that_it_does_not_have() -> None:
+    pytest.importorskip("verl")
+    for setting in ("gpus=2", "foo.bar=3"):
+        shown = _planned("--model", "starter", "starter", "trainer=verl", setting)
+        assert "verl has no setting foo.bar" in shown or "verl cannot be configured with gpus=2" in shown
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ downloaded.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -29,13 +30,8 @@ from groundwire.train.cli.machine_checks import (
     check_shared_memory,
     check_trainer,
 )
-from groundwire.train.cli.options import with_preset
+from groundwire.train.cli.memory_check import check_memory, planned_settings
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import merge_overrides, parse_overrides
-from groundwire.train.config.presets import PRESETS
-from groundwire.train.config.resolve import resolve, with_file
-from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.model_settings import read_chat_template
 
@@ -90,7 +86,11 @@ def main(
         read_env_file()
         if not plan and (settings or config):
             raise ConfigError("the settings of a run have a use with --plan only: add it, or leave them out")
-        planned = _planned(config, model, trainer, settings or []) if plan else None
+        if not plan and gpu_memory is not None:
+            raise ConfigError(f"--gpu-memory {gpu_memory:g} has a use with --plan only: add it, or leave it out")
+        if gpu_memory is not None and not 0 < gpu_memory < math.inf:
+            raise ConfigError(f"--gpu-memory is {gpu_memory:g}: give the GB of the GPU, e.g. 80")
+        planned = planned_settings(config, model, trainer, settings or []) if plan else None
     failed, out = False, console()
     for finding in examine(
         trainer=trainer,
@@ -138,7 +138,7 @@ def examine(
         _check_logins,
     ]
     if planned is not None:
-        checks.append(lambda: _check_memory(planned, gpu_memory))
+        checks.append(lambda: check_memory(planned, gpu_memory))
     if model is not None:
         checks.append(lambda: _check_chat_template(model, tool_format))
     if store is not None:
@@ -152,49 +152,6 @@ def examine(
             yield Check("failure", missing_layer(error) or f"a module is missing: {error}")
         except Exception as error:
             yield Check("failure", f"a check raised {type(error).__name__}: {error}", "report this")
-
-
-def _planned(config: str | None, model: str | None, trainer: str | None, settings: list[str]) -> dict[str, Any]:
-    """The settings of the run to be planned, as ``train.run`` reads them. Raises :class:`ConfigError`."""
-    options, pairs = with_preset({"config": config, "model": model}, settings)
-    given = with_file(merge_overrides(options, parse_overrides(pairs)))
-    preset = given.get("config") or ("fast" if config else "hf")  # a file without one is fast, as for train.run
-    default = "verl" if preset in VERL_PRESETS.keys() - PRESETS.keys() else "local"
-    return {**given, "config": preset, "trainer": given.get("trainer") or trainer or default, "device": "cuda"}
-
-
-def _check_memory(given: dict[str, Any], gigabytes: float | None) -> Iterator[Check]:
-    """The predicted memory of a run on a GPU."""
-    import torch
-
-    if gigabytes is None:
-        if not torch.cuda.is_available():
-            yield Check("failure", "memory: there is no GPU here", "give that of another machine: --gpu-memory 80")
-            return
-        gigabytes = torch.cuda.get_device_properties(0).total_memory / 1e9
-    try:
-        plan = _plan(resolve(given["config"], **given), int(gigabytes * 1e9))
-    except ConfigError as error:
-        yield Check("failure", f"memory: {error}")
-    else:
-        yield Check("ok", f"memory: {plan} predicted, of {gigabytes:.0f} GB")
-
-
-def _plan(config: RunConfig, available: int) -> object:
-    """What prints as the predicted memory. Raises :class:`ConfigError`."""
-    if config.trainer == "local":
-        from groundwire.train.local.update.memory_plan import plan_run
-
-        return plan_run(config, available)
-    from groundwire.train.verl import hydra_config
-
-    plan = hydra_config.plan_run(config, hydra_config.flat_config(config), available)
-    if plan is None:
-        raise ConfigError(
-            f"the memory of {config.model} with these settings of verl is not known: models with Llama's layers are "
-            "planned, trained with FSDP and without padding"
-        )
-    return plan
 
 
 def _check_port(port: int) -> Iterator[Check]:

@@ -42,6 +42,7 @@ from groundwire.train.verl.ray_job import RUN, SETUP_HOOK
 
 __all__ = [
     "INSTALL",
+    "check_context_length",
     "compose",
     "compose_for_run",
     "count_devices",
@@ -76,9 +77,8 @@ def compose_for_run(config: RunConfig, data: TaskData, run_dir: str) -> tuple[An
 
     Raises :class:`ConfigError`.
     """
+    check_context_length(config)
     folder = local_folder(config.model)
-    if folder:
-        _check_context_length(config, folder)
     model = str(folder.resolve()) if folder else config.model  # verl's processes have another working directory
     flat = flat_config(
         config,
@@ -286,8 +286,11 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
         raise ConfigError(f"multi_turn.format is {parser!r}; tool calls are read as {', '.join(FORMATS)}")
 
 
-def _check_context_length(config: RunConfig, folder: Path) -> None:
-    length = read_context_length(folder) or config.max_model_len
+def check_context_length(config: RunConfig) -> None:
+    """Raise :class:`ConfigError` if ``max_model_len`` is more than a model on this machine has."""
+    if is_hub_name(config.model):
+        return
+    length = read_context_length(find_model(config.model)) or config.max_model_len
     if length < config.max_model_len:  # vLLM would refuse it after minutes
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"

@@ -20,6 +20,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters
 from groundwire.train.policy.compute import bf16_is_faster
+from groundwire.train.policy.decoding.decoder import check_supported
 from groundwire.train.policy.decoding.gpu_decoder import GPUDecoder
 from groundwire.train.policy.model import count_parameters
 from groundwire.train.policy.pretrained.locate import find_model
@@ -150,10 +151,18 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
 
 
 def plan_run(config: RunConfig, available: int) -> MemoryPlan:
-    """:func:`plan_memory` for a run with these settings on a GPU; the model's weights are not loaded."""
-    shape = AutoConfig.from_pretrained(find_model(config.model))
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shape)
+    """:func:`plan_memory` for a run with these settings on a GPU; the model's weights are not loaded.
+
+    Raises also :class:`groundwire.train.policy.errors.UnsupportedModelError`, as the run does.
+    """
+    folder = find_model(config.model)
+    try:
+        shape = AutoConfig.from_pretrained(folder, trust_remote_code=False)  # it would ask on the terminal
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model in {folder} cannot be read: {str(error).splitlines()[0]}") from error
+    check_supported(model)
     parameters = count_parameters(model)
     linear = (each for each in model.model.modules() if isinstance(each, torch.nn.Linear))
     adapted = sum(config.lora_rank * (each.in_features + each.out_features) for each in linear)
