@@ -103,7 +103,7 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
 @pytest.mark.parametrize(
     ("settings", "code", "text"),
     [
-        (["--gpu-memory", "80"], 0, "with 65,536 tokens a pass predicted, of 80 GB"),
+        (["--gpu-memory", "80"], 0, "with 65,536 tokens a pass; the GPU has 80.0 GB"),
         (["--gpu-memory", "80", "max_batch=64", "tokens_per_forward=8192"], 0, "8,192 tokens a pass"),
         (["--gpu-memory", "0.1"], 1, "the run needs"),
         (["--gpu-memory", "80", "max_bach=64"], 1, "did you mean max_batch?"),
@@ -114,10 +114,10 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
         (
             ["--gpu-memory", "80", "qwen", "max_model_len=4096"],
             0,
-            "with 32,768 tokens a micro-batch, 64.0 GB while sampling predicted, of 80 GB",
+            "with 32,768 tokens a micro-batch, 64.0 GB while sampling; the GPU has 80.0 GB",
         ),
         (["--gpu-memory", "80", "--config", "starter", "trainer=verl"], 0, "32.0 GB while sampling"),
-        (["--gpu-memory", "0.1", "starter", "trainer=verl"], 1, "and the GPU has 0.1 GB: lower"),
+        (["--gpu-memory", "0.1", "starter", "trainer=verl"], 1, "the GPU has 0.1 GB: set lora_rank"),
         (
             ["--gpu-memory", "80", "qwen", "max_model_len=4096", "model_engine=megatron"],
             1,

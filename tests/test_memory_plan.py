@@ -49,8 +49,29 @@ def test_a_pass_has_as_many_tokens_as_fit() -> None:
     assert plan(80, tokens_per_forward=10).tokens_per_forward == 3072  # one trajectory
 
 
+def refusal(available_gb: float, **given: Any) -> str:
+    with pytest.raises(ConfigError, match=r"the run needs .* GB .*; the GPU has .* GB") as raised:
+        plan(available_gb, **given)
+    return str(raised.value).rpartition(": ")[2]
+
+
 def test_a_gpu_that_is_too_small_is_refused_with_what_would_help() -> None:
+    larger = "take a larger GPU or a smaller model"
+    shown = refusal(24, max_model_len=8192)
+    assert shown == f"lower max_batch (128) or lower max_model_len (8192), or {larger}"
+    assert refusal(24, max_model_len=1024, max_batch=1024) == f"lower max_batch (1024), or {larger}"
+    passes = {"max_batch": 1, "tokens_per_forward": 65536, "checkpointing": False}
+    shown = refusal(24, **passes)
+    assert shown == f"lower tokens_per_forward (65536) or set gradient_checkpointing=on, or {larger}"
+    assert refusal(12, parameters=500_000_000) == f"set lora_rank=16 and lower max_batch (128), or {larger}"
+
+
+def test_states_that_are_larger_than_the_gpu_need_another_gpu_or_lora() -> None:
+    larger = "take a larger GPU or a smaller model"
     with pytest.raises(
-        ConfigError, match=r"the run needs .* GB .* and the GPU has 24\.0 GB: lower max_model_len \(8192\)"
+        ConfigError, match=r"; weights, gradients and moments alone need 22\.0 GB: set lora_rank=16, or"
     ):
-        plan(24, max_model_len=8192)
+        plan(20, parameters=1_000_000_000, max_batch=1)
+    assert refusal(20, parameters=1_000_000_000, max_batch=1) == f"set lora_rank=16, or {larger}"
+    assert refusal(20, parameters=7_000_000_000) == larger
+    assert refusal(2, trained=1_000_000, parameters=1_000_000_000) == larger

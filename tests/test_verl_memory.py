@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.gpu.random_model import llama_config
@@ -78,15 +79,42 @@ def test_sharding_adapters_and_offload_need_less(models: dict[str, str]) -> None
     assert planned(model, 141, "trainer.v1.trainer_mode=separate_async").sampling == 0
 
 
+def refusal(*given: Any, **settings: object) -> str:
+    with pytest.raises(ConfigError, match=r"the run needs .* GB for an update .*; the GPU has .* GB") as raised:
+        plan(*given, **settings)
+    return str(raised.value).rpartition(" GB: ")[2]
+
+
 def test_a_gpu_that_is_too_small_is_refused_with_what_would_help(models: dict[str, str]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"needs .* GB for an update .* and the GPU has 24\.0 GB: lower max_model_len"
-    ):
-        plan(models["1.5b"], 24)
-    with pytest.raises(ConfigError, match=r"needs .*: lower actor_rollout_ref\.rollout\.gpu_memory_utilization"):
-        plan(models["1.5b"], 40, RECOMPUTED, "actor_rollout_ref.rollout.gpu_memory_utilization=0.7")
+    larger = "take larger GPUs or a smaller model"
+    utilization = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    shown = refusal(models["1.5b"], 37, RECOMPUTED.replace("True", "False"))
+    assert shown == (
+        "set lora_rank=16 or add GPUs (trainer.n_gpus_per_node) or lower max_model_len (3072) or "
+        f"set {RECOMPUTED}, or {larger}"
+    )
+    shown = refusal(models["1.5b"], 40, RECOMPUTED, f"{utilization}=0.7")
+    assert shown == (
+        f"lower {utilization} (0.7) or set {OFFLOAD}.optimizer_offload=True and {OFFLOAD}.param_offload=True, "
+        f"or {larger}"
+    )
+    offloaded = [f"{OFFLOAD}.{part}_offload=True" for part in ("optimizer", "param")]
+    assert refusal(models["1.5b"], 40, RECOMPUTED, f"{utilization}=1.1", *offloaded) == (
+        f"lower {utilization} (1.1), or {larger}"
+    )
     with pytest.raises(ConfigError, match="32,768 tokens a micro-batch"):  # a given value is not changed
         plan(models["0.5b"], 24, f"{TOKENS}=32768")
+    assert f"lower {TOKENS} (32768)" in refusal(models["0.5b"], 24, f"{TOKENS}=32768")
+
+
+def test_states_that_are_larger_than_the_gpu_need_more_gpus_or_lora(models: dict[str, str]) -> None:
+    larger = "take larger GPUs or a smaller model"
+    with pytest.raises(ConfigError, match=r"; weights, gradients and moments alone need 27\.\d GB: set lora"):
+        plan(models["1.5b"], 24, RECOMPUTED)
+    shown = refusal(models["1.5b"], 24, RECOMPUTED)
+    assert shown == f"set lora_rank=16 or add GPUs (trainer.n_gpus_per_node), or {larger}"
+    assert refusal(models["1.5b"], 4, RECOMPUTED, lora_rank=16) == f"add GPUs (trainer.n_gpus_per_node), or {larger}"
+    assert refusal(models["1.5b"], 0.1, RECOMPUTED) == larger
 
 
 def test_a_model_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def check_memory(given: Mapping[str, Any], gigabytes: float | None) -> Iterator[
         shown = ", ".join(f"{name}={value}" for name, value in unchecked.items())
         remedy = "run this where verl is installed: it refuses settings that verl does not have"
         yield Check("warning", f"memory: without verl, its settings were not checked: {shown}", remedy)
-    yield Check("ok", f"memory: {plan} predicted, of {gigabytes:.0f} GB")
+    yield Check("ok", f"memory: predicted {plan}")
 
 
 def _plan_local(config: RunConfig, available: int) -> tuple[object, Mapping[str, Any]]:

@@ -34,7 +34,7 @@ def check(config: RunConfig, data: TaskData) -> None:
         raise ConfigError(f"{len(data.train)} training tasks, but tasks_per_step is {config.tasks_per_step}")
     composed, plan = compose_for_run(config, data, "RUN_DIR")
     if plan:
-        print(f"memory of a GPU: {plan} predicted", file=sys.stderr)
+        print(f"memory: predicted {plan}", file=sys.stderr)
     model, rollout = composed.actor_rollout_ref.model, composed.actor_rollout_ref.rollout
     if composed.trainer.nnodes == 1 and "RAY_ADDRESS" not in os.environ:  # a Ray cluster may have more devices
         _check_devices(composed.trainer.n_gpus_per_node, npu=uses_npu(config))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.remedies import remedies
 
 __all__ = ["TOKENS", "MemoryPlan", "plan_memory"]
 
@@ -55,6 +56,8 @@ class MemoryPlan:
     sampling: int
     """vLLM's memory, and the weights and moments that stay beside it."""
     tokens: int
+    available: int
+    """The bytes of the GPU."""
 
     @property
     def update(self) -> int:
@@ -65,7 +68,7 @@ class MemoryPlan:
         parts = ", ".join(f"{name} {getattr(self, name) / 1e9:.1f}" for name in ("states", "activations", "logits"))
         return (
             f"{self.update / 1e9:.1f} GB for an update ({parts}) with {self.tokens:,} tokens a micro-batch, "
-            f"{self.sampling / 1e9:.1f} GB while sampling"
+            f"{self.sampling / 1e9:.1f} GB while sampling; the GPU has {self.available / 1e9:.1f} GB"
         )
 
 
@@ -98,44 +101,79 @@ def plan_memory(model: str, flat: Mapping[str, Any], *, available: int, tokens: 
         whole = AutoModelForCausalLM.from_config(shape)
     parameters, rank = count_parameters(whole), values.get("actor_rollout_ref.model.lora_rank") or 0
     linear = (each for each in whole.base_model.modules() if isinstance(each, torch.nn.Linear))
-    trained = sum(rank * (each.in_features + each.out_features) for each in linear) or parameters
-    frozen = parameters if rank else 0
-    reference = parameters if values.get(f"{_ACTOR}use_kl_loss") and not rank else 0
+    adapters = sum(rank * (each.in_features + each.out_features) for each in linear)
+    reference = parameters if values.get(f"{_ACTOR}use_kl_loss") else 0
     shards = (values.get("trainer.n_gpus_per_node") or 1) * (values.get("trainer.nnodes") or 1)
     layer = _ACTIVATIONS[0] * hidden + _ACTIVATIONS[1] * feed_forward
+    checkpointing = bool(values.get("actor_rollout_ref.model.enable_gradient_checkpointing", True))
 
-    def per_gpu(of_trained: int) -> int:
-        return (of_trained * trained + _FROZEN * (frozen + reference)) // shards
+    def plan(
+        tokens: int,
+        *,
+        recomputed: bool = checkpointing,
+        lora: bool = rank > 0,
+        gpus: int = shards,
+        settings: Mapping[str, Any] = values,
+    ) -> MemoryPlan:
+        trained = (adapters or parameters // 50) if lora else parameters
+        frozen = parameters if lora else reference
 
-    def plan(tokens: int) -> MemoryPlan:
-        recomputed = values.get("actor_rollout_ref.model.enable_gradient_checkpointing", True)
+        def per_gpu(of_trained: int) -> int:
+            return (of_trained * trained + _FROZEN * frozen) // gpus
+
         kept = layers * 2 * hidden if recomputed else layers * layer
         logits = _CHUNK if values.get("actor_rollout_ref.model.use_fused_kernels") else tokens
         return MemoryPlan(
-            states=per_gpu(_STATES) + _COPY * parameters // shards,
+            states=per_gpu(_STATES) + _COPY * parameters // gpus,
             activations=int(tokens * (kept + _WORKING * layer)),
             logits=logits * shape.vocab_size * _LOGIT_BYTES,
             step=per_gpu(_STEP),
-            sampling=_sampling(values, per_gpu(_KEPT), parameters, available),
+            sampling=_sampling(settings, per_gpu(_KEPT), parameters, available),
             tokens=tokens,
+            available=available,
         )
 
-    chosen = tokens or values[TOKENS]
-    least = max(_LEAST_TOKENS, values[f"{_ROLLOUT}max_model_len"])
-    while tokens is None and chosen > least and plan(chosen).update > _USABLE * available:
+    chosen, usable = tokens or values[TOKENS], _USABLE * available
+    length = values[f"{_ROLLOUT}max_model_len"]
+    least = max(_LEAST_TOKENS, length)
+    while tokens is None and chosen > least and plan(chosen).update > usable:
         chosen = max(least, chosen // 2)
     made = plan(chosen)
-    if made.update > _USABLE * available:
-        raise ConfigError(
-            f"the run needs {made}, and the GPU has {available / 1e9:.1f} GB: lower max_model_len or {TOKENS}, "
-            "set actor_rollout_ref.model.enable_gradient_checkpointing=True, add GPUs, or take a smaller model"
-        )
+    if made.update > usable:
+        changes: dict[str, dict[str, Any]] = {} if rank else {"set lora_rank=16": {"lora": True}}
+        changes["add GPUs (trainer.n_gpus_per_node)"] = {"gpus": shards * 8}
+        if length > _LEAST_TOKENS:
+            name = f"lower max_model_len ({length})" + (f" and {TOKENS} ({tokens})" if tokens else "")
+            changes[name] = {"tokens": _LEAST_TOKENS}
+        if tokens and tokens > least:
+            changes[f"lower {TOKENS} ({tokens})"] = {"tokens": least}
+        if not checkpointing:
+            changes["set actor_rollout_ref.model.enable_gradient_checkpointing=True"] = {"recomputed": True}
+        helpful = remedies(changes, lambda **given: plan(**{"tokens": chosen, **given}).update <= usable)
+        states = max(made.states, made.step)
+        why = f"; weights, gradients and moments alone need {states / 1e9:.1f} GB" if states > usable else ""
+        raise _too_large(made, helpful, why)
     if made.sampling > available:
-        raise ConfigError(
-            f"the run needs {made}, and the GPU has {available / 1e9:.1f} GB: lower {_ROLLOUT}gpu_memory_utilization, "
-            f"or set {_ACTOR}fsdp_config.optimizer_offload=True and {_ACTOR}fsdp_config.param_offload=True"
-        )
+        changes = _for_sampling(values)
+        raise _too_large(made, remedies(changes, lambda **given: plan(chosen, **given).sampling <= available))
     return made
+
+
+def _for_sampling(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Changes of settings with which vLLM may fit beside the trainer."""
+    offload = {f"{_ACTOR}fsdp_config.{part}_offload": True for part in ("optimizer", "param")}
+    cache = f"{_ROLLOUT}engine_kwargs.vllm.kv_cache_memory_bytes"
+    name = f"{_ROLLOUT}gpu_memory_utilization" if values.get(cache) is None else cache
+    return {
+        f"lower {name} ({values[name]})": {"settings": {**values, name: 0}},
+        f"set {'=True and '.join(offload)}=True": {"settings": {**values, **offload}},
+    }
+
+
+def _too_large(made: MemoryPlan, helpful: str, why: str = "") -> ConfigError:
+    return ConfigError(
+        f"the run needs {made}{why}: {f'{helpful}, or ' * bool(helpful)}take larger GPUs or a smaller model"
+    )
 
 
 def _sampling(values: Mapping[str, Any], kept: int, parameters: int, available: int) -> int:

@@ -9,13 +9,14 @@ compares a prediction with a measurement (``python -m benchmarks.gpu.update``).
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.remedies import remedies
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.local.update.grpo_config import GRPOConfig
 from groundwire.train.local.update.lora import adapters
@@ -38,6 +39,8 @@ _USABLE = 0.9
 _TOKENS = (1024, 65536)
 """Least and most tokens of a pass that are chosen. Longer passes are not faster."""
 
+_PARTS = ("weights", "gradients", "optimizer", "sampler", "cache", "activations", "logits")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
@@ -55,19 +58,20 @@ class MemoryPlan:
     activations: int
     logits: int
     tokens_per_forward: int
+    available: int
+    """The bytes of the GPU."""
 
     @property
     def total(self) -> int:
         """The predicted peak in bytes."""
-        return sum(getattr(self, field.name) for field in fields(self) if field.name != "tokens_per_forward")
+        return sum(getattr(self, name) for name in _PARTS)
 
     def __str__(self) -> str:
-        parts = [
-            f"{field.name} {getattr(self, field.name) / 1e9:.1f}"
-            for field in fields(self)
-            if field.name != "tokens_per_forward"
-        ]
-        return f"{self.total / 1e9:.1f} GB ({', '.join(parts)}) with {self.tokens_per_forward:,} tokens a pass"
+        parts = ", ".join(f"{name} {getattr(self, name) / 1e9:.1f}" for name in _PARTS)
+        return (
+            f"{self.total / 1e9:.1f} GB ({parts}) with {self.tokens_per_forward:,} tokens a pass; "
+            f"the GPU has {self.available / 1e9:.1f} GB"
+        )
 
 
 def plan_memory(
@@ -95,40 +99,63 @@ def plan_memory(
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head = getattr(model, "head_dim", None) or hidden // model.num_attention_heads
     size = 2 if settings.bf16 else 4
-    cached_tokens = max_batch * max_model_len, GPUDecoder.prefix_cache_tokens
-    least = max(_TOKENS[0], max_model_len)
-    references = int(settings.kl_coef > 0 and trained is None)
-    trained = parameters if trained is None else trained
+    adapted = trained is not None
 
-    def plan(tokens: int) -> MemoryPlan:
+    def plan(
+        tokens: int,
+        *,
+        batch: int = max_batch,
+        length: int = max_model_len,
+        recomputed: bool = settings.gradient_checkpointing,
+        lora: bool = adapted,
+    ) -> MemoryPlan:
+        tokens = max(tokens, _TOKENS[0], length)
+        with_gradients = parameters if not lora else parameters // 50 if trained is None else trained
         layer = tokens * (_KEPT[0] * hidden + _KEPT[1] * feed_forward)
         inputs = tokens * 4 * hidden
-        kept = layers * inputs + _WORKING * layer if settings.gradient_checkpointing else (layers + _WORKING) * layer
+        kept = layers * inputs + _WORKING * layer if recomputed else (layers + _WORKING) * layer
         logits = min(settings.logits_per_chunk, tokens * model.vocab_size) * _LOGIT_BYTES
-        batch, prefixes = (2 * size * layers * heads * head * each for each in cached_tokens)
+        sampled, prefixes = (
+            2 * size * layers * heads * head * each for each in (batch * length, GPUDecoder.prefix_cache_tokens)
+        )
         return MemoryPlan(
-            weights=parameters * (6 if settings.bf16 else 4) * (1 + references),
-            gradients=trained * 4,
-            optimizer=trained * 8,
+            weights=parameters * (6 if settings.bf16 else 4) * (1 + int(settings.kl_coef > 0 and not lora)),
+            gradients=with_gradients * 4,
+            optimizer=with_gradients * 8,
             sampler=2 * parameters * size,
-            cache=batch + prefixes + max(0, batch // 2 - int(kept) - logits),
+            cache=sampled + prefixes + max(0, sampled // 2 - int(kept) - logits),
             activations=int(kept),
             logits=logits,
             tokens_per_forward=tokens,
+            available=available,
         )
 
+    usable = _USABLE * available
     chosen = tokens_per_forward
     if chosen is None:
         chosen = _TOKENS[1]
-        while chosen > least and plan(chosen).total > _USABLE * available:
+        while chosen > max(_TOKENS[0], max_model_len) and plan(chosen).total > usable:
             chosen //= 2
-    made = plan(max(chosen, least))
-    if made.total > _USABLE * available:
-        raise ConfigError(
-            f"the run needs {made}, and the GPU has {available / 1e9:.1f} GB: lower max_model_len ({max_model_len}), "
-            f"max_batch ({max_batch}) or tokens_per_forward, set gradient_checkpointing=on, or take a smaller model"
-        )
-    return made
+    made = plan(chosen)
+    if made.total <= usable:
+        return made
+    changes: dict[str, dict[str, Any]] = {}
+    if not adapted:
+        changes["set lora_rank=16"] = {"lora": True}
+    if max_batch > 1:
+        changes[f"lower max_batch ({max_batch})"] = {"batch": 1}
+    if max_model_len > _TOKENS[0]:
+        changes[f"lower max_model_len ({max_model_len})"] = {"length": _TOKENS[0]}
+    if tokens_per_forward is not None:
+        changes[f"lower tokens_per_forward ({tokens_per_forward})"] = {"tokens": 0}
+    if not settings.gradient_checkpointing:
+        changes["set gradient_checkpointing=on"] = {"recomputed": True}
+    helpful = remedies(changes, lambda **values: plan(**{"tokens": chosen, **values}).total <= usable)
+    states = made.weights + made.gradients + made.optimizer + made.sampler
+    why = f"; weights, gradients and moments alone need {states / 1e9:.1f} GB" if states > usable else ""
+    raise ConfigError(
+        f"the run needs {made}{why}: {f'{helpful}, or ' * bool(helpful)}take a larger GPU or a smaller model"
+    )
 
 
 def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRPOConfig:
@@ -146,7 +173,7 @@ def settings_for_model(config: RunConfig, model: Any, max_model_len: int) -> GRP
         max_model_len=max_model_len,
         tokens_per_forward=config.tokens_per_forward,
     )
-    print(f"memory: {plan} predicted", file=sys.stderr)
+    print(f"memory: predicted {plan}", file=sys.stderr)
     return replace(settings, tokens_per_forward=plan.tokens_per_forward)
 
 
