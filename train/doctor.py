@@ -1,7 +1,7 @@
 """``python -m train.doctor``: check this machine, and give advice about each problem.
 
-Each finding is ``ok``, ``warning`` or ``failure``; the exit code is 1 if there is a failure. Nothing is changed or
-downloaded.
+Each finding is ``ok``, ``warning`` or ``failure``; the exit code is 1 if there is a failure. Nothing is changed
+here, but that a GGUF file is converted once into the user's cache folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from groundwire.train.cli.machine_checks import (
 )
 from groundwire.train.cli.memory_check import check_memory, planned_settings
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.policy import STARTER
+from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.policy.pretrained.model_settings import read_chat_template
 
 __all__ = ["app", "examine"]
@@ -57,7 +57,7 @@ def main(
         typer.Option(help="With --plan: the run's preset, or a file of settings", show_default="hf", metavar="CONFIG"),
     ] = None,
     trainer: Annotated[Literal["local", "verl"] | None, typer.Option(help="Fail if this trainer cannot run")] = None,
-    model: Annotated[str | None, typer.Option(help="A model's folder: check its chat template")] = None,
+    model: Annotated[str | None, typer.Option(help="A model: check its chat template")] = None,
     tool_format: Annotated[
         Literal["hermes", "llama3_json"],
         typer.Option(help="How the model writes tool calls: hermes or llama3_json", metavar="FORMAT"),
@@ -181,12 +181,11 @@ def _check_logins() -> Iterator[Check]:
 
 def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
     """Whether the model's chat template writes tool calls in the format that the server parses."""
-    folder = STARTER if model == "starter" else Path(model)
-    if not (folder / "config.json").is_file():
-        yield Check("warning", f"{model} is not a local folder, so its chat template was not checked")
-        return
     try:
-        template = read_chat_template(folder)
+        if is_hub_name(model):
+            yield Check("warning", f"{model} is a model of the hub, so its chat template was not checked")
+            return
+        template = read_chat_template(find_model(model))
     except ConfigError as error:
         yield Check("failure", str(error))
         return
