@@ -388,10 +388,22 @@ def test_arguments_of_tools_reach_the_template_as_the_server_gives_them(starter:
     assert tokenizer.decode(example.reply_ids[:-1]) == '{"a": 1}'
 
 
+def _line(reply: dict[str, Any]) -> str:
+    return json.dumps({"messages": [USER, {"role": "assistant", **reply}]})
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "c.jsonl, line 2: "),
+        ("{", "c.jsonl, line 2 is not JSON, but '{': give an object with messages"),
+        ("hello", "c.jsonl, line 2 is not JSON, but 'hello': give an object with messages"),
+        (
+            _line({"weight": "a", "content": "x"}),
+            r"line 2: messages\[1\].weight is 'a': give 1 to learn the reply, or 0",
+        ),
+        (_line({"weight": None, "content": "x"}), r"line 2: messages\[1\].weight is None: give 1 to learn"),
+        (_line({"content": None}), r"line 2: messages\[1\] has neither content nor tool_calls"),
+        (_line({}), r"line 2: messages\[1\] has neither content nor tool_calls"),
         ("[]", r"c.jsonl, line 2: a chat is a JSON object, not \[\]"),
         ('{"conversations": []}', "c.jsonl, line 2: messages is required"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', r"line 2: messages\[0\].role must be 'system'"),
@@ -406,6 +418,24 @@ def test_a_wrong_line_of_chats_is_named(line: str, message: str, tmp_path: Path)
     with pytest.raises(ConfigError, match=message) as raised:
         read_chats(file)
     assert "\n" not in str(raised.value)
+
+
+def test_a_chat_whose_tools_the_template_lacks_is_named_by_its_line(tmp_path: Path, starter: tuple[Any, Any]) -> None:
+    tokenizer = copy.deepcopy(starter[1])
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    file = _chats(tmp_path / "c.jsonl", {"messages": [USER, ANSWERS[-1]]}, {"messages": [USER, CALL], "tools": [TOOL]})
+    with pytest.raises(ConfigError, match=r"c\.jsonl, line 2: the model's chat template has no tools"):
+        encode(tokenizer, [turn for chat in read_chats(Path(file)) for turn in chat])
+
+
+def test_a_chat_that_is_too_long_has_one_message_without_the_settings_of_schemas(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = _chats(tmp_path / "c.jsonl", {"messages": [{**USER, "content": "x y " * 5000}, ANSWERS[-1]]})
+    settings = SFTSettings(chats=file, output_dir=str(tmp_path / "out"), model="starter")
+    with pytest.raises(ConfigError, match=r"max_model_len, 2048 tokens: give more, or shorter chats$"):
+        list(run(settings, resume=None, given={}))
+    assert "indexing errors" not in capfd.readouterr().err
 
 
 def test_a_file_of_chats_without_chats_is_refused(tmp_path: Path) -> None:

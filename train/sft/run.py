@@ -193,10 +193,11 @@ class _Reader:
     def check_lengths(self) -> None:
         """Raise :class:`ConfigError` if no example fits into ``max_model_len``."""
         if not any(self.rows(self._groups.examples(self._tokenizer, each, 0)) for each in self._groups.groups(0)):
-            raise ConfigError(
-                f"no turn fits into max_model_len, {self._settings.max_model_len} tokens: give more, or shorter "
-                "prompts (table_info_truncate is the length of a schema)"
-            )
+            settings = self._settings
+            shorter = ", or shorter prompts (table_info_truncate is the length of a schema)"
+            if settings.chats or settings.rollouts:
+                shorter = ", or shorter chats" if settings.chats else ""
+            raise ConfigError(f"no turn fits into max_model_len, {settings.max_model_len} tokens: give more{shorter}")
         self.left_out = 0
 
     def fitting(self, examples: Sequence[Example]) -> list[Example]:

@@ -24,10 +24,7 @@ def read_chats(file: Path) -> list[list[Turn]]:
         with open(file, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    try:
-                        chats.append(_turns(parse_json(line)))
-                    except (ChatRequestError, ValueError) as error:
-                        raise ConfigError(f"{file}, line {number}: {str(error).splitlines()[0]}") from error
+                    chats.append(_read_line(line, f"{file}, line {number}"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from error
     if not chats:
@@ -35,15 +32,39 @@ def read_chats(file: Path) -> list[list[Turn]]:
     return chats
 
 
-def _turns(chat: Any) -> list[Turn]:
+def _read_line(line: bytes, source: str) -> list[Turn]:
+    try:
+        chat = parse_json(line)
+    except ValueError as error:
+        shown = shorten_repr(line.decode(errors="replace").strip())
+        raise ConfigError(f"{source} is not JSON, but {shown}: give an object with messages") from error
+    try:
+        return _turns(chat, source)
+    except (ChatRequestError, ValueError) as error:
+        raise ConfigError(f"{source}: {str(error).splitlines()[0]}") from error
+
+
+def _turns(chat: Any, source: str) -> list[Turn]:
     if not isinstance(chat, dict):
         raise ValueError(f"a chat is a JSON object, not {shorten_repr(chat)}")
     messages: Any = chat.get("messages")
     tools = chat.get("tools") or []
     parse_request({"messages": messages, "tools": tools}, served="")
-    replies = [i for i, each in enumerate(messages) if each["role"] == "assistant" and each.get("weight", 1)]
+    replies = [i for i, each in enumerate(messages) if each["role"] == "assistant" and _is_learned(each, i)]
     if not replies:
         raise ValueError("messages has no reply of the assistant to learn")
     if replies[0] == 0:
         raise ValueError("messages[0] is a reply of the assistant: begin with the message that it answers")
-    return [Turn(messages[:i], messages[i], tools) for i in replies]
+    return [Turn(messages[:i], messages[i], tools, source) for i in replies]
+
+
+def _is_learned(reply: dict[str, Any], index: int) -> bool:
+    weight = reply.get("weight", 1)
+    if weight not in (0, 1):
+        raise ValueError(f"messages[{index}].weight is {shorten_repr(weight)}: give 1 to learn the reply, or 0")
+    if weight and not reply.get("content") and not reply.get("tool_calls"):
+        raise ValueError(
+            f"messages[{index}] has neither content nor tool_calls, so there is nothing to learn: give the reply, or "
+            'its "weight": 0'
+        )
+    return bool(weight)

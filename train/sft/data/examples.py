@@ -22,6 +22,8 @@ class Turn:
     messages: Sequence[Message]
     reply: Message
     tools: Sequence[Mapping[str, Any]] = ()
+    source: str = ""
+    """Where it is from, for messages: a file and its line."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def encode(tokenizer: Any, turns: Sequence[Turn]) -> list[Example]:
         texts += _texts(tokenizer, turn)
     if not texts:
         return []
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]  # no warning of long ones
     end = tokenizer.eos_token_id
     return [Example(ids[i], [*ids[i + 1], end]) for i in range(0, len(ids), 2)]
 
@@ -54,15 +56,14 @@ def _texts(tokenizer: Any, turn: Turn) -> tuple[str, str]:
     """The prompt, and the reply up to its end."""
     request = parse_request({"messages": [*turn.messages, turn.reply], "tools": list(turn.tools)}, served="")
     messages, tools = request.template_messages, request.tools or None
+    template = f"{turn.source}: the model's chat template".removeprefix(": ")
     if tools and not has_tools(tokenizer):
-        raise ConfigError("the model's chat template has no tools: learn turns without them, or use another model")
+        raise ConfigError(f"{template} has no tools: learn turns without them, or use another model")
     try:
         prompt = render(tokenizer, messages[:-1], tools=tools)
         whole = render(tokenizer, messages, tools=tools, add_generation_prompt=False)
     except (TemplateRefusedError, TemplateLimitError) as error:
-        raise ConfigError(f"the model's chat template cannot write the training data: {error}") from error
+        raise ConfigError(f"{template} cannot write the training data: {error}") from error
     if not whole.startswith(prompt):
-        raise ConfigError(
-            "the model's chat template changes the prompt when the reply follows it, so that no reply can be cut out"
-        )
+        raise ConfigError(f"{template} changes the prompt when the reply follows it, so that no reply can be cut out")
     return prompt, whole[len(prompt) :].partition(tokenizer.eos_token)[0]
