@@ -24,6 +24,7 @@ from groundwire.adapters.sql_agents.langgraph import LangGraphSQLBackend
 from groundwire.adapters.sql_agents.openai_agents import OpenAIAgentsSQLBackend
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import TaskData, get
+from groundwire.tools.errors import CommandError
 from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
 from groundwire.train.artifacts.checkpoints import Checkpoints
@@ -342,7 +343,7 @@ def test_turns_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> Non
         list(run(SFTSettings(max_model_len=5, **given), resume=None, given={}))
     assert not list((tmp_path / "out").iterdir())
     lines = list(run(SFTSettings(max_model_len=100, epochs=2.0, **given), resume=None, given={}))
-    assert lines[-1] == "note: 2 turns were longer than max_model_len, 100 tokens"
+    assert lines[-1] == "note: left out 2 turns longer than max_model_len, 100 tokens"
 
 
 def test_data_without_golds_is_refused() -> None:
@@ -465,7 +466,8 @@ def test_a_run_of_chats_is_stopped_resumed_and_used(tmp_path: Path) -> None:
     assert [each["step"] for each in more] == list(range(1, len(more) + 1))
     assert len(more) > len(metrics)
     model, _ = load_policy(folder / "model")
-    assert json.loads((folder / "summary.json").read_text())["steps"] == len(more)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], f"held-out loss: {summary['held_out_loss']:.4f}" in lines) == (len(more), True)
     assert model.config.model_type == "llama"
 
 
@@ -492,6 +494,9 @@ def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Pa
     assert replies == {0: [[[5], [7], [8]], [[7]]], 1: [[[5]], [[7]]], 2: [[[5], [7]], [[7]]]}
     with pytest.raises(ConfigError, match=r"reward of at least 3: the highest reward of 6 is 2"):
         accepted_rollouts(given, min_reward=3.0, per_task=1)
+    given.write_config({**given.config(), "evaluation": {}})
+    with pytest.raises(ConfigError, match=r"is an evaluation, which is never learned: give the folder of a train\.run"):
+        accepted_rollouts(given, min_reward=0.0, per_task=1)
 
 
 def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
@@ -502,7 +507,7 @@ def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(
     given.write_rollouts(1, [_rollout(f"t{i}", 1.0, 40 + i % 2, 41) for i in range(12)])
     settings = SFTSettings(rollouts=str(given.path), output_dir=str(tmp_path / "out"), epochs=1.0, val_tasks=2)
     lines = list(run(settings, resume=None, given={"epochs": 1.0}))
-    assert any("11 calls of 11 tasks to learn, of 1 tasks held out" in line for line in lines)
+    assert any("11 calls of 11 tasks to learn, of 1 task held out" in line for line in lines)
     assert any(line.startswith("execution accuracy of first queries, langgraph") for line in lines)
     [folder] = (tmp_path / "out").iterdir()
     stored = json.loads((folder / "config.json").read_text())["sft"]
@@ -534,6 +539,25 @@ def test_a_resumed_run_has_the_data_that_it_began_with(tmp_path: Path, monkeypat
     lines = list(run(SFTSettings(), resume=folder, given={"epochs": 2.0}))
     assert lines[0] == f"data: {first.path}"
     assert any("5 calls of 5 tasks to learn" in line for line in lines)
+
+
+def test_a_run_that_is_stopped_while_it_is_measured_says_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chats = [{"messages": [USER, ANSWERS[-1]]}] * 10
+    settings = SFTSettings(model="starter", chats=_chats(tmp_path / "c.jsonl", *chats), output_dir=str(tmp_path / "o"))
+
+    def stop(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(SFTTrainer, "loss", stop)
+        with pytest.raises(CommandError, match="stopped; continue with groundwire sft"):
+            list(run(settings, resume=None, given={}))
+    [folder] = (tmp_path / "o").iterdir()
+    lines = list(run(SFTSettings(), resume=folder, given={}))
+    assert lines[-1].startswith("held-out loss: ")
+    assert any("; 1 step, " in line for line in lines)
 
 
 def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, starter: tuple[Any, Any]) -> None:

@@ -22,7 +22,7 @@ if os.environ.get("NO_COLOR"):
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["TokenFile", "Version", "console", "installed_version", "progress", "spinner", "version"]
+__all__ = ["TokenFile", "Version", "console", "counted", "installed_version", "progress", "spinner", "version"]
 
 
 def installed_version(package: str) -> str | None:
@@ -31,6 +31,11 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: ``1 step``, ``1,200 steps``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def version() -> str:

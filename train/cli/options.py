@@ -67,6 +67,8 @@ def _option(record: type[Settings], name: str, option: str, defaults: Mapping[st
     default: Any = field.default  # get_default() inspects the factory for milliseconds
     if field.default_factory is not None:
         default = field.default_factory()  # type: ignore[call-arg]
+    if isinstance(default, list):
+        default = ",".join(default)
     if record is RunConfig:
         default = defaults.get(name, "by preset" if name in _BY_PRESET else default)
     kind = _option_type(field.annotation)
@@ -77,7 +79,7 @@ def _option(record: type[Settings], name: str, option: str, defaults: Mapping[st
         metavar=shown["metavar"],
         rich_help_panel=shown["panel"],
         hidden=shown["hidden"],
-        show_default=str(default) if default not in (None, [], False, "") else False,
+        show_default=str(default) if default not in (None, False, "") else False,
     )
     return Annotated[kind | None, info]
 

@@ -16,7 +16,7 @@ import torch
 
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import parse_json, read_json
-from groundwire.tools.terminal import progress, spinner
+from groundwire.tools.terminal import counted, progress, spinner
 from groundwire.train.artifacts.atomic import atomic_write
 from groundwire.train.artifacts.checkpoints import Checkpoints
 from groundwire.train.cli.resume import resolve_domain, resolve_path
@@ -79,20 +79,30 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
         if settings.gpus > 1:
             _train_on_gpus(trainer, reader, reader.fitting(data.held_out), folder, path)
         else:
-            yield from _train(trainer, reader, val_rows, folder)
+            _train(trainer, reader, val_rows, folder)
     except KeyboardInterrupt:
         if settings.gpus == 1:
             trainer.save()
-        raise CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130) from None
-    yield from _finish(trainer, data, folder, reader.left_out)
+        raise _stopped(folder) from None
+    try:
+        yield from _finish(trainer, data, val_rows, folder, reader.left_out)
+    except KeyboardInterrupt:
+        raise _stopped(folder) from None
 
 
-def _finish(trainer: SFTTrainer, data: Data, folder: Path, left_out: int) -> Iterator[str]:
-    """Write the model, its accuracy and the summary."""
+def _stopped(folder: Path) -> CommandError:
+    return CommandError(f"stopped; continue with groundwire sft --resume {folder}", 130)
+
+
+def _finish(trainer: SFTTrainer, data: Data, val_rows: Sequence[Row], folder: Path, left_out: int) -> Iterator[str]:
+    """Write the model, its loss and accuracy, and the summary."""
     settings = trainer.settings
     trainer.save_model(folder / "model")
-    yield f"model: {folder / 'model'}; {trainer.step} steps, {trainer.seconds:.0f} s"
+    yield f"model: {folder / 'model'}; {counted(trainer.step, 'step')}, {trainer.seconds:.0f} s"
     summary: dict[str, Any] = {"steps": trainer.step, "seconds": round(trainer.seconds, 1), "left_out": left_out}
+    if val_rows and settings.gpus == 1:
+        summary["held_out_loss"] = round(trainer.loss(val_rows), 4)
+        yield f"held-out loss: {summary['held_out_loss']:.4f}"
     if data.questions:
         with progress("Answering held-out questions", len(data.questions) * len(settings.backend)) as on_end:
             accuracy = first_query_accuracy(trainer.model, trainer.tokenizer, data.questions, settings, on_end=on_end)
@@ -101,10 +111,10 @@ def _finish(trainer: SFTTrainer, data: Data, folder: Path, left_out: int) -> Ite
             yield f"execution accuracy of first queries, {backend}: {share:.3f} of {len(data.questions)}"
     _write_json(folder / "summary.json", summary)
     if left_out:
-        yield f"note: {left_out:,} turns were longer than max_model_len, {settings.max_model_len} tokens"
+        yield f"note: left out {counted(left_out, 'turn')} longer than max_model_len, {settings.max_model_len} tokens"
 
 
-def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder: Path) -> Iterator[str]:
+def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder: Path) -> None:
     with _reporting(folder) as report:
 
         def on_step(metrics: dict[str, Any]) -> None:
@@ -115,8 +125,6 @@ def _train(trainer: SFTTrainer, reader: _Reader, val_rows: Sequence[Row], folder
         trainer.train(reader.steps(trainer.groups), on_step)
     if trainer.step:
         trainer.save()
-    if val_rows:
-        yield f"held-out loss: {trainer.loss(val_rows):.4f}"
 
 
 def _train_on_gpus(trainer: SFTTrainer, reader: _Reader, held_out: list[Example], folder: Path, model: Path) -> None:

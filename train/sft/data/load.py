@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from groundwire import domains
-from groundwire.tools.terminal import progress
+from groundwire.tools.terminal import counted, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.sft_settings import FORMATS, SFTSettings
 from groundwire.train.evaluation.validation import choose_tasks
@@ -74,7 +74,7 @@ class _Golds:
             questions = make_questions(self._domain, tasks, settings, wrong=settings.later_turns > 0, on_end=on_end)
         held_out = _held_out_questions(self._domain, self._data, settings)
         turns = [turn for each in held_out for turn in (*write_turns(each, settings), *answer_turns(each, settings))]
-        size = f"{len(questions):,} questions to learn, {len(held_out):,} held out"
+        size = f"{counted(len(questions), 'question')} to learn, {len(held_out):,} held out"
         return Data(GoldTurns(questions, settings), encode(tokenizer, turns), held_out, size)
 
 
@@ -86,7 +86,7 @@ class _Chats:
     def load(self, tokenizer: Any) -> Data:
         learned, held_out = _split(self._chats, self._settings)
         encode(tokenizer, [turn for chat in self._chats for turn in chat if turn.tools][:1])
-        size = f"{len(learned):,} chats to learn, {len(held_out):,} held out"
+        size = f"{counted(len(learned), 'chat')} to learn, {len(held_out):,} held out"
         turns = [turn for chat in held_out for turn in chat]
         return Data(_Shuffled(learned, self._settings.seed, encode), encode(tokenizer, turns), [], size)
 
@@ -101,7 +101,10 @@ class _Rollouts:
         check_tokenizer(self._run, tokenizer, self._settings.model)
         learned, held_out = _split(self._tasks, self._settings)
         calls = sum(map(len, learned))
-        size = f"{calls:,} calls of {len(learned):,} tasks to learn, of {len(held_out):,} tasks held out"
+        size = (
+            f"{counted(calls, 'call')} of {counted(len(learned), 'task')} to learn, of "
+            f"{counted(len(held_out), 'task')} held out"
+        )
         examples = [each for task in held_out for each in task]
         groups = _Shuffled(learned, self._settings.seed, lambda _, group: list(group))
         return Data(groups, examples, self._questions(tokenizer), size)

@@ -38,8 +38,10 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> list[
     """The calls of each task's accepted training rollouts, which differ in their replies.
 
     At most ``per_task`` (0: all) of a task: those with the highest rewards, of the latest steps. Validation rollouts
-    are never learned. Raises :class:`ConfigError` if there are none.
+    are never learned. Raises :class:`ConfigError` if there are none, and for an evaluation.
     """
+    if "evaluation" in run.config():
+        raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a train.run")
     rows, _ = run.rollouts(_COLUMNS, _COLUMNS)
     rows = [row for row in rows if row["mode"] == "train" and row["reward"] is not None and row["calls"]]
     rewards = [row["reward"] for row in rows]
