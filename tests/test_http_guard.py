@@ -111,3 +111,17 @@ def test_the_token_is_a_bearer_token_or_a_password(authorization: dict[str, str]
 def test_public_paths_need_no_token() -> None:
     for path, status in {"/health": 200, "/public/any": 200, "/healthy": 401, "/public": 401}.items():
         assert _status(JSON, path=path) == status
+
+
+def test_a_refused_request_is_told_where_the_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason(**options: str) -> str:
+        return str(Guard(token=TOKEN, **options).refusal("GET", "/", CIMultiDict(Host="localhost")))
+
+    monkeypatch.setenv("GROUNDWIRE_TOKEN", TOKEN)
+    assert "which is in the environment variable GROUNDWIRE_TOKEN, or in the file of its --token-file" in reason()
+    assert "which is in OTHER'" in reason(variable="OTHER").replace('"', "'")
+    monkeypatch.delenv("GROUNDWIRE_TOKEN")
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/someone/.local/state")
+    assert "which is in ~/.local/state/groundwire/token, or" in reason()
+    assert TOKEN not in reason()

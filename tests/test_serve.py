@@ -15,7 +15,7 @@ import pytest
 from programs import Program, until
 
 from groundwire.tools.errors import UserError
-from groundwire.tools.http.access_token import access_token
+from groundwire.tools.http.access_token import access_token, token_place
 from groundwire.train import serve
 from groundwire.train.api.serving import ServedModel
 from groundwire.train.artifacts.run_dir import RunDir
@@ -106,9 +106,10 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served: ServedMod
 
 def test_the_command_serves_until_it_is_stopped(run: RunDir) -> None:
     program = Program("-m", "groundwire.train.serve", str(run.path), "--port", "0", "--served-model-name", "mine")
-    until(lambda: "serve:" in program.stdout_so_far(), program)
+    until(lambda: "key:" in program.stdout_so_far(), program)
     lines = program.stdout_so_far().splitlines()
     assert lines[0] == f"model: {run.path / 'checkpoints' / 'step-00002'}"
+    assert lines[2] == f"key:   in {token_place()}"
     client = openai.OpenAI(base_url=lines[1].removeprefix("serve: "), api_key=access_token())
     with pytest.raises(openai.NotFoundError, match="mine"):
         client.chat.completions.create(model="other", messages=ASK)  # type: ignore[arg-type]

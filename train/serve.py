@@ -10,6 +10,7 @@ import typer
 
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import exit_on_user_error
+from groundwire.tools.http.access_token import token_place
 from groundwire.tools.startup import setup_logging
 from groundwire.tools.terminal import TokenFile, Version
 from groundwire.train.api.serving import start_server
@@ -24,8 +25,9 @@ def main(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            help="A run directory (its newest checkpoint), a checkpoint, or a folder in Hugging Face's format",
-            metavar="CHECKPOINT|RUN_DIR",
+            help="A run directory (its newest checkpoint), a checkpoint, or a model: starter, smollm2, a folder in "
+            "Hugging Face's format, a GGUF file or OWNER/MODEL",
+            metavar="RUN_DIR|CHECKPOINT|MODEL",
         ),
     ],
     port: Annotated[int, typer.Option(help="Port of the server; 0 takes any free port", min=0, max=65535)] = 8000,
@@ -64,6 +66,7 @@ def main(
         ) as server:
             typer.echo(f"model: {server.folder}")
             typer.echo(f"serve: {server.base_url}")
+            typer.echo(f"key:   in {token_place(token_file)}")
             with suppress(KeyboardInterrupt):  # the usual end
                 threading.Event().wait()
 

@@ -19,7 +19,16 @@ from urllib.parse import urlsplit
 from groundwire.tools.errors import UserError
 from groundwire.tools.secrets import register_secret
 
-__all__ = ["VARIABLE", "TokenError", "access_token", "check_listen", "given_token", "is_loopback", "token_for"]
+__all__ = [
+    "VARIABLE",
+    "TokenError",
+    "access_token",
+    "check_listen",
+    "given_token",
+    "is_loopback",
+    "token_for",
+    "token_place",
+]
 
 VARIABLE = "GROUNDWIRE_TOKEN"
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}", re.ASCII)
@@ -54,6 +63,15 @@ def token_for(address: str, file: str | Path | None = None) -> str | None:
     return _user_token() if is_loopback(host) else None
 
 
+def token_place(file: str | Path | None = None) -> str:
+    """Where :func:`access_token` finds the token, for messages. The home folder is ``~``: clients may see it."""
+    if file is not None:
+        return str(file)
+    if os.environ.get(VARIABLE):
+        return f"the environment variable {VARIABLE}"
+    return _shown(_user_file())
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach servers at ``host``."""
     try:
@@ -68,10 +86,19 @@ def check_listen(host: str, token: str | None, hint: str = f"set {VARIABLE} or g
         raise TokenError(f"listening on {host or 'all addresses'} needs a token: {hint}")
 
 
-def _user_token() -> str:
+def _user_file() -> Path:
     import platformdirs
 
-    path = platformdirs.user_state_path("groundwire") / "token"
+    return platformdirs.user_state_path("groundwire") / "token"
+
+
+def _shown(path: Path) -> str:
+    home = os.path.expanduser("~")  # unlike Path.home() it raises nothing
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+def _user_token() -> str:
+    path = _user_file()
     try:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

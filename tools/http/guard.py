@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from groundwire.tools.http.access_token import VARIABLE
+from groundwire.tools.http.access_token import VARIABLE, token_place
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -79,8 +79,11 @@ class Guard:
                 return 415, f"the request's content type is {kind!r:.100}; it must be {_JSON}"
         if self._token is None or has_token or path in self._public or path.startswith(self._public_prefixes):
             return None
+        own = self._variable == VARIABLE
+        place = f"{token_place()}, or in the file of its --token-file" if own else self._variable
         return 401, (
-            f"the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's {self._variable}"
+            "the request has no valid token: send 'Authorization: Bearer TOKEN' with the server's token, which is in "
+            f"{place}"
         )
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
