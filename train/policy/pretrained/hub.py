@@ -41,7 +41,11 @@ def check_hub(model: str) -> None:
     import httpx
     from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
 
+    folder = Path(model)
+    is_here = folder.parent.is_dir()  # then a folder is meant, more likely than a model of the hub
     elsewhere = f"; where the hub can be reached, hf download {model} --local-dir DIR makes a folder for --model"
+    if is_here:
+        elsewhere = f"; give a folder in {folder.parent} that exists"
     not_cached = f"it is not in the hub's cache ({constants.HF_HUB_CACHE})"
     try:
         if isinstance(try_to_load_from_cache(model, "config.json"), str):
@@ -58,6 +62,5 @@ def check_hub(model: str) -> None:
         why = f"{not_cached}, and the hub cannot be asked ({reason}){elsewhere}"
     else:
         return
-    folder = Path(model)
-    where = f"{folder.parent} is a folder here without {folder.name}" if folder.parent.is_dir() else "no such folder"
+    where = f"{folder.parent} is a folder here without {folder.name}" if is_here else "no such folder"
     raise ConfigError(f"no model {model}: {where}, and {why}")
