@@ -20,8 +20,10 @@ from tokenizers import decoders
 from transformers import AutoTokenizer
 
 from groundwire.train.api.serving import start_server
+from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.resume import resolve_path
 from groundwire.train.config.errors import ConfigError
+from groundwire.train.policy import STARTER
 from groundwire.train.policy.chat.template import is_trusted, render
 from groundwire.train.policy.errors import ModelUnreadableError, UnsupportedModelError
 from groundwire.train.policy.model import load_policy
@@ -173,8 +175,26 @@ def test_verl_may_have_any_architecture(tmp_path: Path) -> None:
 def test_a_folder_with_only_a_gguf_file_names_it(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     write_gguf(file)
-    with pytest.raises(ConfigError, match=re.escape(f"give the file itself, {file}")):
+    with pytest.raises(ConfigError, match=re.escape(f"give the GGUF file itself, {file}") + "$"):
         find_model(tmp_path)
+
+
+def test_the_name_of_a_gguf_file_may_end_with_capitals(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.GGUF")
+    assert (find_model(tmp_path / "tiny.GGUF") / "config.json").is_file()
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ConfigError, match=r"it is a file whose name does not end with \.gguf; give starter"):
+        find_model(tmp_path / "model.bin")
+
+
+def test_the_folder_of_an_sft_run_stands_for_its_finished_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"sft": {}}')
+    with pytest.raises(ConfigError, match=r"is a run of groundwire sft without a finished model: continue with"):
+        find_model(tmp_path)
+    shutil.copytree(STARTER, tmp_path / "model")
+    assert find_model(tmp_path) == tmp_path / "model"
+    with pytest.raises(RunDirError, match=r"evaluate its model with groundwire evaluate --model"):
+        RunDir.open(tmp_path)
 
 
 def test_a_model_in_the_hubs_cache_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -151,6 +151,11 @@ class RunDir:
             raise RunDamagedError(f"{file} is damaged ({error}): restore it, or start a new run") from error
         if not isinstance(config, dict):
             raise RunDamagedError(f"{file} is damaged (it holds no settings): restore it, or start a new run")
+        if "sft" in config:
+            raise RunDirError(
+                f"{self.path} is a run of groundwire sft, which has no rollouts: evaluate its model with groundwire "
+                f"evaluate --model {self.path}"
+            )
         if (version := config.pop("format", None)) != _FORMAT:
             older = version is None or (isinstance(version, int) and version < _FORMAT)
             raise RunDirError(

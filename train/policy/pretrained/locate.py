@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from groundwire.tools.files import read_json
 from groundwire.train.artifacts.atomic import sync
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy import STARTER
@@ -41,10 +42,7 @@ def find_model(name: str | Path, *, any_architecture: bool = False) -> Path:
 
         folder = download(str(name))
     elif not (folder / "config.json").is_file():
-        files = sorted(folder.glob("*.gguf"))
-        hint = f"give the file itself, {files[0]}" if files else f"give {', '.join(NAMES)}, a GGUF file, or a folder"
-        why = "it has no config.json" if folder.exists() else "there is no such file or folder"
-        raise ConfigError(f"no model in {folder}: {why}; {hint} saved by transformers")
+        raise ConfigError(f"no model in {folder}: {_why_none(folder)}")
     if not any_architecture:
         check_model_type(folder)
     return folder
@@ -57,14 +55,40 @@ def local_folder(name: str | Path, *, any_architecture: bool = True) -> Path | N
         return STARTER
     if str(name) == "smollm2":
         return _converted(_smollm2_file(), template="smollm2")
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return _converted(path, any_architecture=any_architecture)
-    return None if is_hub_name(str(name)) else path
+    return None if is_hub_name(str(name)) else _trained_by_sft(path)
 
 
 def is_hub_name(name: str) -> bool:
     """Whether ``name`` can only be a model of the hub: ``owner/model``, and no folder here has this path."""
     return name.count("/") == 1 and all(name.split("/")) and name[0] not in "./~" and not Path(name).exists()
+
+
+def _trained_by_sft(folder: Path) -> Path:
+    """The model in a folder of ``groundwire sft``; any other folder is itself the model's."""
+    try:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError):
+        return folder  # its readers say more
+    if not isinstance(config, dict) or "sft" not in config:
+        return folder
+    if not (folder / "model" / "config.json").is_file():
+        raise ConfigError(
+            f"{folder} is a run of groundwire sft without a finished model: continue with groundwire sft --resume "
+            f"{folder}, or give one of its checkpoints"
+        )
+    return folder / "model"
+
+
+def _why_none(folder: Path) -> str:
+    give = f"give {', '.join(NAMES)}, a GGUF file, or a folder saved by transformers"
+    if folder.is_file():
+        return f"it is a file whose name does not end with .gguf; {give}"
+    if not folder.exists():
+        return f"there is no such file or folder; {give}"
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() == ".gguf")
+    return f"it has no config.json; give {f'the GGUF file itself, {files[0]}' if files else give[5:]}"
 
 
 def _smollm2_file() -> Path:
