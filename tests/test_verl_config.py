@@ -25,7 +25,7 @@ from groundwire.train.policy import STARTER
 from groundwire.train.run import app
 from groundwire.train.verl.agent_loop_manager import _run_config
 from groundwire.train.verl.checks import check
-from groundwire.train.verl.hydra_config import compose, flat_config
+from groundwire.train.verl.hydra_config import check_context_length, compose, flat_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
@@ -147,6 +147,13 @@ def test_a_checkpoint_names_no_attention_that_others_do_not_have(tmp_path: Path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert "attn_implementation" not in saved
     assert saved["max_position_embeddings"] == 99
+
+
+def test_verl_takes_models_that_the_embedded_engine_does_not_compute(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mistral", "max_position_embeddings": 4000}')
+    check_context_length(_resolve("starter", model=str(tmp_path), max_model_len=4000))
+    with pytest.raises(ConfigError, match="has 4000 positions: give at most 4000"):
+        check_context_length(_resolve("starter", model=str(tmp_path), max_model_len=4001))
 
 
 @pytest.mark.parametrize(("name", "key"), SHARED.items())

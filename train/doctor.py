@@ -185,7 +185,7 @@ def _check_chat_template(model: str, tool_format: str) -> Iterator[Check]:
         if is_hub_name(model):
             yield Check("warning", f"{model} is a model of the hub, so its chat template was not checked")
             return
-        template = read_chat_template(find_model(model))
+        template = read_chat_template(find_model(model, any_architecture=True))
     except ConfigError as error:
         yield Check("failure", str(error))
         return

@@ -290,7 +290,7 @@ def check_context_length(config: RunConfig) -> None:
     """Raise :class:`ConfigError` if ``max_model_len`` is more than a model on this machine has."""
     if is_hub_name(config.model):
         return
-    length = read_context_length(find_model(config.model)) or config.max_model_len
+    length = read_context_length(find_model(config.model, any_architecture=True)) or config.max_model_len
     if length < config.max_model_len:  # vLLM would refuse it after minutes
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, but {config.model} has {length} positions: give at most {length}"
