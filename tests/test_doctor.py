@@ -132,7 +132,7 @@ async def test_an_endpoint_must_send_token_ids_with_logprobs(logprobs: list[floa
         (["--gpu-memory", "80", "--config", "starter", "trainer=verl"], 0, "32.0 GB while sampling"),
         (["--gpu-memory", "0.1", "starter", "trainer=verl"], 1, "the GPU has 0.1 GB: set lora_rank"),
         (
-            ["--gpu-memory", "80", "qwen", "max_model_len=4096", "model_engine=megatron"],
+            ["--gpu-memory", "80", "qwen", "max_model_len=4096", "actor_rollout_ref.model.use_remove_padding=False"],
             1,
             "with these settings of verl is not known",
         ),
