@@ -334,6 +334,12 @@ def test_a_model_with_a_template_that_loops_is_refused(model: Path, monkeypatch:
         load_policy(model)
 
 
+def test_a_model_with_a_broken_template_is_refused(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{% fxr message in messages %}")
+    with pytest.raises(ModelUnreadableError, match=r"the chat template in .* cannot be loaded: Encountered unknown"):
+        load_policy(model)
+
+
 def test_a_template_of_others_makes_the_same_prompt_in_its_process(tiny_policy: Any) -> None:
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b\N{GRINNING FACE}"}]
     expected = render(tiny_policy[1], messages)

@@ -113,6 +113,18 @@ def test_a_model_without_a_template_is_refused(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat template: use an instruct model"):
         _notes(model)
+    config = resolve("fast", model=str(model), backend="custom", agent="app:agent")
+    [note] = check_model(config, model, agent_backend(lambda task: task["question"]), domains.get("spider"), [])
+    assert "only completions of plain prompts work" in note  # an agent of the user's may have only these
+
+
+@pytest.mark.parametrize("backend", ["langgraph", "openai-agents"])
+def test_a_broken_template_is_refused_before_the_start(model: Path, backend: str) -> None:
+    (model / "chat_template.jinja").write_text("{% fxr message in messages %}{{ tools }}")
+    with pytest.raises(ConfigError, match=r"cannot write one message of a user: Encountered unknown tag 'fxr'"):
+        _notes(model, backend=backend)
+    (model / "chat_template.jinja").write_text("{{ messages[0].role == 'system' or raise_exception('no system') }}")
+    assert _notes(model, backend="langgraph") == []  # agents send a system message
 
 
 def test_prompts_that_are_all_too_long_are_refused_and_some_are_a_note(model: Path) -> None:

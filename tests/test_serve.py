@@ -104,6 +104,20 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, served: ServedMod
         assert message in str(raised.value)
 
 
+def test_a_model_without_a_chat_template_serves_plain_prompts_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(STARTER, tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    with serve(tmp_path / "plain") as server, openai.OpenAI(base_url=server.base_url, api_key=server.api_key) as client:
+        assert "has no chat template, so only completions of plain prompts work" in capsys.readouterr().err
+        reply = client.completions.create(model="m", prompt="SELECT", max_tokens=8)
+        assert reply.usage
+        assert reply.usage.completion_tokens >= 1
+        with pytest.raises(openai.BadRequestError, match="the model has none: use an instruct model"):
+            client.chat.completions.create(model="m", messages=ASK)  # type: ignore[arg-type]
+
+
 def test_the_command_serves_until_it_is_stopped(run: RunDir) -> None:
     program = Program("-m", "groundwire.train.serve", str(run.path), "--port", "0", "--served-model-name", "mine")
     until(lambda: "key:" in program.stdout_so_far(), program)

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -567,6 +568,15 @@ def test_an_unsupported_architecture_is_refused_before_training(tmp_path: Path, 
     tokenizer.save_pretrained(tmp_path / "gpt2")
     settings = SFTSettings(model=str(tmp_path / "gpt2"), output_dir=str(tmp_path / "out"))
     with pytest.raises(UnsupportedModelError, match="gpt2: its model_type is 'gpt2'"):
+        list(run(settings, resume=None, given={}))
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_model_without_a_chat_template_is_refused_before_training(tmp_path: Path) -> None:
+    shutil.copytree(STARTER, tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    settings = SFTSettings(model=str(tmp_path / "plain"), output_dir=str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"plain has no chat template: use an instruct model"):
         list(run(settings, resume=None, given={}))
     assert not list((tmp_path / "out").iterdir())
 

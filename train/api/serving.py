@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sys
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -88,6 +89,12 @@ def start_server(
         raise CommandError(f"tool format {tool_format!r} is unknown; known: {', '.join(FORMATS)}")
     check_device(device)
     model, tokenizer = load_policy(folder)
+    if not tokenizer.chat_template:
+        print(
+            f"note: {folder} has no chat template, so only completions of plain prompts work: for chats use an "
+            "instruct model, or set its chat_template",
+            file=sys.stderr,
+        )
     length = fitting_length(model, max_model_len or _MAX_MODEL_LEN)
     engine = engine_type(model.to(device), tokenizer, max_model_len=length)
     server = PolicyServer(

@@ -9,7 +9,12 @@ from groundwire import adapters, domains
 from groundwire.tools.sql import DatabaseError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy.pretrained.model_settings import read_chat_template, read_context_length
+from groundwire.train.policy.chat.template import TemplateLimitError, TemplateRefusedError, check_template
+from groundwire.train.policy.pretrained.model_settings import (
+    read_chat_template,
+    read_context_length,
+    read_default_template,
+)
 
 __all__ = ["check_model"]
 
@@ -35,12 +40,15 @@ def check_model(
     template = read_chat_template(folder)
     if not template and first_prompt is not None:
         raise ConfigError(f"{config.model} has no chat template: use an instruct model, or set its chat_template")
+    _check_template(config.model, folder)
     if template and "tools" not in template and getattr(backend, "calls_tools", False):
         raise ConfigError(
             f"the chat template of {config.model} has no tools, so the model would never see the agent's: use a model "
             "whose template has tools, or an agent without them, such as --backend langgraph"
         )
     limit = min(config.max_model_len, read_context_length(folder) or config.max_model_len)
+    if not template:  # the agent may have plain prompts only
+        return [f"model: {config.model} has no chat template, so chats fail; only completions of plain prompts work"]
     if first_prompt is None or not tasks:
         return []
     lengths = _long_prompts(config, domain, tasks, first_prompt, tokenizer, limit)
@@ -56,6 +64,19 @@ def check_model(
         f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
         f"{max(lengths)}), so their rollouts fail; {remedy}, or lower table_info_truncate"
     ]
+
+
+def _check_template(model: str, folder: Path) -> None:
+    template, variables = read_default_template(folder)
+    if not template:
+        return
+    try:
+        check_template(template, variables)
+    except (TemplateRefusedError, TemplateLimitError) as error:
+        raise ConfigError(
+            f"the chat template of {model} cannot write one message of a user: {error}; correct it, or use another "
+            "model"
+        ) from error
 
 
 def _long_prompts(

@@ -13,7 +13,6 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from groundwire.tools.files import shorten_repr
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.policy.chat.template import TemplateRefusedError, is_trusted, render
+from groundwire.train.policy.chat.template import check_template, is_trusted
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.policy.pretrained.model_files import check_model_files, save_policy
@@ -125,15 +124,16 @@ def load_policy(path: str | Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizer
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:_MAX_REASON]
         if part == "tokenizer" and not (folder / "tokenizer.json").is_file():
             reason = "there is no tokenizer.json; save it there, too, with the tokenizer's save_pretrained"
+        if part == "chat template":
+            reason += "; correct it, or use another model"
         raise ModelUnreadableError(f"the {part} in {folder} cannot be loaded: {reason}") from error
     return model.eval(), tokenizer
 
 
 def _check_template(tokenizer: Any) -> None:
-    """Raise an error if the tokenizer has a chat template that loops or grows, whatever the messages are."""
+    """Raise an error if the tokenizer has a chat template that fails, loops or grows."""
     if tokenizer.chat_template and not is_trusted(tokenizer):
-        with suppress(TemplateRefusedError):  # it may want other messages
-            render(tokenizer, [{"role": "user", "content": "a word"}])
+        check_template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
 
 
 def _check_end_tokens(model: Any) -> None:

@@ -59,6 +59,8 @@ def run(settings: SFTSettings, *, resume: Path | None, given: Mapping[str, Any])
             path = last[0] if last else find_model(settings.model)
             model, tokenizer = load_policy(path)
         check_supported(model)
+        if not tokenizer.chat_template:
+            raise ConfigError(f"{path} has no chat template: use an instruct model, or set its chat_template")
         _check_length(model, settings)
         data = source.load(tokenizer)
         model = model.to(settings.device if settings.gpus == 1 else "cpu")

@@ -15,7 +15,15 @@ from typing import Any
 from groundwire.tools.worker_process import WorkerEndedError, WorkerPool
 from groundwire.train.policy import STARTER
 
-__all__ = ["TemplateLimitError", "TemplateRefusedError", "has_tools", "is_trusted", "render", "smollm2_template"]
+__all__ = [
+    "TemplateLimitError",
+    "TemplateRefusedError",
+    "check_template",
+    "has_tools",
+    "is_trusted",
+    "render",
+    "smollm2_template",
+]
 
 _MAX_CHARACTERS = 8_000_000
 _MAX_CPU_S = 2.0
@@ -47,11 +55,31 @@ def render(
             raise TemplateRefusedError(error) from error
     try:
         template = tokenizer.get_chat_template(None, options.get("tools"))
-    except ValueError as error:  # it has none
-        raise TemplateRefusedError(str(error).partition(".")[0]) from error
+    except ValueError as error:
+        raise TemplateRefusedError("the model has none: use an instruct model, or set its chat_template") from error
     variables = {name: _text(value) for name, value in tokenizer.special_tokens_map.items()}
-    request = {"chat_template": template, "conversations": [list(messages)], **variables, **options}
-    request["add_generation_prompt"] = add_generation_prompt
+    options["add_generation_prompt"] = add_generation_prompt
+    return _render_apart(template, messages, {**variables, **options})
+
+
+def check_template(template: str, variables: Mapping[str, Any]) -> None:
+    """Render one message of a user, or with a system message before it. Raises as :func:`render`."""
+    user = {"role": "user", "content": "a word"}
+    variables = {"add_generation_prompt": True, **{name: _text(value) for name, value in variables.items()}}
+    if template in _own_templates():
+        return
+    try:
+        _render_apart(template, [user], variables)
+    except TemplateRefusedError as error:
+        try:
+            system = {"role": "system", "content": "a word"}
+            _render_apart(template, [system, user], variables)
+        except TemplateRefusedError:
+            raise error from None
+
+
+def _render_apart(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    request = {"chat_template": template, "conversations": [list(messages)], **variables}
     message = json.dumps({"characters": _MAX_CHARACTERS, "cpu_s": _MAX_CPU_S, "request": request}).encode()
     try:
         answer = json.loads(_workers.ask(lambda: message) or b"")

@@ -9,7 +9,14 @@ from groundwire.tools.files import read_bytes, read_json
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.errors import UnsupportedModelError
 
-__all__ = ["SUPPORTED", "check_architecture", "check_model_type", "read_chat_template", "read_context_length"]
+__all__ = [
+    "SUPPORTED",
+    "check_architecture",
+    "check_model_type",
+    "read_chat_template",
+    "read_context_length",
+    "read_default_template",
+]
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 """The values of a config's ``model_type`` that the embedded engine computes; a GGUF file has the same names."""
@@ -26,6 +33,24 @@ def read_chat_template(folder: Path) -> str:
     if file.is_file():
         texts.append(str(_read(file, _read_object).get("chat_template") or ""))
     return "\n".join(filter(None, texts))
+
+
+def read_default_template(folder: Path) -> tuple[str, dict[str, str]]:
+    """The template of messages without tools, empty if there is none, and its variables: the names of special tokens.
+
+    Raises :class:`ConfigError`.
+    """
+    file = folder / "tokenizer_config.json"
+    settings = _read(file, _read_object) if file.is_file() else {}
+    tokens = {name: each.get("content") if isinstance(each, dict) else each for name, each in settings.items()}
+    variables = {name: each for name, each in tokens.items() if name.endswith("_token") and isinstance(each, str)}
+    template = settings.get("chat_template") or ""
+    if isinstance(template, list):
+        template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = template.get("default") or ""
+    if (file := folder / "chat_template.jinja").is_file():
+        template = _read(file, lambda file: read_bytes(file).decode())
+    return str(template), variables
 
 
 def check_model_type(folder: Path) -> None:
