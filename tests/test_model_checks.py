@@ -25,6 +25,7 @@ from groundwire.train.policy.pretrained.model_settings import read_context_lengt
 from groundwire.train.rollouts.factory import make_backend
 from groundwire.train.verl.hydra_config import compose_for_run
 
+SPIDER = domains.get("spider").load(None)
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -135,6 +136,15 @@ def test_prompts_that_are_all_too_long_are_refused_and_some_are_a_note(model: Pa
     _set(model / "config.json", max_position_embeddings=60)
     with pytest.raises(ConfigError, match="and it has 60; use a model with a longer context"):
         _notes(model)
+
+
+def test_schemas_that_are_cut_are_one_note(model: Path, recwarn: pytest.WarningsRecorder) -> None:
+    databases = len({task["db_id"] for part in (SPIDER.train, SPIDER.validation) for task in part})
+    [note] = _notes(model, table_info_truncate=333)
+    found = re.match(r"schemas: the prompts leave out tables of (\d+) of (\d+) databases", note)
+    assert found
+    assert 0 < int(found[1]) < int(found[2]) == databases
+    assert not recwarn.list
 
 
 def test_the_prompts_are_those_of_the_run(model: Path) -> None:

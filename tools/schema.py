@@ -23,7 +23,7 @@ from typing import Any
 
 from groundwire.tools.sql import DatabaseError, QueryError, SqlError, connections, run_query
 
-__all__ = ["RESERVED", "TableInfo", "describe_table", "table_info"]
+__all__ = ["RESERVED", "CutSchemaWarning", "TableInfo", "describe_table", "table_info"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED = frozenset(
@@ -50,6 +50,10 @@ _EXAMPLE_ROWS = 1000
 _EXAMPLE_CHARS = 30
 
 
+class CutSchemaWarning(UserWarning):
+    """The text of a schema leaves out tables."""
+
+
 @dataclass(frozen=True)
 class TableInfo:
     """The schema text, and the names of the tables that did not fit."""
@@ -65,8 +69,8 @@ def table_info(
 
     Each table is one line, ``CREATE TABLE t ( a int , b text )``. With ``show_keys`` its primary and foreign keys
     follow the columns. Up to ``example_values`` distinct values of each column follow on separate lines,
-    ``-- b : 'x' , 'y'``. A table that would exceed ``max_chars`` is left out and named in ``cut`` and in a warning. The
-    result is cached until the file changes. Raises :class:`groundwire.tools.sql.DatabaseError`.
+    ``-- b : 'x' , 'y'``. A table that would exceed ``max_chars`` is left out and named in ``cut`` and in a
+    :class:`CutSchemaWarning`. The result is cached until the file changes. Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
@@ -123,6 +127,7 @@ def _describe(
         warnings.warn(
             f"{path}: the schema text of {max_chars} characters leaves out {', '.join(cut)}: questions "
             "about these tables cannot be answered; raise the limit, or show fewer example values",
+            CutSchemaWarning,
             stacklevel=3,
         )
     return TableInfo("\n".join(lines), cut)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from groundwire import adapters, domains
+from groundwire.tools.schema import CutSchemaWarning
 from groundwire.tools.sql import DatabaseError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
@@ -51,19 +53,28 @@ def check_model(
         return [f"model: {config.model} has no chat template, so chats fail; only completions of plain prompts work"]
     if first_prompt is None or not tasks:
         return []
-    lengths = _long_prompts(config, domain, tasks, first_prompt, tokenizer, limit)
+    with warnings.catch_warnings(record=True) as caught:  # one note in place of a warning for each database
+        warnings.simplefilter("always", CutSchemaWarning)
+        lengths = _long_prompts(config, domain, tasks, first_prompt, tokenizer, limit)
+    notes = []
+    if cut := sum(issubclass(each.category, CutSchemaWarning) for each in caught):
+        notes.append(
+            f"schemas: the prompts leave out tables of {cut:,} of {len({domain.database(task) for task in tasks}):,} "
+            f"databases, and questions about them cannot be answered; raise table_info_truncate "
+            f"({config.table_info_truncate})" + (", or lower example_values" if config.example_values else "")
+        )
     remedy = "raise max_model_len" if limit == config.max_model_len else "use a model with a longer context"
     if len(lengths) == len(tasks):
         raise ConfigError(
             f"the prompts are longer than the model's context: {min(lengths)} to {max(lengths)} tokens, and it has "
             f"{limit}; {remedy}, or lower table_info_truncate ({config.table_info_truncate})"
         )
-    if not lengths:
-        return []
-    return [
-        f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
-        f"{max(lengths)}), so their rollouts fail; {remedy}, or lower table_info_truncate"
-    ]
+    if lengths:
+        notes.append(
+            f"prompts: {len(lengths):,} of {len(tasks):,} tasks have a prompt of {limit} tokens or more (at most "
+            f"{max(lengths)}), so their rollouts fail; {remedy}, or lower table_info_truncate"
+        )
+    return notes
 
 
 def _check_template(model: str, folder: Path) -> None:
