@@ -70,7 +70,9 @@ def table_info(
     Each table is one line, ``CREATE TABLE t ( a int , b text )``. With ``show_keys`` its primary and foreign keys
     follow the columns. Up to ``example_values`` distinct values of each column follow on separate lines,
     ``-- b : 'x' , 'y'``. A table that would exceed ``max_chars`` is left out and named in ``cut`` and in a
-    :class:`CutSchemaWarning`. The result is cached until the file changes. Raises :class:`groundwire.tools.sql.DatabaseError`.
+    :class:`CutSchemaWarning`. The result is cached until the file changes.
+
+    Raises :class:`groundwire.tools.sql.DatabaseError`.
     """
     path = os.fspath(database)
     try:
