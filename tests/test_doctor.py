@@ -67,7 +67,8 @@ def test_a_port_in_use_is_a_failure() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        line = _found("port", port=taken.getsockname()[1])
+        number = taken.getsockname()[1]
+        line = _found(f"port {number}", port=number)
     assert line.level == "failure"
     assert "--proxy-port" in line.remedy
 
