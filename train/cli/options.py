@@ -14,7 +14,7 @@ import typer
 from groundwire.tools.settings import Settings, suggestion_for
 from groundwire.train.cli.judge_options import JudgeBaseUrl, JudgeModel, JudgePairs, parse_judge
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.overrides import flag, merge_overrides, parse_overrides
+from groundwire.train.config.overrides import flag, merge_overrides, not_a_pair, parse_overrides
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
@@ -95,9 +95,8 @@ def with_preset(settings: Mapping[str, Any], arguments: Iterable[str]) -> tuple[
     arguments, presets = list(arguments), {*PRESETS, *VERL_PRESETS}
     if not arguments or arguments[0] not in presets:
         if arguments and "=" not in arguments[0]:
-            shown = f"{arguments[0][:20]}..." if len(arguments[0]) > 20 else arguments[0]  # it may be a key
             known = ", ".join(sorted(name for name in presets if "-" not in name))  # without qwen3b's variants
-            raise ConfigError(f"{shown!r} is not key=value, e.g. learning_rate=1e-5, and not a preset: {known}")
+            raise ConfigError(f"{not_a_pair(arguments[0])}, and not a preset: {known}")
         return dict(settings), arguments
     if settings.get("config") not in (None, arguments[0]):
         raise ConfigError(f"{arguments[0]} but --config {settings['config']}: give one preset")

@@ -11,7 +11,7 @@ from groundwire.tools.settings import suggestion_for
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["flag", "merge_overrides", "parse_overrides", "reject_verl_overrides", "with_changes"]
+__all__ = ["flag", "merge_overrides", "not_a_pair", "parse_overrides", "reject_verl_overrides", "with_changes"]
 
 NAMES = {name: field for name, field in RunConfig.names().items() if field not in ("judge", "verl")}
 """Every name of a setting that has one plain value, and its field."""
@@ -23,12 +23,17 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     for argument in arguments:
         key, equals, text = argument.partition("=")
         if not equals or not key.strip("+~"):
-            shown = f"{argument[:20]}..." if len(argument) > 20 else argument  # it may be a key
-            raise ConfigError(f"{shown!r} is not key=value, e.g. learning_rate=1e-5")
+            raise ConfigError(not_a_pair(argument))
         if key in overrides:
             raise ConfigError(f"{key} is given twice")
         overrides[key] = _parse_value(text)
     return overrides
+
+
+def not_a_pair(argument: str) -> str:
+    """The message for an argument without a key or a value; of a long one, which may be a secret, the beginning."""
+    shown = f"{argument[:20]}..." if len(argument) > 20 else argument
+    return f"{shown!r} is not key=value, e.g. learning_rate=1e-5"
 
 
 def _parse_value(text: str) -> Any:

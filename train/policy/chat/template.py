@@ -64,10 +64,10 @@ def render(
 
 def check_template(template: str, variables: Mapping[str, Any]) -> None:
     """Render one message of a user, or with a system message before it. Raises as :func:`render`."""
-    user = {"role": "user", "content": "a word"}
-    variables = {"add_generation_prompt": True, **{name: _text(value) for name, value in variables.items()}}
     if template in _own_templates():
         return
+    user = {"role": "user", "content": "a word"}
+    variables = {"add_generation_prompt": True, **{name: _text(value) for name, value in variables.items()}}
     try:
         _render_apart(template, [user], variables)
     except TemplateRefusedError as error:
@@ -88,7 +88,7 @@ def _render_apart(template: str, messages: Sequence[Mapping[str, Any]], variable
     if "limit" in answer:
         raise TemplateLimitError(answer["limit"])
     if "error" in answer:
-        raise TemplateRefusedError(answer["error"])
+        raise TemplateRefusedError(str(answer["error"]).rstrip("."))  # more of the sentence follows
     return str(answer["text"])
 
 
