@@ -117,9 +117,14 @@ def _config(run: RunDir, **settings: Any) -> Any:
         val_kwargs=SimpleNamespace(n=1),
         max_model_len=512,
         name="vllm",
+        tensor_model_parallel_size=1,
+        data_parallel_size=1,
+        pipeline_model_parallel_size=1,
         multi_turn=SimpleNamespace(format="hermes"),
     )
-    model = SimpleNamespace(path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None)
+    model = SimpleNamespace(
+        path=str(STARTER), tokenizer_path=None, trust_remote_code=False, custom_chat_template=None, external_lib=None
+    )
     actor = SimpleNamespace(ppo_mini_batch_size=99, policy_loss=SimpleNamespace(loss_mode="vanilla"))
     return SimpleNamespace(
         groundwire=SimpleNamespace(run_dir=str(run.path), config=ours),

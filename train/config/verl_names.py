@@ -16,6 +16,7 @@ __all__ = [
     "OWN_ESTIMATOR",
     "RUN_NAMES",
     "SHARED",
+    "SHARED_PROMPTS",
     "loss_keys",
     "with_published_names",
     "with_run_names",
@@ -24,6 +25,9 @@ __all__ = [
 
 ENGINE_VENDOR = "groundwire"
 """The name under which verl finds :mod:`groundwire.train.verl.shared_prompts`. Any other gives verl's own engine."""
+
+SHARED_PROMPTS = "groundwire.train.verl.shared_prompts"
+"""The module that verl's workers import (``external_lib``) to compute each prompt once."""
 
 OWN_ESTIMATOR = "groundwire"
 """The advantage estimator with which verl takes over the advantages that :mod:`groundwire.train.verl` computes."""

@@ -18,13 +18,15 @@ from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR
+from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
 from groundwire.train.rollouts.factory import make_backend, make_reward, make_watch
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
 from groundwire.train.verl.old_logprobs import OldLogprobs
+from groundwire.train.verl.prompt_affinity import rollouts_together
+from groundwire.train.verl.rank_balance import keep_groups_together
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
@@ -58,6 +60,7 @@ class RolloutManager:
             timer=self.timer,
             server=rollout.name,
             interrupted=config.trainer.v1.trainer_mode != "sync",
+            together=rollouts_together(self.config.tasks_per_step, rollout.n, _servers(config)),
         )
         domain = domains.get(self.config.domain)
         runtime = RolloutRuntime(
@@ -100,6 +103,8 @@ class RolloutManager:
             from verl.trainer.ppo.core_algos import register_adv_est
 
             register_adv_est(OWN_ESTIMATOR)(carried_advantage)
+        if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
+            keep_groups_together()
         RolloutManager.current = cls(config, llm_client)
         freeze_objects()
         return RolloutManager.current
@@ -203,6 +208,14 @@ def _column(batch: Any, name: str, count: int) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [getattr(each, "data", each) for each in value]
     return [getattr(value, "data", value)] * count
+
+
+def _servers(config: Any) -> int:
+    """The number of verl's inference servers."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    machines = rollout if trainer.v1.trainer_mode == "separate_async" else trainer
+    gpus = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    return max(1, machines.nnodes * machines.n_gpus_per_node // gpus)
 
 
 def _run_config(stored: Any) -> RunConfig:

@@ -52,6 +52,11 @@ class TrainingRow:
     step: int
     info: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether an advantage is not 0. Rows whose advantages verl computes are taken to have one."""
+        return self.advantages is None or any(self.advantages)
+
 
 def training_rows(
     rollouts: Sequence[tuple[int, RolloutResult, float]],

@@ -18,6 +18,7 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.policy.errors import ChatRequestError, ContextLengthError, EngineClosedError, EngineError
 from groundwire.train.policy.grammar import to_lark
 from groundwire.train.policy.types import Completion, OnToken, Sampling
+from groundwire.train.verl.prompt_affinity import PromptAffinity
 
 __all__ = ["VerlEngine"]
 
@@ -26,7 +27,7 @@ class VerlEngine:
     """Answers requests of :class:`PolicyServer` with verl's servers; the ``timer`` counts them as sampling.
 
     ``client`` is verl's ``LLMServerClient`` and ``server`` its ``rollout.name``. ``interrupted``: verl ends requests to
-    change the weights, and for that waits for their first token.
+    change the weights, and for that waits for their first token. ``together``: see :class:`.PromptAffinity`.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class VerlEngine:
         timer: StepTimer,
         server: str,
         interrupted: bool = True,
+        together: int = 1,
     ) -> None:
         self._final_only = server == "vllm" and not interrupted
         self.tokenizer, self.max_model_len, self.weights_version = tokenizer, max_model_len, 0
         self._client, self._timer, self._server = client, timer, server
+        self._affinity = PromptAffinity(together)
         self._running = set[Future[Completion]]()
         self._closed = False
 
@@ -88,11 +91,10 @@ class VerlEngine:
             **({"structured_outputs": _structured_outputs(sampling.grammar)} if sampling.grammar else {}),
             **({"seed": sampling.seed} if sampling.seed is not None else {}),
         }
+        key = self._affinity.key(sampling.session or str(id(params)), prompt_ids)
         try:
             with self._timer.busy("sampling"):
-                output = await self._client.generate(
-                    sampling.session or str(id(params)), prompt_ids=list(prompt_ids), sampling_params=params
-                )
+                output = await self._client.generate(key, prompt_ids=list(prompt_ids), sampling_params=params)
         except Exception as error:  # Ray wraps the server's error
             raise EngineError(
                 f"verl's server failed: {type(error).__name__}: {mask_secrets(str(error))[:500]}"

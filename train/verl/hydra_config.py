@@ -29,6 +29,7 @@ from groundwire.train.config.verl_names import (
     OWN_ESTIMATOR,
     RUN_NAMES,
     SHARED,
+    SHARED_PROMPTS,
     loss_keys,
 )
 from groundwire.train.config.verl_names import ESTIMATOR as ESTIMATOR_KEY
@@ -172,7 +173,7 @@ def flat_config(
         flat["actor_rollout_ref.model.use_fused_kernels"] = True
         flat |= torch_attention(plain)
         if flat[_ATTENTION] == "groundwire_varlen":
-            flat["actor_rollout_ref.model.external_lib"] = "groundwire.train.verl.shared_prompts"
+            flat["actor_rollout_ref.model.external_lib"] = SHARED_PROMPTS
     flat |= {_in_model_config(key): value for key, value in overrides.items()}
     if other_estimator(config) is None:
         flat[_ESTIMATOR] = OWN_ESTIMATOR

@@ -287,7 +287,7 @@ def _has_gradient(rows: Sequence[TrainingRow]) -> bool:
     """Whether the group has an advantage other than 0. verl's own estimators are taken to compare the rewards."""
     if any(row.advantages is None for row in rows):
         return len({row.reward for row in rows}) > 1
-    return any(any(row.advantages or ()) for row in rows)
+    return any(row.has_gradient for row in rows)
 
 
 def _batch_counts(rows: Sequence[TrainingRow]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def row_tag(row: TrainingRow) -> dict[str, Any]:
-    """The tag of a row, from which verl's sampler chooses without reading the row."""
+    """The tag of a row, from which verl's sampler chooses, and :func:`.rank_balance.divide_rows`, without reading it."""
     return {
         "status": "success",
         "prompt_len": len(row.prompt_ids),
@@ -32,6 +32,7 @@ def row_tag(row: TrainingRow) -> dict[str, Any]:
         "global_steps": row.step,
         "min_global_steps": row.first_version,
         "max_global_steps": row.last_version,
+        "has_gradient": row.has_gradient,
     }
 
 

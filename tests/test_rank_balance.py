@@ -1,0 +1,105 @@
+"""Each GPU gets whole groups, as many rows as the others, and about as much work."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from groundwire.train.verl.prompt_tree import prompt_tree
+from groundwire.train.verl.rank_balance import divide_rows, keep_groups_together
+
+Tag = dict[str, Any]
+
+
+def some_groups(seed: int, groups: int, rows: int = 8, gradient: float = 1.0) -> tuple[list[str], list[Tag]]:
+    """Single calls with long prompts and short replies."""
+    rng = random.Random(seed)
+    keys, tags = [], []
+    for group in range(groups):
+        prompt, has_gradient = rng.randint(300, 2265), rng.random() < gradient
+        for session in range(rows):
+            reply = rng.randint(10, 80)
+            keys.append(f"g{group}_{session}_0")
+            tags.append({"prompt_len": prompt, "seq_len": prompt + reply, "has_gradient": has_gradient})
+    return keys, tags
+
+
+def computed_tokens(rows: list[int], keys: list[str], tags: list[Tag]) -> int:
+    """The tokens that one GPU keeps of its rows."""
+    numbers = {name: number for number, name in enumerate(sorted({key.partition("_")[0] for key in keys}))}
+    prompts = [torch.full((tags[row]["prompt_len"],), numbers[keys[row].partition("_")[0]]) for row in rows]
+    return len(prompt_tree(prompts, [tags[row]["seq_len"] for row in rows]).keep) if rows else 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_each_prompt_is_on_one_gpu_and_the_work_is_divided_equally(ranks: int) -> None:
+    keys, tags = some_groups(ranks, 64)
+    parts = divide_rows(keys, tags, ranks)
+    assert sorted(row for part in parts for row in part) == list(range(512))
+    assert {len(part) for part in parts} == {512 // ranks}
+    tokens = [computed_tokens(part, keys, tags) for part in parts]
+    assert abs(sum(tokens) - computed_tokens(list(range(512)), keys, tags)) < 64 * ranks  # a prompt's last token
+    assert max(tokens) < 1.05 * sum(tokens) / ranks
+    for part in parts:  # as verl's sampler ordered them
+        assert part == sorted(part)
+
+
+def test_the_rows_with_a_gradient_are_divided_equally_and_so_are_the_others() -> None:
+    keys, tags = some_groups(0, 64, gradient=0.3)
+    for has_gradient in (True, False):
+        tokens = [
+            computed_tokens([row for row in part if tags[row]["has_gradient"] == has_gradient], keys, tags)
+            for part in divide_rows(keys, tags, 2)
+        ]
+        assert max(tokens) < 1.06 * min(tokens)
+
+
+def test_a_group_is_divided_only_where_no_gpu_has_room_for_it() -> None:
+    sizes = {"a": 5, "b": 3, "c": 3, "d": 1}
+    keys = [f"{name}_{number}_0" for name, size in sizes.items() for number in range(size)]
+    tags = [{"prompt_len": 100, "seq_len": 110} for _ in keys]
+    parts = [{keys[row][0] for row in part} for part in divide_rows(keys, tags, 2)]
+    assert sorted(map(sorted, parts)) == [["a", "d"], ["b", "c"]]
+    keys = [f"{name}_{number}_0" for name in "abc" for number in range(4)]
+    parts = [[keys[row] for row in part] for part in divide_rows(keys, tags, 2)]
+    assert [len(part) for part in parts] == [6, 6]
+    assert sum(len({key[0] for key in part}) for part in parts) == 4  # one of three groups is on both
+
+
+def test_rows_of_several_turns_count_what_follows_the_first_prompt() -> None:
+    prompts = {"long": (100, 2000), "b": (600, 700), "c": (650, 750)}
+    turns = [(f"{name}_0_{turn}", length) for name, lengths in prompts.items() for turn, length in enumerate(lengths)]
+    keys = [key for key, _ in turns]
+    tags = [{"prompt_len": length, "seq_len": length + 9} for _, length in turns]
+    keys, tags = [*keys, "pad_0_0", "pad_1_0"], [*tags, *[{"prompt_len": 1, "seq_len": 2}] * 2]
+    parts = [{keys[row].partition("_")[0] for row in part} for part in divide_rows(keys, tags, 2)]
+    assert sorted(map(sorted, parts)) == [["b", "c"], ["long", "pad"]]
+
+
+def test_verls_trainer_orders_its_rows_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer_base = pytest.importorskip("verl.trainer.ppo.v1.trainer_base", exc_type=ImportError)
+    from transfer_queue import KVBatchMeta
+
+    monkeypatch.setattr(trainer_base.PPOTrainer, "_balance_batch", trainer_base.PPOTrainer._balance_batch)
+    trainer = SimpleNamespace(
+        actor_rollout_wg=SimpleNamespace(_dispatch_info={"actor": [0, 1]}),
+        tokenizer=SimpleNamespace(eos_token_id=0),
+        _get_required_batch_multiple=lambda ranks: ranks,
+    )
+
+    def prompts_of_both() -> tuple[int, dict[str, Any]]:
+        keys, tags = some_groups(3, 16)
+        batch, metrics = KVBatchMeta(partition_id="train", keys=keys, tags=tags), {}
+        batch = trainer_base.PPOTrainer._balance_batch(trainer, batch, metrics=metrics)
+        halves = [{key.partition("_")[0] for key in half} for half in (batch.keys[:64], batch.keys[64:])]
+        return len(halves[0]) + len(halves[1]), metrics
+
+    before, _ = prompts_of_both()
+    keep_groups_together()
+    after, metrics = prompts_of_both()
+    assert after == 16 < before
+    assert metrics["global_seqlen/balanced_min"] > 0.9 * metrics["global_seqlen/balanced_max"]
