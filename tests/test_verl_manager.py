@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import math
+import pickle
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any
 
 import openai
 import pytest
+from local_actor import LocalActor
 from transformers import AutoTokenizer
 
 from groundwire import domains
@@ -27,6 +29,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.verl import agent_loop_manager as manager_module
 from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
+from groundwire.train.verl.generation_workers import GenerationWorker
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
@@ -50,7 +53,8 @@ class _Client:
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         self.prompts.append(prompt_ids)
-        self.output_kinds.add(sampling_params.get("output_kind"))
+        params = pickle.loads(pickle.dumps(sampling_params))  # as it arrives at the server
+        self.output_kinds.add(params.get("output_kind"))
         ids = next(self.ids)
         versions = {"min_global_steps": 2, "max_global_steps": 2}
         return SimpleNamespace(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields=versions)
@@ -96,6 +100,11 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     _module(monkeypatch, "verl.utils.fs", copy_to_local=lambda path: path)
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
+
+    def start_workers(client: Any, number: int, *, reads_params: bool) -> list[LocalActor]:
+        return [LocalActor(GenerationWorker(client, reads_params)) for _ in range(number)]
+
+    monkeypatch.setattr(manager_module, "start_workers", start_workers)
     return made
 
 
@@ -120,6 +129,7 @@ def _config(run: RunDir, **settings: Any) -> Any:
         tensor_model_parallel_size=1,
         data_parallel_size=1,
         pipeline_model_parallel_size=1,
+        agent=SimpleNamespace(num_workers=2),
         multi_turn=SimpleNamespace(format="hermes"),
     )
     model = SimpleNamespace(

@@ -29,7 +29,7 @@ BASE: dict[str, Any] = {
     "actor_rollout_ref.rollout.multi_turn.format": "hermes",
     # Our rollouts in verl's V1 trainer.
     "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": _MANAGER,
-    "actor_rollout_ref.rollout.agent.num_workers": 1,
+    "actor_rollout_ref.rollout.agent.num_workers": 2,  # processes that send requests to verl's servers
     "trainer.use_v1": True,
     "trainer.v1.trainer_mode": "sync",
     "trainer.v1.sampler.custom_sampler.path": "pkg://groundwire.train.verl.samplers",

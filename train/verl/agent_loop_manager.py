@@ -24,6 +24,7 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
+from groundwire.train.verl.generation_workers import GenerationClient, start_workers
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.prompt_affinity import rollouts_together
 from groundwire.train.verl.rank_balance import keep_groups_together
@@ -105,7 +106,12 @@ class RolloutManager:
             register_adv_est(OWN_ESTIMATOR)(carried_advantage)
         if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
             keep_groups_together()
-        RolloutManager.current = cls(config, llm_client)
+        workers = start_workers(
+            llm_client,
+            config.actor_rollout_ref.rollout.agent.num_workers,
+            reads_params=config.trainer.v1.trainer_mode != "sync",
+        )
+        RolloutManager.current = cls(config, GenerationClient(workers))
         freeze_objects()
         return RolloutManager.current
 
