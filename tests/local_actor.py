@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ class LocalActor:
 
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any) -> Any:
-            return _copy(await getattr(self.actor, name)(*_copy(arguments)))
+            result = getattr(self.actor, name)(*_copy(arguments))
+            return _copy(await result if inspect.isawaitable(result) else result)
 
         def remote(*arguments: Any) -> Any:
             self.calls += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,8 @@ from typing import Any
 import pytest
 from local_actor import LocalActor
 
-from groundwire.train.verl.generation_workers import (
-    GenerationClient,
-    GenerationError,
-    GenerationWorker,
-    start_workers,
-)
+from groundwire.train.verl.generation_workers import GenerationClient, GenerationError, GenerationWorker
+from groundwire.train.verl.ray_actor import start_actor
 
 
 class Unpicklable(Exception):
@@ -52,8 +49,13 @@ async def _ask(client: GenerationClient, *prompt: int, key: str = "key") -> Any:
 @pytest.mark.parametrize("reads_params", [False, True])
 def test_each_request_gets_its_reply_and_few_calls_carry_them_all(reads_params: bool) -> None:
     async def main() -> None:
-        workers = [LocalActor(GenerationWorker(_Client(reads_params), reads_params)) for _ in range(2)]
-        client = GenerationClient(workers)
+        workers: list[LocalActor] = []
+
+        def start() -> LocalActor:
+            workers.append(LocalActor(GenerationWorker(_Client(reads_params), reads_params)))
+            return workers[-1]
+
+        client = GenerationClient(start, 2)
         for _ in range(2):
             replies = await asyncio.gather(*(_ask(client, number, number % 7) for number in range(200)))
             assert [list(reply.token_ids) for reply in replies] == [[number % 7, number] for number in range(200)]
@@ -67,7 +69,7 @@ def test_each_request_gets_its_reply_and_few_calls_carry_them_all(reads_params: 
 
 def test_an_error_is_that_requests_alone() -> None:
     async def main() -> None:
-        client = GenerationClient([LocalActor(GenerationWorker(_Client(), True))])
+        client = GenerationClient(lambda: LocalActor(GenerationWorker(_Client(), True)), 1)
         bad, good = await asyncio.gather(_ask(client, -1, 2), _ask(client, 3, 4), return_exceptions=True)
         assert isinstance(bad, GenerationError)
         assert str(bad) == "Unpicklable: no such prompt"
@@ -78,7 +80,7 @@ def test_an_error_is_that_requests_alone() -> None:
 
 def test_a_cancelled_request_does_not_disturb_the_others() -> None:
     async def main() -> None:
-        client = GenerationClient([LocalActor(GenerationWorker(_Client(), True))])
+        client = GenerationClient(lambda: LocalActor(GenerationWorker(_Client(), True)), 1)
         cancelled, other = (asyncio.create_task(_ask(client, number, 30)) for number in range(2))
         await asyncio.sleep(0.01)
         cancelled.cancel()
@@ -100,7 +102,7 @@ def test_requests_end_with_a_worker_that_ends_and_the_next_ones_go_on() -> None:
             await super().start(requests)
 
     async def main() -> None:
-        client = GenerationClient([LocalActor(Ending(_Client(), True))])
+        client = GenerationClient(lambda: LocalActor(Ending(_Client(), True)), 1)
         assert list((await _ask(client, 1, 0)).token_ids) == [0, 1]
         with pytest.raises(GenerationError, match="sends requests to verl's servers failed: OSError: the worker ended"):
             await _ask(client, 2, 0)
@@ -116,13 +118,13 @@ class _Ending(_Client):
         return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params)
 
 
-def test_ray_starts_a_worker_again_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_process_ends_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
     async def main() -> None:
-        client = GenerationClient(start_workers(_Ending(), 1, reads_params=True))
+        client = GenerationClient(partial(start_actor, GenerationWorker, _Ending(), True), 1)
         assert list((await _ask(client, 1, 0)).token_ids) == [0, 1]
         open_request = asyncio.create_task(_ask(client, 2, 60_000))
         await asyncio.sleep(0.1)

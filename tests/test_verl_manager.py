@@ -29,9 +29,8 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.verl import agent_loop_manager as manager_module
 from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
-from groundwire.train.verl.generation_workers import GenerationWorker
 from groundwire.train.verl.old_logprobs import OldLogprobs
-from groundwire.train.verl.transfer_queue import TransferQueueRows
+from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
 
 async def ask(question: Question, endpoint: Endpoint) -> str:
@@ -89,7 +88,7 @@ def _module(monkeypatch: pytest.MonkeyPatch, name: str, **contents: Any) -> None
 def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     """The fake queue, and stand-ins for the modules of verl that the manager imports."""
     made = _TransferQueue()
-    _module(monkeypatch, "transfer_queue", kv_batch_put=made.kv_batch_put)
+    _module(monkeypatch, "transfer_queue", kv_batch_put=made.kv_batch_put, init=lambda: None)
     for package in ("verl", "verl.utils", "verl.trainer", "verl.trainer.ppo"):
         _module(monkeypatch, package)
 
@@ -101,15 +100,13 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
 
-    def start_workers(client: Any, number: int, *, reads_params: bool) -> list[LocalActor]:
-        return [LocalActor(GenerationWorker(client, reads_params)) for _ in range(number)]
-
-    monkeypatch.setattr(manager_module, "start_workers", start_workers)
+    monkeypatch.setattr(manager_module, "start_actor", lambda kind, *arguments: LocalActor(kind(*arguments)))
+    monkeypatch.setattr(manager_module, "start_writer", lambda source: LocalActor(RowWriter(source)))
     return made
 
 
 async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:
-    rows = TransferQueueRows("spider")
+    rows = TransferQueueRows(LocalActor(RowWriter("spider")))
     await asyncio.gather(*(rows.set_status(f"u{number}", "train", "running") for number in range(256)))
     assert queue.calls == 1
     assert [queue.tags["train", f"u{number}"]["status"] for number in range(256)] == ["running"] * 256

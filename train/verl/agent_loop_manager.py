@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from functools import partial
 from typing import Any, ClassVar
 
 from groundwire import domains
@@ -24,12 +25,13 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
-from groundwire.train.verl.generation_workers import GenerationClient, start_workers
+from groundwire.train.verl.generation_workers import GenerationClient, GenerationWorker
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.prompt_affinity import rollouts_together
 from groundwire.train.verl.rank_balance import keep_groups_together
+from groundwire.train.verl.ray_actor import start_actor
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.transfer_queue import TransferQueueRows
+from groundwire.train.verl.transfer_queue import TransferQueueRows, start_writer
 
 __all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
 
@@ -80,7 +82,7 @@ class RolloutManager:
         runtime.__enter__()  # never left: verl ends the process after training
         self.service = RolloutService(
             runtime=runtime,
-            queue=TransferQueueRows(self.config.domain),
+            queue=TransferQueueRows(start_writer(self.config.domain)),
             config=self.config,
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),
@@ -106,12 +108,10 @@ class RolloutManager:
             register_adv_est(OWN_ESTIMATOR)(carried_advantage)
         if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
             keep_groups_together()
-        workers = start_workers(
-            llm_client,
-            config.actor_rollout_ref.rollout.agent.num_workers,
-            reads_params=config.trainer.v1.trainer_mode != "sync",
-        )
-        RolloutManager.current = cls(config, GenerationClient(workers))
+        reads_params = config.trainer.v1.trainer_mode != "sync"  # to continue a reply with other weights
+        start = partial(start_actor, GenerationWorker, llm_client, reads_params)
+        client = GenerationClient(start, config.actor_rollout_ref.rollout.agent.num_workers)
+        RolloutManager.current = cls(config, client)
         freeze_objects()
         return RolloutManager.current
 

@@ -11,10 +11,10 @@ import asyncio
 import itertools
 import pickle
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["GenerationClient", "GenerationError", "GenerationWorker", "Reply", "start_workers"]
+__all__ = ["GenerationClient", "GenerationError", "GenerationWorker", "Reply"]
 
 _GATHER_S = 0.003
 """Requests, and replies, of this time are one call."""
@@ -90,20 +90,28 @@ class GenerationWorker:
 
 
 class GenerationClient:
-    """Has the method of verl's client that :class:`.VerlEngine` calls. ``workers`` are actors, which take turns."""
+    """Has the method of verl's client that :class:`.VerlEngine` calls.
 
-    def __init__(self, workers: Sequence[Any]) -> None:
-        self._connections = itertools.cycle([_Connection(worker) for worker in workers])
+    ``workers`` actors take turns; ``start`` starts one, at first and in place of one that failed.
+    """
+
+    def __init__(self, start: Callable[[], Any], workers: int) -> None:
+        self._start, self._turns = start, itertools.cycle(range(workers))
+        self._connections = [_Connection(start()) for _ in range(workers)]
 
     async def generate(self, key: str, *, prompt_ids: Sequence[int], sampling_params: dict[str, Any]) -> Reply:
         """As verl's ``LLMServerClient``. Raises :class:`GenerationError`."""
-        return await next(self._connections).generate(key, array("q", prompt_ids), pickle.dumps(sampling_params))
+        turn = next(self._turns)
+        if self._connections[turn].failed:
+            self._connections[turn] = _Connection(self._start())
+        return await self._connections[turn].generate(key, array("q", prompt_ids), pickle.dumps(sampling_params))
 
 
 class _Connection:
-    """The requests that one worker has."""
+    """The requests that one worker has. After an error of the worker all of them fail, and ``failed`` is true."""
 
     def __init__(self, worker: Any) -> None:
+        self.failed = False
         self._worker, self._numbers = worker, itertools.count()
         self._waiting: list[_Request] = []
         self._replies: dict[int, asyncio.Future[Reply]] = {}
@@ -133,7 +141,7 @@ class _Connection:
                 self._fail(error)
 
     async def _receive(self) -> None:
-        while self._replies:
+        while self._replies and not self.failed:
             try:
                 ended = await self._worker.ended.remote()
             except Exception as error:
@@ -149,17 +157,8 @@ class _Connection:
                     future.set_result(reply)
 
     def _fail(self, error: Exception) -> None:
+        self.failed = True
+        text = f"the process that sends requests to verl's servers failed: {type(error).__name__}: {error}"
         for future in self._replies.values():
             if not future.done():
-                text = f"the process that sends requests to verl's servers failed: {type(error).__name__}: {error}"
                 future.set_exception(GenerationError(text))
-
-
-def start_workers(client: Any, number: int, *, reads_params: bool) -> list[Any]:
-    """Start ``number`` workers beside this process; Ray starts one that ended again."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(GenerationWorker).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
-    return [actor.remote(client, reads_params) for _ in range(number)]
