@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.gpu import __main__ as suite_module
 from benchmarks.gpu.learning import write_parts
 from benchmarks.gpu.learning_results import differences, error_classes
 from benchmarks.gpu.options import read_options
@@ -84,6 +85,29 @@ def test_lists_of_names_are_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--out", "unused", "--variants=", "--seeds=3,4"])
     options = read_options("", ("speed", "learning"))
     assert (options.parts, options.variants, options.seeds) == (["speed", "learning"], [], [3, 4])
+
+
+def test_scaling_compares_the_first_gpu_with_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, seen = iter((9.0, 5.0)), list[Any]()
+
+    def train(self: Suite, name: str, arguments: list[str], variables: Any = None) -> tuple[dict[str, Any], None]:
+        seen.append((name, variables, arguments))
+        return {"figures": {"step_s": next(seconds)}}, None
+
+    monkeypatch.setattr(Suite, "train", train)
+    monkeypatch.setattr(suite_module, "_gpus", lambda: ["a", "b"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    command = ["benchmarks.gpu", "--out", str(tmp_path), "--parts=scaling", "--shape=llama-128x2", "--batch=16", "a=1"]
+    monkeypatch.setattr(sys, "argv", command)
+    result = suite_module.part_scaling(Suite(read_options("", suite_module.PARTS)))
+    assert result["llama-128x2"]["one_over_all_step_time"] == 1.8
+    (one, first, settings), (every, all_gpus, same) = seen
+    assert (one, every, first) == ("scaling-one-llama-128x2", "scaling-all-llama-128x2", {"CUDA_VISIBLE_DEVICES": "3"})
+    assert all_gpus is None
+    assert settings == same
+    assert {"data.train_batch_size=16", "a=1"} <= set(settings)
+    monkeypatch.setattr(suite_module, "_gpus", lambda: ["a"])
+    assert "needs several GPUs" in suite_module.part_scaling(Suite(read_options("", suite_module.PARTS)))["note"]
 
 
 def test_the_exit_status_of_a_program_is_reported(tmp_path: Path) -> None:

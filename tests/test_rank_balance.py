@@ -91,15 +91,16 @@ def test_verls_trainer_orders_its_rows_so(monkeypatch: pytest.MonkeyPatch) -> No
         _get_required_batch_multiple=lambda ranks: ranks,
     )
 
-    def prompts_of_both() -> tuple[int, dict[str, Any]]:
-        keys, tags = some_groups(3, 16)
-        batch, metrics = KVBatchMeta(partition_id="train", keys=keys, tags=tags), {}
+    def most_tokens() -> tuple[int, dict[str, Any]]:
+        """Of the GPU with more of them."""
+        keys, tags = some_groups(0, 64)
+        batch, metrics = KVBatchMeta(partition_id="train", keys=keys, tags=tags), dict[str, Any]()
         batch = trainer_base.PPOTrainer._balance_batch(trainer, batch, metrics=metrics)
-        halves = [{key.partition("_")[0] for key in half} for half in (batch.keys[:64], batch.keys[64:])]
-        return len(halves[0]) + len(halves[1]), metrics
+        halves = range(256), range(256, 512)
+        return max(computed_tokens(list(half), batch.keys, batch.tags) for half in halves), metrics
 
-    before, _ = prompts_of_both()
+    verls, _ = most_tokens()
     keep_groups_together()
-    after, metrics = prompts_of_both()
-    assert after == 16 < before
+    ours, metrics = most_tokens()
+    assert (ours, verls) == (53_128, 94_829)
     assert metrics["global_seqlen/balanced_min"] > 0.9 * metrics["global_seqlen/balanced_max"]

@@ -2,7 +2,7 @@
 
 Each part runs its programs with a time limit. Logs go to OUT/logs, results to
 OUT/results.json after every part. A part can run alone, and again. All parts
-except speed, update and uneven use the model of --model.
+except speed, scaling, update and uneven use the model of --model.
 
   agree   vLLM and the embedded server on one checkpoint: are token ids and
           logprobs equal?
@@ -11,8 +11,9 @@ except speed, update and uneven use the model of --model.
   spider  a run with evaluations before and after; real Spider with --spider
   speed   the time of a step, and of a step of verl's own agent loop, with
           random weights of the shape --shape
-  uneven  colocate_async and sync with rollouts of uneven length, with random
-          weights
+  scaling the time of our step on the first GPU, and on all
+  uneven  the trainer modes --modes with rollouts of uneven length, with random
+          weights; separate_async samples on half of the GPUs
   update  the local trainer's update and sampling, and verl's update, at the
           shape of an agent's calls, with random weights
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
@@ -28,9 +29,9 @@ What a small real model learns, on one GPU:
 
 LoRA: --parts ci --config lora --model FOLDER
 
-Two GPUs compared with one: run this on both machines. A smaller model would
-measure the sequential sampling of tokens, which more GPUs do not speed up.
-  --parts speed --only-ours --shape llama-3072x28 --batch 128
+Two GPUs or more compared with one; with long replies a small model measures
+the sequential sampling of tokens, which more GPUs do not speed up:
+  --parts scaling --shape llama-3072x28 --batch 128
 
 The shape of an agent's calls, long prompts and short replies, needs real Spider:
   --parts speed --spider FOLDER --shape 0.5b,1.5b --reply 42
@@ -44,7 +45,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,28 +133,58 @@ def part_speed(suite: Suite) -> dict[str, Any]:
     return result
 
 
+def part_scaling(suite: Suite) -> dict[str, Any]:
+    """Compare our step on one GPU and on all."""
+    gpus = _gpus()
+    if len(gpus) < 2:
+        return {"note": f"not measured: it needs several GPUs, and torch finds {len(gpus)}"}
+    result: dict[str, Any] = {"batch": suite.options.batch, "reply": suite.options.reply, "gpus": len(gpus)}
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    for shape in suite.options.shape:
+        parts = {
+            "one": _our_speed(suite, f"scaling-one-{shape}", shape, {"CUDA_VISIBLE_DEVICES": first}),
+            "all": _our_speed(suite, f"scaling-all-{shape}", shape),
+        }
+        result[shape] = parts | _ratio("one_over_all_step_time", parts)
+    return result
+
+
 def _speed(suite: Suite, shape: str) -> dict[str, Any]:
-    options, model, steps = suite.options, _random_model(suite, shape), str(suite.options.speed_steps)
-    settings = [f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
-    settings = [*_SAME_WORK, *settings, *options.overrides]
+    options = suite.options
+    result = {"ours": _our_speed(suite, f"speed-ours-{shape}", shape)}
+    if options.only_ours:
+        return result
+    out, model = suite.out / "runs" / f"speed-verl-{shape}", _random_model(suite, shape)
+    command = ["-m", "benchmarks.gpu.verl_baseline", model, str(out), str(options.speed_steps)]
+    command += [*(["--spider", options.spider] if options.spider else []), *_speed_settings(suite, "verl")]
+    theirs = suite.run(f"speed-verl-{shape}", [*command, f"trainer.n_gpus_per_node={max(1, len(_gpus()))}"])
+    result["verl"] = theirs | {"figures": verl_metrics(out)}
+    return result | _ratio("ours_over_verl_step_time", result)
+
+
+def _our_speed(suite: Suite, name: str, shape: str, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
+    options = suite.options
     runners = ["--n-runners", str(8 * options.batch)]
     if options.external_store_address is not None:
         runners = ["--external-store-address", options.external_store_address, "--n-runners", "0"]
-    spider = ["--spider", options.spider] if options.spider else []
     data = ["--data-dir", options.spider, "--max-model-len", "3072"] if options.spider else []
-    arguments = [*_verl(suite, model), *_agent("once_full" if options.spider else "once"), *_COIN, *data]
-    arguments += ["--steps", steps]
-    chosen = not spider or any(each.startswith(_TOKENS) for each in options.overrides)
-    tokens = {name: [] if chosen else [setting] for name, setting in _SPIDER_TOKENS.items()}
-    ours, _ = suite.train(f"speed-ours-{shape}", [*arguments, *runners, *tokens["ours"], *settings])
-    if options.only_ours:
-        return {"ours": ours}
-    out = suite.out / "runs" / f"speed-verl-{shape}"
-    command = ["-m", "benchmarks.gpu.verl_baseline", model, str(out), steps, *spider, *tokens["verl"], *settings]
-    theirs = suite.run(f"speed-verl-{shape}", [*command, f"trainer.n_gpus_per_node={max(1, len(_gpus()))}"])
-    result = {"ours": ours, "verl": theirs | {"figures": verl_metrics(out)}}
-    times = [each.get("figures", {}).get("step_s") for each in result.values()]
-    return result | ({"ours_over_verl_step_time": round(times[0] / times[1], 3)} if all(times) else {})
+    agent = _agent("once_full" if options.spider else "once")
+    arguments = [*_verl(suite, _random_model(suite, shape)), *agent, *_COIN, *data, *runners]
+    arguments += ["--steps", str(options.speed_steps), *_speed_settings(suite, "ours")]
+    return suite.train(name, arguments, variables=variables)[0]
+
+
+def _speed_settings(suite: Suite, whose: str) -> list[str]:
+    options = suite.options
+    chosen = not options.spider or any(each.startswith(_TOKENS) for each in options.overrides)
+    batch = [f"data.train_batch_size={options.batch}", f"data.max_response_length={options.reply}"]
+    return [*([] if chosen else [_SPIDER_TOKENS[whose]]), *_SAME_WORK, *batch, *options.overrides]
+
+
+def _ratio(name: str, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The step time of the first part over that of the second, if both have one."""
+    times = [part.get("figures", {}).get("step_s") for part in parts.values()]
+    return {name: round(times[0] / times[1], 3)} if all(times) else {}
 
 
 def part_update(suite: Suite) -> dict[str, Any]:
@@ -177,13 +208,27 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     model = _random_model(suite, options.shape[0])
     arguments = [*_verl(suite, model), *_agent("uneven"), *_COIN, "--steps", str(options.speed_steps)]
     arguments += ["--n-runners", "1024", *_SAME_WORK, "data.train_batch_size=64", "data.max_response_length=64"]
-    arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True", *options.overrides]
+    arguments += ["actor_rollout_ref.model.enable_gradient_checkpointing=True"]
     for mode in options.modes:
-        result[mode], _ = suite.train(f"uneven-{mode}", [*arguments, f"trainer.v1.trainer_mode={mode}"])
-    times = [result.get(mode, {}).get("figures", {}).get("step_s") for mode in ("sync", "colocate_async")]
-    if all(times):
-        result["sync_over_async_step_time"] = round(times[0] / times[1], 3)
+        settings = [f"trainer.v1.trainer_mode={mode}", *(_separate() if mode == "separate_async" else [])]
+        result[mode], _ = suite.train(f"uneven-{mode}", [*arguments, *settings, *options.overrides])
+    for mode in {"colocate_async", "separate_async"} & result.keys():
+        result |= _ratio(f"sync_over_{mode}_step_time", {"sync": result.get("sync", {}), mode: result[mode]})
     return result
+
+
+def _separate() -> list[str]:
+    """Training and sampling on half of the GPUs each."""
+    half = len(_gpus()) // 2
+    if not half:
+        raise ValueError("separate_async needs two GPUs or more")
+    rollout = "actor_rollout_ref.rollout"
+    return [
+        f"trainer.n_gpus_per_node={half}",
+        f"{rollout}.nnodes=1",
+        f"{rollout}.n_gpus_per_node={half}",
+        f"{rollout}.checkpoint_engine.backend=nccl",
+    ]
 
 
 def part_stop(suite: Suite) -> dict[str, Any]:
@@ -232,6 +277,7 @@ PARTS: dict[str, Callable[[Suite], dict[str, Any]]] = {
     "ci": part_ci,
     "spider": part_spider,
     "speed": part_speed,
+    "scaling": part_scaling,
     "update": part_update,
     "uneven": part_uneven,
     "stop": part_stop,

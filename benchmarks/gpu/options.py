@@ -28,18 +28,23 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
     add("--limit", type=_positive, default=600.0, help="seconds for each program; default: %(default)g")
     add("--backends", type=_names(_BACKENDS), default=",".join(_BACKENDS), help="ci: default %(default)s")
     add("--full-ci", action="store_true", help="ci: --ci (20 steps) instead of --ci-fast")
-    add("--spider", metavar="FOLDER", help="spider, speed, learning: folder of real Spider; default: the bundled data")
+    add(
+        "--spider",
+        metavar="FOLDER",
+        help="spider, speed, scaling, learning: folder of real Spider; default: the bundled data",
+    )
     add("--steps", type=_count, default=40, help="spider: training steps; default: %(default)s")
     add("--val-tasks", type=int, default=200, help="spider: validation tasks, 0 is all; default: 200")
     add(
         "--shape",
         type=_shapes,
         default="llama-1024x24",
-        help="speed, uneven: TYPE-WIDTHxLAYERS, 135m, 0.5b or 1.5b; speed: several, with commas; default: %(default)s",
+        help="speed, scaling, uneven: TYPE-WIDTHxLAYERS, 135m, 0.5b or 1.5b; several, with commas; uneven: the first; "
+        "default: %(default)s",
     )
-    add("--batch", type=_count, default=64, help="speed: prompts of eight rollouts per step; default: 64")
-    add("--reply", type=_count, default=256, help="speed: tokens of a reply; default: %(default)s")
-    add("--speed-steps", type=_count, default=8, help="speed, uneven: steps, two to warm up; default: 8")
+    add("--batch", type=_count, default=64, help="speed, scaling: prompts of eight rollouts per step; default: 64")
+    add("--reply", type=_count, default=256, help="speed, scaling: tokens of a reply; default: %(default)s")
+    add("--speed-steps", type=_count, default=8, help="speed, scaling, uneven: steps, two to warm up; default: 8")
     add("--only-ours", action="store_true", help="speed: without verl's own agent loop")
     add("--external-store-address", metavar="URL", help="speed: a store with runners, instead of the run's own")
     add("--modes", type=_names(_MODES), default="sync,colocate_async", help="uneven: default %(default)s")
@@ -65,7 +70,7 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="ci, spider, speed, uneven, stop, constrained: settings of verl; learning, medical: of the local trainer",
+        help="settings of verl; for learning and medical: of the local trainer",
     )
     return parser.parse_args()
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -69,8 +69,12 @@ class Suite:
         """Write the results so far."""
         self._file.write_text(json.dumps(self.results, indent=2) + "\n")
 
-    def start(self, name: str, command: Sequence[str], *, mark: str = "") -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: Sequence[str], *, mark: str = "", variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Start a Python module with arguments; its output goes to a log. No model hub is used.
+
+        ``variables`` are further ones of its environment.
 
         Raises ``RuntimeError`` after :meth:`stop`.
         """
@@ -82,6 +86,7 @@ class Suite:
             "HF_HUB_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
             MARK: mark,
+            **(variables or {}),
         }
         with open(self.log(name), "w") as log:
             process = subprocess.Popen(
@@ -95,11 +100,17 @@ class Suite:
         """The log of a program."""
         return self.out / "logs" / f"{name}.log"
 
-    def run(self, name: str, command: Sequence[str], limit_s: float | None = None) -> dict[str, Any]:
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        limit_s: float | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
         """Run a program to its end. At the time limit it is terminated, and killed 60 s later."""
         started = reported = time.monotonic()
         limit_s = limit_s or self.options.limit
-        process = self.start(name, command)
+        process = self.start(name, command, variables=variables)
         while process.poll() is None and time.monotonic() - started < limit_s and not self._stopped.wait(1):
             if time.monotonic() - reported > 30:
                 reported = time.monotonic()
@@ -120,12 +131,17 @@ class Suite:
         return ended | ({"last_line": last_line(self.log(name))} if code else {})
 
     def train(
-        self, name: str, arguments: Sequence[str], limit_s: float | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        limit_s: float | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> tuple[dict[str, Any], Path | None]:
         """Run ``train.run``; returns its result and the run directory."""
         runs = self.out / "runs" / name
         known = set(runs.glob("2*"))
-        result = self.run(name, ["-m", "groundwire.train.run", "--output-dir", str(runs), *arguments], limit_s)
+        command = ["-m", "groundwire.train.run", "--output-dir", str(runs), *arguments]
+        result = self.run(name, command, limit_s, variables)
         folder = max(set(runs.glob("2*")) - known, default=None)
         if folder is not None and (folder / "summary.json").exists():
             result["summary"] = json.loads((folder / "summary.json").read_text())

@@ -11,8 +11,8 @@ __all__ = ["PromptAffinity", "rollouts_together"]
 _REMEMBERED = 100_000
 """Rollouts and prompts; a rollout that is forgotten begins again on any server."""
 _KEYS_PER_SERVER = 16
-"""At least as many. verl does not know how many requests of a new key will follow, so with four, one of two servers got a
-sixth more than its share of 12 groups of 8 that arrived in about their order; with 16 a twentieth."""
+"""At least as many. verl does not know how many requests of a new key will follow. So with four, one of two servers got
+a sixth more than its share of 12 groups of 8 that arrived in about their order; with 16 a twentieth."""
 
 
 def rollouts_together(groups: int, group_size: int, servers: int) -> int:

@@ -12,8 +12,8 @@ from typing import Any
 __all__ = ["divide_rows", "keep_groups_together"]
 
 _GRADIENT_COST = 4
-"""The cost of a row with a gradient, of which one without has 1: both need old log-probabilities, in a forward pass, and
-only the first an update, about three times as long. Where that pass is left out, the second kind costs nothing."""
+"""The cost of a row with a gradient, where that of a row without is 1: both need a forward pass for old
+log-probabilities, and only the first an update, which takes about three times as long."""
 
 
 def keep_groups_together() -> None:
@@ -44,7 +44,7 @@ def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: i
 
     The group of a row is its key before the first ``_``. The most expensive group goes first, to the rank with the
     lowest cost so far (Graham, 1969, "Bounds on multiprocessing timing anomalies"). A group is divided only if no rank
-    has room for all of it. Within a rank, groups and rows keep their order, in which verl divides them into mini-batches.
+    has room for all of it. Within a rank, groups and rows keep their order, which verl's mini-batches follow.
     """
     groups: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
