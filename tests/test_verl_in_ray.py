@@ -1,0 +1,108 @@
+"""Rollouts in a process of Ray, as in verl's trainer: with its client, its queue and its sampler, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groundwire import domains
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.resolve import resolve
+from groundwire.train.policy import STARTER
+
+pytest.importorskip("verl")
+ray = pytest.importorskip("ray")
+pytest.importorskip("transfer_queue", exc_type=ImportError)
+
+REPLY = [70, 71, 72]
+QUESTIONS, ROLLOUTS = 3, 4
+
+
+class Server:
+    """Answers as verl's ``vLLMHttpServer``."""
+
+    async def generate(self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> Any:
+        from verl.workers.rollout.replica import TokenOutput
+
+        assert sampling_params["max_tokens"] <= 16
+        assert sampling_params["output_kind"] == "once"
+        return TokenOutput(token_ids=REPLY, log_probs=[-0.5] * len(REPLY), extra_fields={"global_steps": 3})
+
+
+class Trainer:
+    """What verl's trainer does before and during the sampling of a step."""
+
+    def step(self, config: Any) -> list[dict[str, Any]]:
+        import transfer_queue
+        from verl.utils import tensordict_utils
+        from verl.workers.rollout.llm_server import LLMServerClient
+        from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+        from groundwire.train.verl import engine
+        from groundwire.train.verl.agent_loop_manager import RolloutManager
+        from groundwire.train.verl.samplers import SyncSampler
+
+        engine._final_output = lambda: "once"  # it is a type of vLLM, which may be missing on processors
+        transfer_queue.init(config.transfer_queue)
+        server = ray.remote(Server).options(num_cpus=0).remote()
+        balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote({"server": server})
+        manager = RolloutManager.create(config, LLMServerClient(config, balancer))
+        uids, tasks = [f"uid{number}" for number in range(QUESTIONS)], domains.get("spider").load(None).train
+        tags = [{"is_prompt": True, "status": "pending", "global_steps": 3}] * QUESTIONS
+        transfer_queue.kv_batch_put(keys=uids, partition_id="train", tags=tags)
+        questions = [json.dumps(dict(task), default=str) for task in tasks[:QUESTIONS]]
+        batch = tensordict_utils.get_tensordict({"uid": uids, "task": questions}, {"global_steps": 3})
+        manager.generate_sequences(batch)
+        sampler = SyncSampler(
+            trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8, max_off_policy_strategy="drop",
+            sampler_kwargs={}, refill_fn=lambda number: number,
+        )  # fmt: skip
+        sampled, metrics = sampler.sample(global_steps=3, partition_id="train", batch_size=QUESTIONS)
+        assert metrics["rollouts/ended_total"] == QUESTIONS * ROLLOUTS
+        fields = transfer_queue.kv_batch_get(keys=sampled.keys, partition_id="train")
+        return [
+            {"key": key, **tag, "response": response.tolist(), "logprobs": logprobs.tolist(), "uid": uid}
+            for key, tag, response, logprobs, uid in zip(
+                sampled.keys, sampled.tags, fields["responses"], fields["rollout_log_probs"], fields["uid"], strict=True
+            )
+        ]
+
+
+async def parity(task: Any, answer: str, steps: Any) -> float:
+    """A reward of 0 or 1, in turns."""
+    parity.calls = getattr(parity, "calls", 0) + 1  # type: ignore[attr-defined]
+    return float(parity.calls % 2)  # type: ignore[attr-defined]
+
+
+def test_a_step_of_rollouts_becomes_rows_in_verls_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from groundwire.train.verl.hydra_config import compose, flat_config
+    from groundwire.train.verl.ray_job import ray_job
+
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
+    config = resolve(
+        "starter", trainer="verl", backend="custom", agent="test_verl_manager:ask", reward=f"{__name__}:parity",
+        n_runners=12, runner_processes=1, tasks_per_step=QUESTIONS, group_size=ROLLOUTS, max_tokens=16, model="starter",
+    )  # fmt: skip
+    flat = flat_config(config, run_dir=str(run.path.resolve()), model=str(STARTER))
+    with ray_job(str(run.path.resolve())):
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        try:
+            trainer = ray.remote(Trainer).remote()
+            rows = ray.get(trainer.step.remote(compose(flat)), timeout=120)
+        finally:
+            ray.shutdown()
+    assert sorted(row["key"] for row in rows) == sorted(
+        f"uid{number}_{session}_0" for number in range(QUESTIONS) for session in range(ROLLOUTS)
+    )
+    for row in rows:
+        assert row["response"] == REPLY
+        assert row["logprobs"] == [-0.5] * len(REPLY)
+        assert row["max_global_steps"] == 3
+        assert row["uid"].startswith(row["key"].split("_")[0])
+    assert any(row["has_gradient"] for row in rows)
