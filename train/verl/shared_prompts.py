@@ -70,7 +70,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
         """
         if not tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
-        longest = max(map(len, data["input_ids"].unbind()))
+        longest = max(map(len, _rows(data["input_ids"])))
         while True:
             limit = min(data[_LIMIT], self._most_tokens.get(forward_only, data[_LIMIT]))
             tensordict_utils.assign_non_tensor(data, **{_LIMIT: limit})
@@ -143,7 +143,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
 
 def _used(micro_batch: Any) -> Tensor:
     """bool [1, T]: the tokens whose next one is trained, or the first token if there is none, for a gradient of 0."""
-    ids, masks = micro_batch["input_ids"], micro_batch["loss_mask"].unbind()
+    ids, masks = micro_batch["input_ids"], _rows(micro_batch["loss_mask"])
     replies = torch.tensor([len(mask) for mask in masks], device=ids.device)
     mask = torch.cat(masks).bool()
     before = (ids.offsets()[1:] - 1 - replies.cumsum(0)).repeat_interleave(replies)
@@ -199,7 +199,7 @@ def _divided_rows(data: Any, batches: list[list[int]]) -> list[Any]:
     parts: list[dict[str, Any]] = [{} for _ in batches]
     for name, value in data.items():
         if isinstance(value, Tensor) and value.is_nested:
-            rows = value.unbind()
+            rows = _rows(value)
             for part, batch in zip(parts, batches, strict=True):
                 part[name] = torch.nested.as_nested_tensor([rows[row] for row in batch], layout=torch.jagged)
         elif isinstance(value, Tensor):
@@ -224,15 +224,20 @@ def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
         return None
     if any(tensordict_utils.get_non_tensor_data(data, name, False) for name in _ALL_ROWS):
         return None
-    rows = zip(data["advantages"].unbind(), data["loss_mask"].unbind(), strict=True)
+    rows = zip(_rows(data["advantages"]), _rows(data["loss_mask"]), strict=True)
     return [number for number, (advantages, mask) in enumerate(rows) if torch.count_nonzero(advantages * mask)]
 
 
 def _prompts_and_lengths(data: Any) -> tuple[list[Tensor], list[int]]:
     """The ids before each row's first trained token (int64, on the CPU), and the number of the row's tokens."""
     prompts, lengths = [], []
-    for ids, mask in zip(data["input_ids"].cpu().unbind(), data["loss_mask"].cpu().unbind(), strict=True):
+    for ids, mask in zip(_rows(data["input_ids"].cpu()), _rows(data["loss_mask"].cpu()), strict=True):
         trained = torch.nonzero(mask)  # verl's mask is of the reply, at the end of the row
         prompts.append(ids[: len(ids) - len(mask) + int(trained[0]) if len(trained) else len(ids)])
         lengths.append(len(ids))
     return prompts, lengths
+
+
+def _rows(nested: Tensor) -> tuple[Tensor, ...]:
+    """The rows of a jagged tensor. Its own ``unbind`` checks each row in Python."""
+    return nested.values().split(nested.offsets().diff().tolist())
