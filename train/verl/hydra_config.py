@@ -66,6 +66,7 @@ _FIXED = {
 _ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
+_WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 _EPOCHS = "trainer.total_epochs"
 _OVERRIDES = "actor_rollout_ref.model.override_config."
 _ATTENTION = f"+{_OVERRIDES}attn_implementation"
@@ -263,8 +264,9 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
         )
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
-    if not isinstance(updates, int) or updates < 1:
-        raise ConfigError(f"{_UPDATES} is {updates!r}; it must be a whole number of at least 1")
+    counts = {_UPDATES: updates, _WORKERS: overrides.get(_WORKERS, BASE[_WORKERS])}
+    if wrong := [key for key, number in counts.items() if not isinstance(number, int) or number < 1]:
+        raise ConfigError(f"{wrong[0]} is {counts[wrong[0]]!r}; it must be a whole number of at least 1")
     if mode == "separate_async" and config.tasks_per_step % updates:
         raise ConfigError(
             f"tasks_per_step is {config.tasks_per_step} and {_UPDATES} is {updates}: separate_async divides a batch "
