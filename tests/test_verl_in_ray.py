@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,7 @@ ray = pytest.importorskip("ray")
 pytest.importorskip("transfer_queue", exc_type=ImportError)
 
 REPLY = [70, 71, 72]
+REWARDS = itertools.cycle((1.0, 0.0))
 QUESTIONS, ROLLOUTS = 3, 4
 
 
@@ -72,10 +74,9 @@ class Trainer:
         ]
 
 
-async def parity(task: Any, answer: str, steps: Any) -> float:
-    """A reward of 0 or 1, in turns."""
-    parity.calls = getattr(parity, "calls", 0) + 1  # type: ignore[attr-defined]
-    return float(parity.calls % 2)  # type: ignore[attr-defined]
+async def in_turns(task: Any, answer: str, steps: Any) -> float:
+    """A reward of 1 or 0."""
+    return next(REWARDS)
 
 
 def test_a_step_of_rollouts_becomes_rows_in_verls_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +87,7 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(tmp_path: Path, monkeypa
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
     config = resolve(
-        "starter", trainer="verl", backend="custom", agent="test_verl_manager:ask", reward=f"{__name__}:parity",
+        "starter", trainer="verl", backend="custom", agent="test_verl_manager:ask", reward=f"{__name__}:in_turns",
         n_runners=12, runner_processes=1, tasks_per_step=QUESTIONS, group_size=ROLLOUTS, max_tokens=16, model="starter",
     )  # fmt: skip
     flat = flat_config(config, run_dir=str(run.path.resolve()), model=str(STARTER))
