@@ -55,7 +55,7 @@ async def main() -> None:
     from groundwire.train.verl.credit_assignment import TrainingRow
     from groundwire.train.verl.generation_workers import GenerationClient, GenerationWorker
     from groundwire.train.verl.ray_actor import start_actor
-    from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows, start_writer
+    from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     server = ray.remote(max_concurrency=2 * ROLLOUTS)(Server).remote()
@@ -78,7 +78,7 @@ async def main() -> None:
 
     storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 2}}  # as in our runs
     transfer_queue.init(OmegaConf.create({"backend": storage}))
-    local, other = RowWriter("spider"), TransferQueueRows(start_writer("spider"))
+    local, other = RowWriter("spider"), TransferQueueRows(start_actor(RowWriter, "spider", restarts=True))
 
     def rows(number: int) -> list[TrainingRow]:
         tokens = len(REPLY)

@@ -100,8 +100,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
 
-    monkeypatch.setattr(manager_module, "start_actor", lambda kind, *arguments: LocalActor(kind(*arguments)))
-    monkeypatch.setattr(manager_module, "start_writer", lambda source: LocalActor(RowWriter(source)))
+    monkeypatch.setattr(manager_module, "start_actor", lambda kind, *arguments, **_: LocalActor(kind(*arguments)))
     return made
 
 

@@ -212,8 +212,9 @@ def part_uneven(suite: Suite) -> dict[str, Any]:
     for mode in options.modes:
         settings = [f"trainer.v1.trainer_mode={mode}", *(_separate() if mode == "separate_async" else [])]
         result[mode], _ = suite.train(f"uneven-{mode}", [*arguments, *settings, *options.overrides])
-    for mode in {"colocate_async", "separate_async"} & result.keys():
-        result |= _ratio(f"sync_over_{mode}_step_time", {"sync": result.get("sync", {}), mode: result[mode]})
+    sync = result.get("sync", {})
+    for mode in [each for each in options.modes if each != "sync"]:
+        result |= _ratio(f"sync_over_{mode}_step_time", {"sync": sync, mode: result[mode]})
     return result
 
 

@@ -31,7 +31,7 @@ from groundwire.train.verl.prompt_affinity import rollouts_together
 from groundwire.train.verl.rank_balance import keep_groups_together
 from groundwire.train.verl.ray_actor import start_actor
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.transfer_queue import TransferQueueRows, start_writer
+from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
 __all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
 
@@ -82,7 +82,7 @@ class RolloutManager:
         runtime.__enter__()  # never left: verl ends the process after training
         self.service = RolloutService(
             runtime=runtime,
-            queue=TransferQueueRows(start_writer(self.config.domain)),
+            queue=TransferQueueRows(start_actor(RowWriter, self.config.domain, restarts=True)),
             config=self.config,
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),

@@ -66,7 +66,7 @@ def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: i
 
 
 def _cost(rows: Sequence[int], tags: Sequence[Mapping[str, Any]]) -> int:
-    """The tokens that are computed for rows of a group, of which the first rows of a prompt have the rest in common."""
+    """The cost of rows of one group: the tokens of its shortest prompt once, and those after it in each row."""
     shared = min(tags[row]["prompt_len"] for row in rows)
     own = sum(tags[row]["seq_len"] - shared for row in rows)
     return (shared + own) * (_GRADIENT_COST if any(tags[row].get("has_gradient", True) for row in rows) else 1)

@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from groundwire.train.verl.credit_assignment import TrainingRow, carrying_uid
-from groundwire.train.verl.ray_actor import start_actor
 
-__all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag", "start_writer"]
+__all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
 T = TypeVar("T")
 
@@ -120,11 +119,6 @@ class RowWriter:
             fields=list_of_dict_to_tensordict([row_fields(row, self._source) for row in rows]),
             tags=[row_tag(row) for row in rows],
         )
-
-
-def start_writer(source: str) -> Any:
-    """Start a :class:`RowWriter` beside this process."""
-    return start_actor(RowWriter, source, restarts=True)
 
 
 class TransferQueueRows:
