@@ -21,6 +21,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import (
+    Attempt,
     AttemptedRollout,
     EnqueueRolloutRequest,
     ProxyLLM,
@@ -249,6 +250,30 @@ async def test_the_memory_store_drops_the_spans_of_the_oldest_rollouts(value: An
         await store.query_spans(rollouts[0].rollout_id)
     for attempted in rollouts[-2:]:
         assert len(await store.query_spans(attempted.rollout_id)) == 1
+
+
+async def test_the_memory_store_finds_items_as_agent_lightnings() -> None:
+    ours, theirs = MemoryStore().collections, InMemoryLightningStore().collections
+    attempts = [
+        Attempt(rollout_id=rollout, attempt_id=f"a{number}", sequence_id=number, start_time=0.0)
+        for rollout in ("r1", "r2")
+        for number in (1, 2)
+    ]
+    for collections in (ours, theirs):
+        await collections.attempts.insert(attempts)
+    newest: Any = {"name": "sequence_id", "order": "desc"}
+    first, last = {"attempt_id": {"exact": "a1"}}, {"attempt_id": {"exact": "a2"}}
+    for key, sort, found in (
+        ({"rollout_id": {"exact": "r2"}, **first}, None, attempts[2]),
+        ({"rollout_id": {"exact": "r2"}, **last}, newest, attempts[3]),
+        ({"rollout_id": {"exact": "r3"}, **first}, None, None),
+        ({"rollout_id": {"exact": "r1"}, "attempt_id": {"exact": "a3"}}, None, None),
+        ({"rollout_id": {"exact": "r1"}}, newest, attempts[1]),
+        ({"rollout_id": {"exact": "r1"}, "attempt_id": {"within": ["a2", "a3"]}}, None, attempts[1]),
+        ({"rollout_id": {"exact": "r1"}, **last, "sequence_id": {"exact": 1}}, None, None),
+    ):
+        filters: Any = key
+        assert [await each.attempts.get(filters, sort) for each in (ours, theirs)] == [found, found]
 
 
 async def test_the_rollout_of_an_unresponsive_runner_returns_to_the_queue() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from types import MethodType
 from typing import Any
 
+from agentlightning.store import collection_based as store_methods
 from agentlightning.store.base import UNSET, LightningStore, is_finished
-from agentlightning.store.collection.base import TrackedCollection
-from agentlightning.store.collection.memory import InMemoryLightningCollections
+from agentlightning.store.collection import base as collections
+from agentlightning.store.collection.memory import InMemoryLightningCollections, ListBasedCollection
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import Rollout, Span
+from agentlightning.types import Attempt, Rollout, Span
 from typing_extensions import Self
 
 __all__ = ["IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
@@ -61,7 +64,25 @@ class IgnoreLateChanges(CollectionBasedLightningStore[Any]):
         return await super()._on_attempt_heartbeat(rollout_id, attempt_id)
 
 
-class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, InMemoryLightningStore):
+def _without_metrics(kind: type, tracked: Callable[[str], Any]) -> dict[str, Any]:
+    """The methods of ``kind`` that ``tracked`` wraps, as they were before.
+
+    Agent Lightning's wrappers cost time also when nobody collects its metrics.
+    """
+    wrapper = tracked("")(lambda: None).__code__
+    methods: list[tuple[str, Any]] = inspect.getmembers(kind, inspect.isfunction)
+    return {name: method.__wrapped__ for name, method in methods if method.__code__ is wrapper}
+
+
+class _Store(InMemoryLightningStore):
+    """Agent Lightning's store without metrics."""
+
+
+for _name, _method in _without_metrics(InMemoryLightningStore, store_methods.tracked).items():
+    setattr(_Store, _name, _method)
+
+
+class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, _Store):
     """Agent Lightning's in-memory store, for one event loop; beyond ``span_bytes`` it drops the oldest spans."""
 
     def __init__(self, *, span_bytes: int = _SPAN_BYTES) -> None:
@@ -93,17 +114,35 @@ class _Collections(InMemoryLightningCollections):
 
     def __init__(self) -> None:
         super().__init__(lock_type="asyncio")
+        self._rollouts = _Collection(items=[], item_type=Rollout, primary_keys=["rollout_id"])
+        self._attempts = _Collection(items=[], item_type=Attempt, primary_keys=["rollout_id", "attempt_id"])
         for part in vars(self).values():
-            if isinstance(part, TrackedCollection):
-                setattr(part, "tracking_context", _untracked)  # noqa: B010 - mypy allows no assignment to a method
+            if isinstance(part, collections.TrackedCollection):
+                for name, method in _without_metrics(type(part), collections.tracked).items():
+                    setattr(part, name, MethodType(method, part))
 
     def atomic(self, **options: Any) -> AbstractAsyncContextManager[Self]:
         """These collections."""
         return nullcontext(self)
 
 
-def _untracked(operation: str, collection: str) -> AbstractAsyncContextManager[None]:
-    return nullcontext()
+class _Collection(ListBasedCollection[Any]):
+    """Finds the item of a key without Agent Lightning's search, which is for filters of any kind."""
+
+    async def get(self, filter: Any = None, sort: Any = None) -> Any:
+        """The first item of a filter, or None."""
+        conditions = [(filter or {}).get(name, {}) for name in self._primary_keys]
+        if len(filter or {}) > len(conditions) or any(each.keys() != {"exact"} for each in conditions):
+            return await _search(self, filter, sort)
+        item: Any = self._items
+        for condition in conditions:
+            item = item.get(condition["exact"])
+            if item is None:
+                break
+        return item
+
+
+_search: Any = _without_metrics(ListBasedCollection, collections.tracked).get("get", ListBasedCollection.get)
 
 
 def _estimate_bytes(span: Span) -> int:
