@@ -65,7 +65,7 @@ async def main() -> None:
     clients: dict[str, Any] = {"in this process": here}
     for number in (1, 2):
         clients[f"by {number} worker{'s' * (number > 1)}"] = GenerationClient(
-            partial(start_actor, GenerationWorker, here, False), number
+            here, partial(start_actor, GenerationWorker), workers=number, reads_params=False
         )
     for name, client in clients.items():
 
@@ -78,7 +78,7 @@ async def main() -> None:
 
     storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 2}}  # as in our runs
     transfer_queue.init(OmegaConf.create({"backend": storage}))
-    local, other = RowWriter("spider"), TransferQueueRows(start_actor(RowWriter, "spider", restarts=True))
+    local, other = RowWriter(), TransferQueueRows(start_actor(RowWriter, restarts=True), "spider")
 
     def rows(number: int) -> list[TrainingRow]:
         tokens = len(REPLY)
@@ -92,7 +92,7 @@ async def main() -> None:
         ]  # fmt: skip
 
     async def put(number: int) -> None:
-        local.put(rows(number), "train")
+        local.put(rows(number), "train", "spider")
 
     await _measure("a row, in this process", put)
     await _measure("a row, by the writer", lambda number: other.put(rows(ROUNDS + number), "train"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,10 @@ class _Client:
         return SimpleNamespace(token_ids=prompt_ids[::-1], log_probs=[-0.1] * len(prompt_ids), extra_fields={"v": 1})
 
 
+def _client(start: Callable[[], Any]) -> GenerationClient:
+    return GenerationClient(_Client(), start, workers=1, reads_params=True)
+
+
 async def _ask(client: GenerationClient, *prompt: int, key: str = "key") -> Any:
     return await client.generate(key, prompt_ids=list(prompt), sampling_params={"temperature": 0.5})
 
@@ -52,10 +57,10 @@ def test_each_request_gets_its_reply_and_few_calls_carry_them_all(reads_params: 
         workers: list[LocalActor] = []
 
         def start() -> LocalActor:
-            workers.append(LocalActor(GenerationWorker(_Client(reads_params), reads_params)))
+            workers.append(LocalActor(GenerationWorker()))
             return workers[-1]
 
-        client = GenerationClient(start, 2)
+        client = GenerationClient(_Client(reads_params), start, workers=2, reads_params=reads_params)
         for _ in range(2):
             replies = await asyncio.gather(*(_ask(client, number, number % 7) for number in range(200)))
             assert [list(reply.token_ids) for reply in replies] == [[number % 7, number] for number in range(200)]
@@ -69,7 +74,7 @@ def test_each_request_gets_its_reply_and_few_calls_carry_them_all(reads_params: 
 
 def test_an_error_is_that_requests_alone() -> None:
     async def main() -> None:
-        client = GenerationClient(lambda: LocalActor(GenerationWorker(_Client(), True)), 1)
+        client = _client(lambda: LocalActor(GenerationWorker()))
         bad, good = await asyncio.gather(_ask(client, -1, 2), _ask(client, 3, 4), return_exceptions=True)
         assert isinstance(bad, GenerationError)
         assert str(bad) == "Unpicklable: no such prompt"
@@ -80,7 +85,7 @@ def test_an_error_is_that_requests_alone() -> None:
 
 def test_a_cancelled_request_does_not_disturb_the_others() -> None:
     async def main() -> None:
-        client = GenerationClient(lambda: LocalActor(GenerationWorker(_Client(), True)), 1)
+        client = _client(lambda: LocalActor(GenerationWorker()))
         cancelled, other = (asyncio.create_task(_ask(client, number, 30)) for number in range(2))
         await asyncio.sleep(0.01)
         cancelled.cancel()
@@ -102,13 +107,31 @@ def test_requests_end_with_a_worker_that_ends_and_the_next_ones_go_on() -> None:
             await super().start(requests)
 
     async def main() -> None:
-        client = GenerationClient(lambda: LocalActor(Ending(_Client(), True)), 1)
+        client = _client(lambda: LocalActor(Ending()))
         assert list((await _ask(client, 1, 0)).token_ids) == [0, 1]
         with pytest.raises(GenerationError, match="sends requests to verl's servers failed: OSError: the worker ended"):
             await _ask(client, 2, 0)
         assert list((await _ask(client, 3, 0)).token_ids) == [0, 3]
 
     asyncio.run(main())
+
+
+def test_requests_end_with_the_reason_if_a_worker_cannot_be_connected() -> None:
+    class Client(_Client):
+        def __reduce__(self) -> Any:
+            return _no_module, ()
+
+    async def main() -> None:
+        client = GenerationClient(Client(), lambda: LocalActor(GenerationWorker()), workers=1, reads_params=True)
+        for _ in range(2):
+            with pytest.raises(GenerationError, match="ModuleNotFoundError: no module named verl"):
+                await _ask(client, 1, 0)
+
+    asyncio.run(main())
+
+
+def _no_module() -> None:
+    raise ModuleNotFoundError("no module named verl")
 
 
 class _Ending(_Client):
@@ -124,7 +147,7 @@ def test_a_worker_whose_process_ends_is_replaced(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
     async def main() -> None:
-        client = GenerationClient(partial(start_actor, GenerationWorker, _Ending(), True), 1)
+        client = GenerationClient(_Ending(), partial(start_actor, GenerationWorker), workers=1, reads_params=True)
         assert list((await _ask(client, 1, 0)).token_ids) == [0, 1]
         open_request = asyncio.create_task(_ask(client, 2, 60_000))
         await asyncio.sleep(0.1)

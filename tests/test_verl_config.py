@@ -189,6 +189,7 @@ def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
     assert flat_config(_resolve())["trainer.v1.sampler.custom_sampler.name"] == "SyncSampler"
     chosen = flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
+    assert chosen["+trainer.v1.sampler.sampler_kwargs.workers"] == 2
     assert chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] * 4 == chosen["data.train_batch_size"]
     with pytest.raises(ConfigError, match="trainer_mode is 'later'"):
         flat_config(_resolve("fast", "trainer.v1.trainer_mode=later"))

@@ -52,6 +52,11 @@ class Trainer:
         transfer_queue.init(config.transfer_queue)
         server = ray.remote(Server).options(num_cpus=0).remote()
         balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote({"server": server})
+        sampler = SyncSampler(
+            trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8, max_off_policy_strategy="drop",
+            sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs, refill_fn=lambda number: number,
+        )  # fmt: skip
+        assert RolloutManager.workers is not None  # verl has no inference server yet
         manager = RolloutManager.create(config, LLMServerClient(config, balancer))
         uids, tasks = [f"uid{number}" for number in range(QUESTIONS)], domains.get("spider").load(None).train
         tags = [{"is_prompt": True, "status": "pending", "global_steps": 3}] * QUESTIONS
@@ -59,10 +64,6 @@ class Trainer:
         questions = [json.dumps(dict(task), default=str) for task in tasks[:QUESTIONS]]
         batch = tensordict_utils.get_tensordict({"uid": uids, "task": questions}, {"global_steps": 3})
         manager.generate_sequences(batch)
-        sampler = SyncSampler(
-            trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8, max_off_policy_strategy="drop",
-            sampler_kwargs={}, refill_fn=lambda number: number,
-        )  # fmt: skip
         sampled, metrics = sampler.sample(global_steps=3, partition_id="train", batch_size=QUESTIONS)
         assert metrics["rollouts/ended_total"] == QUESTIONS * ROLLOUTS
         fields = transfer_queue.kv_batch_get(keys=sampled.keys, partition_id="train")

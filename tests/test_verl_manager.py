@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -29,6 +29,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
 from groundwire.train.verl import agent_loop_manager as manager_module
 from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
+from groundwire.train.verl.generation_workers import GenerationWorker
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
@@ -46,9 +47,14 @@ async def ask(question: Question, endpoint: Endpoint) -> str:
 class _Client:
     """Stands in for verl's client of its inference servers."""
 
+    current: ClassVar[_Client]
     ids: Iterator[list[int]]
     prompts: list[list[int]] = field(default_factory=list)
     output_kinds: set[Any] = field(default_factory=set)
+
+    def __reduce__(self) -> Any:  # as verl's, a copy leads to the same servers
+        _Client.current = self
+        return _current_client, ()
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         self.prompts.append(prompt_ids)
@@ -57,6 +63,10 @@ class _Client:
         ids = next(self.ids)
         versions = {"min_global_steps": 2, "max_global_steps": 2}
         return SimpleNamespace(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields=versions)
+
+
+def _current_client() -> _Client:
+    return _Client.current
 
 
 @dataclass
@@ -100,12 +110,15 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
 
-    monkeypatch.setattr(manager_module, "start_actor", lambda kind, *arguments, **_: LocalActor(kind(*arguments)))
+    workers = SimpleNamespace(
+        row_writer=LocalActor(RowWriter()), generation_worker=lambda: LocalActor(GenerationWorker())
+    )
+    monkeypatch.setattr(RolloutManager, "workers", workers)
     return made
 
 
 async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:
-    rows = TransferQueueRows(LocalActor(RowWriter("spider")))
+    rows = TransferQueueRows(LocalActor(RowWriter()), "spider")
     await asyncio.gather(*(rows.set_status(f"u{number}", "train", "running") for number in range(256)))
     assert queue.calls == 1
     assert [queue.tags["train", f"u{number}"]["status"] for number in range(256)] == ["running"] * 256

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from functools import partial
 from typing import Any, ClassVar
 
 from groundwire import domains
@@ -25,13 +24,13 @@ from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.engine import VerlEngine
-from groundwire.train.verl.generation_workers import GenerationClient, GenerationWorker
+from groundwire.train.verl.generation_workers import GenerationClient
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.prompt_affinity import rollouts_together
 from groundwire.train.verl.rank_balance import keep_groups_together
-from groundwire.train.verl.ray_actor import start_actor
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
-from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
+from groundwire.train.verl.transfer_queue import TransferQueueRows
+from groundwire.train.verl.worker_processes import WorkerProcesses
 
 __all__ = ["RolloutManager", "VerlStepTimer", "minibatch_prompts", "prompts_from_batch"]
 
@@ -41,8 +40,10 @@ class RolloutManager:
 
     current: ClassVar[RolloutManager]
     """The manager of this process. verl creates its sampler without a reference to it."""
+    workers: ClassVar[WorkerProcesses | None] = None
+    """The next manager's. verl creates the sampler, which starts them, some minutes before the manager."""
 
-    def __init__(self, config: Any, llm_client: Any) -> None:
+    def __init__(self, config: Any, llm_client: Any, row_writer: Any) -> None:
         from transformers import AutoTokenizer
         from verl.utils.fs import copy_to_local
 
@@ -82,7 +83,7 @@ class RolloutManager:
         runtime.__enter__()  # never left: verl ends the process after training
         self.service = RolloutService(
             runtime=runtime,
-            queue=TransferQueueRows(start_actor(RowWriter, self.config.domain, restarts=True)),
+            queue=TransferQueueRows(row_writer, self.config.domain),
             config=self.config,
             run=self.run,
             pad_id=int(tokenizer.eos_token_id or 0),
@@ -109,9 +110,10 @@ class RolloutManager:
         if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
             keep_groups_together()
         reads_params = config.trainer.v1.trainer_mode != "sync"  # to continue a reply with other weights
-        start = partial(start_actor, GenerationWorker, llm_client, reads_params)
-        client = GenerationClient(start, config.actor_rollout_ref.rollout.agent.num_workers)
-        RolloutManager.current = cls(config, client)
+        number = config.actor_rollout_ref.rollout.agent.num_workers
+        workers, cls.workers = cls.workers or WorkerProcesses(number), None
+        client = GenerationClient(llm_client, workers.generation_worker, workers=number, reads_params=reads_params)
+        RolloutManager.current = cls(config, client, workers.row_writer)
         freeze_objects()
         return RolloutManager.current
 

@@ -52,13 +52,24 @@ class _Unopened(dict[str, Any]):
 
 
 class GenerationWorker:
-    """An actor of Ray. ``client`` is verl's; ``reads_params`` if it reads the sampling parameters itself."""
+    """An actor of Ray. It sends requests after :meth:`connect`."""
 
-    def __init__(self, client: Any, reads_params: bool) -> None:
-        self._client, self._open = client, pickle.loads if reads_params else _Unopened
+    def __init__(self) -> None:
+        self._client: Any = None
+        self._open: Callable[[bytes], Any] = _Unopened
         self._tasks = set[asyncio.Task[None]]()
         self._ended: list[tuple[int, Reply | str]] = []
         self._any_ended = asyncio.Event()
+
+    def load(self) -> None:
+        """Import what verl's client needs: 7 s on a fast processor."""
+        import verl.workers.rollout.llm_server  # noqa: F401
+
+    def connect(self, client: Any, reads_params: bool) -> None:
+        """``client`` is verl's; ``reads_params`` if it reads the sampling parameters itself."""
+        self._client = client
+        if reads_params:
+            self._open = pickle.loads
 
     async def start(self, requests: Sequence[_Request]) -> None:
         """Send the requests; returns at once."""
@@ -90,29 +101,31 @@ class GenerationWorker:
 
 
 class GenerationClient:
-    """Has the method of verl's client that :class:`.VerlEngine` calls.
+    """Has the method of ``client``, which is verl's, that :class:`.VerlEngine` calls.
 
-    ``workers`` actors take turns; ``start`` starts one, at first and in place of one that failed.
+    ``workers`` actors take turns; ``start`` starts one, at first and in place of one that failed. ``reads_params`` if
+    ``client`` reads the sampling parameters itself.
     """
 
-    def __init__(self, start: Callable[[], Any], workers: int) -> None:
-        self._start, self._turns = start, itertools.cycle(range(workers))
-        self._connections = [_Connection(start()) for _ in range(workers)]
+    def __init__(self, client: Any, start: Callable[[], Any], *, workers: int, reads_params: bool) -> None:
+        self._connect = lambda: _Connection(start(), client, reads_params)
+        self._connections = [self._connect() for _ in range(workers)]
+        self._turns = itertools.cycle(range(workers))
 
     async def generate(self, key: str, *, prompt_ids: Sequence[int], sampling_params: dict[str, Any]) -> Reply:
         """As verl's ``LLMServerClient``. Raises :class:`GenerationError`."""
         turn = next(self._turns)
         if self._connections[turn].failed:
-            self._connections[turn] = _Connection(self._start())
+            self._connections[turn] = self._connect()
         return await self._connections[turn].generate(key, array("q", prompt_ids), pickle.dumps(sampling_params))
 
 
 class _Connection:
     """The requests that one worker has. After an error of the worker all of them fail, and ``failed`` is true."""
 
-    def __init__(self, worker: Any) -> None:
+    def __init__(self, worker: Any, *client: Any) -> None:
         self.failed = False
-        self._worker, self._numbers = worker, itertools.count()
+        self._worker, self._client, self._numbers = worker, client, itertools.count()
         self._waiting: list[_Request] = []
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._sender: asyncio.Task[None] | None = None
@@ -136,6 +149,9 @@ class _Connection:
             await asyncio.sleep(_GATHER_S)
             requests, self._waiting = self._waiting, []
             try:
+                if self._client:
+                    await self._worker.connect.remote(*self._client)
+                    self._client = ()
                 await self._worker.start.remote(requests)
             except Exception as error:
                 self._fail(error)

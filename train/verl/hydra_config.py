@@ -185,6 +185,7 @@ def flat_config(
     elif _EPOCHS not in config.verl:
         flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
     flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
+    flat["+trainer.v1.sampler.sampler_kwargs.workers"] = flat[_WORKERS]
     environment = _environment(run_dir, wandb="wandb" in config.track)
     flat |= {f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment.items()}
     flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them

@@ -1,16 +1,19 @@
 """verl's samplers: they learn at once that all rollouts have ended, and report the rollout service's metrics.
 
 verl loads a sampler by name (``trainer.v1.sampler.custom_sampler``) and logs the metrics that it returns, so figures of
-dropped rollouts reach the same tracker as verl's own. verl's choice of samples is unchanged.
+dropped rollouts reach the same tracker as verl's own. verl's choice of samples is unchanged. verl creates its sampler
+before the model and the inference servers, so this also starts the processes beside the trainer's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from groundwire.train.verl.agent_loop_manager import RolloutManager
+from groundwire.train.verl.worker_processes import WorkerProcesses
 
 __all__ = ["AsyncSampler", "SyncSampler"]
 
@@ -19,6 +22,10 @@ _POLL_S = 0.2
 
 class _ReportingSampler:
     """Times each sampling, adds the rollout metrics, and stops the wait when rollouts can no longer succeed."""
+
+    def __init__(self, *, sampler_kwargs: Mapping[str, Any], **options: Any) -> None:
+        RolloutManager.workers = WorkerProcesses(sampler_kwargs["workers"])
+        super().__init__(**options, sampler_kwargs=sampler_kwargs)  # type: ignore[call-arg]
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         manager = RolloutManager.current

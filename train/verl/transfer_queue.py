@@ -101,22 +101,21 @@ class WriteCoalescer(Generic[T]):
 
 
 class RowWriter:
-    """An actor of Ray that stores rows; ``source`` groups verl's metrics."""
+    """An actor of Ray that stores rows."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self) -> None:
         import transfer_queue
-
-        transfer_queue.init()  # the one of the trainer's process
-        self._queue, self._source = transfer_queue, source
-
-    def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """Store ``rows``. A second call with the same rows changes nothing."""
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+        transfer_queue.init()  # the one of the trainer's process
+        self._queue, self._to_fields = transfer_queue, list_of_dict_to_tensordict
+
+    def put(self, rows: Sequence[TrainingRow], partition: str, source: str) -> None:
+        """Store ``rows``; ``source`` groups verl's metrics. A second call with the same rows changes nothing."""
         self._queue.kv_batch_put(
             keys=[row.key for row in rows],
             partition_id=partition,
-            fields=list_of_dict_to_tensordict([row_fields(row, self._source) for row in rows]),
+            fields=self._to_fields([row_fields(row, source) for row in rows]),
             tags=[row_tag(row) for row in rows],
         )
 
@@ -124,13 +123,14 @@ class RowWriter:
 class TransferQueueRows:
     """The queue in which verl's trainer finds groups and rows; ``partition`` is ``train`` or ``val``.
 
-    TransferQueue must be initialized in this process. ``writer`` is a :class:`RowWriter` in another one.
+    TransferQueue must be initialized in this process. ``writer`` is a :class:`RowWriter` in another one. ``source``
+    groups verl's metrics.
     """
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, source: str) -> None:
         import transfer_queue
 
-        self._queue, self._writer = transfer_queue, writer
+        self._queue, self._writer, self._source = transfer_queue, writer, source
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transfer-queue")
         self._rows = WriteCoalescer[TrainingRow](self._put_rows)
         self._statuses = WriteCoalescer[tuple[str, str]](self._put_statuses)
@@ -150,4 +150,4 @@ class TransferQueueRows:
         )
 
     async def _put_rows(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        await self._writer.put.remote(rows, partition)
+        await self._writer.put.remote(rows, partition, self._source)
