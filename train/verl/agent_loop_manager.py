@@ -41,7 +41,7 @@ class RolloutManager:
     current: ClassVar[RolloutManager]
     """The manager of this process. verl creates its sampler without a reference to it."""
     workers: ClassVar[WorkerProcesses | None] = None
-    """The next manager's. verl creates the sampler, which starts them, some minutes before the manager."""
+    """For the next manager. verl's sampler starts them, some minutes before verl creates the manager."""
 
     def __init__(self, config: Any, llm_client: Any, row_writer: Any) -> None:
         from transformers import AutoTokenizer

@@ -14,7 +14,7 @@ __all__ = ["WorkerProcesses"]
 class WorkerProcesses:
     """``generation`` processes of :class:`.GenerationWorker`, and one of :class:`.RowWriter`.
 
-    They start at once. Their imports take up to 40 s of a slow processor, as those of verl's servers do.
+    They start at once: their imports take up to 40 s on a slow processor.
     """
 
     def __init__(self, generation: int) -> None:
@@ -24,5 +24,5 @@ class WorkerProcesses:
             worker.load.remote()
 
     def generation_worker(self) -> Any:
-        """One that nobody has yet, or a new one."""
+        """A worker that is not in use, or a new one."""
         return self._generation.pop() if self._generation else start_actor(GenerationWorker)

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentlightning.store import collection_based as store_methods
 from agentlightning.store.base import UNSET, LightningStore, is_finished
-from agentlightning.store.collection import base as collections
+from agentlightning.store.collection import base as collection_methods
 from agentlightning.store.collection.memory import InMemoryLightningCollections, ListBasedCollection
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.store.memory import InMemoryLightningStore
@@ -117,8 +117,8 @@ class _Collections(InMemoryLightningCollections):
         self._rollouts = _Collection(items=[], item_type=Rollout, primary_keys=["rollout_id"])
         self._attempts = _Collection(items=[], item_type=Attempt, primary_keys=["rollout_id", "attempt_id"])
         for part in vars(self).values():
-            if isinstance(part, collections.TrackedCollection):
-                for name, method in _without_metrics(type(part), collections.tracked).items():
+            if isinstance(part, collection_methods.TrackedCollection):
+                for name, method in _without_metrics(type(part), collection_methods.tracked).items():
                     setattr(part, name, MethodType(method, part))
 
     def atomic(self, **options: Any) -> AbstractAsyncContextManager[Self]:
@@ -142,7 +142,7 @@ class _Collection(ListBasedCollection[Any]):
         return item
 
 
-_search: Any = _without_metrics(ListBasedCollection, collections.tracked).get("get", ListBasedCollection.get)
+_search: Any = _without_metrics(ListBasedCollection, collection_methods.tracked).get("get", ListBasedCollection.get)
 
 
 def _estimate_bytes(span: Span) -> int:
