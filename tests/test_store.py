@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pydantic_core
 import pytest
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
@@ -25,6 +26,7 @@ from agentlightning.types import (
     AttemptedRollout,
     EnqueueRolloutRequest,
     ProxyLLM,
+    Rollout,
     RolloutConfig,
     Span,
     SpanCoreFields,
@@ -250,6 +252,22 @@ async def test_the_memory_store_drops_the_spans_of_the_oldest_rollouts(value: An
         await store.query_spans(rollouts[0].rollout_id)
     for attempted in rollouts[-2:]:
         assert len(await store.query_spans(attempted.rollout_id)) == 1
+
+
+async def test_the_memory_store_gives_a_rollout_with_its_newest_attempt() -> None:
+    store = MemoryStore()
+    waiting = await store.enqueue_rollout({"q": [1]}, config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    assert type(await store.get_rollout_by_id(waiting.rollout_id)) is Rollout
+    for number in (1, 2):
+        attempted = await _taken(store)
+        found = await store.get_rollout_by_id(waiting.rollout_id)
+        assert isinstance(found, AttemptedRollout)
+        assert found.attempt == attempted.attempt == await store.get_latest_attempt(waiting.rollout_id)
+        assert (found.attempt.sequence_id, found.input, found.status) == (number, {"q": [1]}, "preparing")
+        assert AttemptedRollout.model_validate_json(pydantic_core.to_json(found)) == found
+        await store.update_attempt(waiting.rollout_id, attempted.attempt.attempt_id, status="failed")
+    assert found.status == "preparing"  # the store changes its own object
+    assert (await store.get_rollout_by_id(waiting.rollout_id)).status == "failed"  # type: ignore[union-attr]
 
 
 async def test_the_memory_store_finds_items_as_agent_lightnings() -> None:

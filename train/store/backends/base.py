@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from operator import attrgetter
 from types import MethodType
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentlightning.store.collection import base as collection_methods
 from agentlightning.store.collection.memory import InMemoryLightningCollections, ListBasedCollection
 from agentlightning.store.collection_based import CollectionBasedLightningStore
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import Attempt, Rollout, Span
+from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
 from typing_extensions import Self
 
 __all__ = ["IgnoreLateChanges", "MemoryStore", "NotifyAttemptEnd"]
@@ -97,6 +98,14 @@ class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, _Store):
         """Remove a rollout's spans. A later query of them raises ``RuntimeError``."""
         await self._evict_spans_for_rollout(self.collections, rollout_id)
 
+    async def _unlocked_get_latest_attempt(self, collections: Any, rollout_id: str) -> Attempt | None:
+        newest: Attempt | None = collections.newest_attempt(rollout_id)
+        return newest
+
+    async def _unlocked_rollout_to_attempted_rollout(self, collections: Any, rollout: Rollout) -> Rollout:
+        attempt = collections.newest_attempt(rollout.rollout_id)
+        return rollout if attempt is None else AttemptedRollout.model_construct(**dict(rollout), attempt=attempt)
+
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
         """The rollouts that have ended. Agent Lightning starts a task for each, also if nobody waits."""
         if timeout != 0:
@@ -121,6 +130,10 @@ class _Collections(InMemoryLightningCollections):
                 for name, method in _without_metrics(type(part), collection_methods.tracked).items():
                     setattr(part, name, MethodType(method, part))
 
+    def newest_attempt(self, rollout_id: str) -> Attempt | None:
+        """The last attempt of a rollout, or None."""
+        return max(self._attempts.below(rollout_id), key=attrgetter("sequence_id"), default=None)
+
     def atomic(self, **options: Any) -> AbstractAsyncContextManager[Self]:
         """These collections."""
         return nullcontext(self)
@@ -128,6 +141,11 @@ class _Collections(InMemoryLightningCollections):
 
 class _Collection(ListBasedCollection[Any]):
     """Finds the item of a key without Agent Lightning's search, which is for filters of any kind."""
+
+    def below(self, first: str) -> Iterable[Any]:
+        """The items whose first of two keys is ``first``."""
+        items: Any = self._items.get(first, {})
+        return list(items.values())
 
     async def get(self, filter: Any = None, sort: Any = None) -> Any:
         """The first item of a filter, or None."""
