@@ -54,8 +54,8 @@ async def main() -> None:
 
     from groundwire.train.verl.credit_assignment import TrainingRow
     from groundwire.train.verl.generation_workers import GenerationClient, GenerationWorker
-    from groundwire.train.verl.ray_actor import start_actor
     from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
+    from groundwire.train.verl.worker_processes import start_actor
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
     server = ray.remote(max_concurrency=2 * ROLLOUTS)(Server).remote()

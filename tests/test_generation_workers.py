@@ -15,7 +15,7 @@ import pytest
 from local_actor import LocalActor
 
 from groundwire.train.verl.generation_workers import GenerationClient, GenerationError, GenerationWorker
-from groundwire.train.verl.ray_actor import start_actor
+from groundwire.train.verl.worker_processes import start_actor
 
 
 class Unpicklable(Exception):

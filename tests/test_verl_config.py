@@ -190,6 +190,8 @@ def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
     chosen = flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
     assert chosen["+trainer.v1.sampler.sampler_kwargs.workers"] == 2
+    three = flat_config(_resolve("fast", "actor_rollout_ref.rollout.agent.num_workers=3"))
+    assert three["+trainer.v1.sampler.sampler_kwargs.workers"] == 3
     assert chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] * 4 == chosen["data.train_batch_size"]
     with pytest.raises(ConfigError, match="trainer_mode is 'later'"):
         flat_config(_resolve("fast", "trainer.v1.trainer_mode=later"))
@@ -356,6 +358,10 @@ def test_every_preset_works_with_an_external_store(preset: str) -> None:
         ("actor_rollout_ref.rollout.agent.num_workers=0", "num_workers is 0; it must be a whole number of at least 1"),
         ("actor_rollout_ref.rollout.multi_turn.format=xml", "tool calls are read as hermes"),
         ("+trainer.use_v1=false", "cannot be changed"),
+        (
+            "+trainer.v1.sampler.sampler_kwargs.workers=3",
+            "cannot be changed: give actor_rollout_ref.rollout.agent.num_",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_before_verl_starts(argument: str, message: str) -> None:

@@ -62,7 +62,7 @@ class GenerationWorker:
         self._any_ended = asyncio.Event()
 
     def load(self) -> None:
-        """Import what verl's client needs: 7 s on a fast processor."""
+        """Import what verl's client needs, which takes seconds."""
         import verl.workers.rollout.llm_server  # noqa: F401
 
     def connect(self, client: Any, reads_params: bool) -> None:

@@ -58,15 +58,17 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 """How to install verl. The project is not on the package index yet."""
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
+_WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
+_SAMPLER_WORKERS = "trainer.v1.sampler.sampler_kwargs.workers"
 _FIXED = {
     "algorithm.filter_groups.enable": "sampling_budget replaces groups with equal rewards, in all of verl's modes",
     "trainer.use_v1": "the rollouts run in verl's V1 trainer",
+    _SAMPLER_WORKERS: f"give {_WORKERS}, which has the same value",
 }
 """Settings of verl that cannot be changed, and why."""
 _ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
-_WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
 _EPOCHS = "trainer.total_epochs"
 _OVERRIDES = "actor_rollout_ref.model.override_config."
 _ATTENTION = f"+{_OVERRIDES}attn_implementation"
@@ -185,7 +187,7 @@ def flat_config(
     elif _EPOCHS not in config.verl:
         flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
     flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
-    flat["+trainer.v1.sampler.sampler_kwargs.workers"] = flat[_WORKERS]
+    flat[f"+{_SAMPLER_WORKERS}"] = plain.get(_WORKERS, BASE[_WORKERS])
     environment = _environment(run_dir, wandb="wandb" in config.track)
     flat |= {f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment.items()}
     flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them

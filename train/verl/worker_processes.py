@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from groundwire.train.verl.generation_workers import GenerationWorker
-from groundwire.train.verl.ray_actor import start_actor
 from groundwire.train.verl.transfer_queue import RowWriter
 
-__all__ = ["WorkerProcesses"]
+__all__ = ["WorkerProcesses", "start_actor"]
 
 
 class WorkerProcesses:
@@ -26,3 +25,19 @@ class WorkerProcesses:
     def generation_worker(self) -> Any:
         """A worker that is not in use, or a new one."""
         return self._generation.pop() if self._generation else start_actor(GenerationWorker)
+
+
+def start_actor(kind: type, *, restarts: bool = False) -> Any:
+    """An actor of Ray of the class ``kind``, on this host.
+
+    With ``restarts`` Ray starts it again when its process ends, and repeats its open calls.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    forever = -1 if restarts else 0
+    actor = ray.remote(kind).options(
+        num_cpus=0, max_restarts=forever, max_task_retries=forever, scheduling_strategy=here
+    )
+    return actor.remote()

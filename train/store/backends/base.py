@@ -86,6 +86,8 @@ for _name, _method in _without_metrics(InMemoryLightningStore, store_methods.tra
 class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, _Store):
     """Agent Lightning's in-memory store, for one event loop; beyond ``span_bytes`` it drops the oldest spans."""
 
+    collections: _Collections
+
     def __init__(self, *, span_bytes: int = _SPAN_BYTES) -> None:
         super().__init__(
             eviction_memory_threshold=span_bytes,
@@ -99,11 +101,10 @@ class MemoryStore(NotifyAttemptEnd, IgnoreLateChanges, _Store):
         await self._evict_spans_for_rollout(self.collections, rollout_id)
 
     async def _unlocked_get_latest_attempt(self, collections: Any, rollout_id: str) -> Attempt | None:
-        newest: Attempt | None = collections.newest_attempt(rollout_id)
-        return newest
+        return self.collections.newest_attempt(rollout_id)
 
     async def _unlocked_rollout_to_attempted_rollout(self, collections: Any, rollout: Rollout) -> Rollout:
-        attempt = collections.newest_attempt(rollout.rollout_id)
+        attempt = self.collections.newest_attempt(rollout.rollout_id)
         return rollout if attempt is None else AttemptedRollout.model_construct(**dict(rollout), attempt=attempt)
 
     async def wait_for_rollouts(self, *, rollout_ids: list[str], timeout: float | None = None) -> list[Rollout]:
