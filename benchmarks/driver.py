@@ -1,4 +1,4 @@
-"""CPU time of a rollout with one call in the process of verl's trainer: store, proxy, prompt, reply, spans and rows.
+"""CPU time of a rollout with one call in a process that has a store and a proxy: prompt, reply, spans and rows.
 
 Agents run in separate processes. A replacement of verl's inference servers answers all of them at the same moment with
 256 tokens, as happens with replies of equal length. During the time measured here no GPU has work.
@@ -80,7 +80,7 @@ def main() -> None:
             with _external_store(rollouts) if external else nullcontext() as address:
                 before, after = _measure(rollouts, address)
             print(f"{rollouts:10}{store:>12}{before:10.2f}{after:10.2f}", flush=True)
-            name = f"verl's process, a rollout of one call, {rollouts} at once, store {store}"
+            name = f"store and proxy, a rollout of one call, {rollouts} at once, store {store}"
             record(name, before + after, unit="CPU ms")
 
 
@@ -116,7 +116,7 @@ def _measure(rollouts: int, address: str | None) -> tuple[float, float]:
     client, queue = _Client(rollouts), _Queue(groups)
     engine: Any = VerlEngine(client, load_policy(STARTER)[1], max_model_len=2048, timer=timer, server="vllm")
     costs = []
-    freeze_objects()  # as verl's manager does
+    freeze_objects()  # as with verl
     with tempfile.TemporaryDirectory() as folder:
         run = RunDir.create(folder, backend="custom", domain="spider", config={})
         runtime = RolloutRuntime(

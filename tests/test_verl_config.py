@@ -23,9 +23,10 @@ from groundwire.train.config.verl_names import ENGINE_VENDOR, SHARED
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy import STARTER
 from groundwire.train.run import app
-from groundwire.train.verl.agent_loop_manager import _run_config
+from groundwire.train.verl import hydra_config
 from groundwire.train.verl.checks import check
 from groundwire.train.verl.hydra_config import check_context_length, compose, flat_config
+from groundwire.train.verl.rollout_workers import run_config
 
 KEYS = set(json.loads((Path(__file__).parent / "data" / "verl_0_9_1_keys.json").read_text()))
 HAS_VERL = importlib.util.find_spec("verl") is not None and importlib.util.find_spec("hydra") is not None
@@ -74,7 +75,7 @@ def test_the_manager_gets_the_runs_settings_back() -> None:
 @needs_verl
 def test_the_manager_gets_the_runs_settings_back_from_verls_configuration() -> None:
     config = _resolve("fast", "data.shuffle=false", credit="last", track=["wandb"])
-    assert _run_config(compose(flat_config(config)).groundwire.config) == config
+    assert run_config(compose(flat_config(config))) == config
 
 
 @needs_verl
@@ -185,13 +186,18 @@ def test_a_whole_trajectory_fits_into_a_micro_batch() -> None:
         flat_config(_resolve("qwen", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024"))
 
 
-def test_asynchronous_modes_get_their_sampler_and_mini_batches() -> None:
+def test_asynchronous_modes_get_their_sampler_and_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hydra_config, "_count_processors", lambda: 12)
     assert flat_config(_resolve())["trainer.v1.sampler.custom_sampler.name"] == "SyncSampler"
     chosen = flat_config(_resolve("fast", "trainer.v1.trainer_mode=separate_async"))
     assert chosen["trainer.v1.sampler.custom_sampler.name"] == "AsyncSampler"
-    assert chosen["+trainer.v1.sampler.sampler_kwargs.workers"] == 2
+    assert chosen["+trainer.v1.sampler.sampler_kwargs.workers"] == 9
     three = flat_config(_resolve("fast", "actor_rollout_ref.rollout.agent.num_workers=3"))
     assert three["+trainer.v1.sampler.sampler_kwargs.workers"] == 3
+    remote = {"external_store_address": "http://127.0.0.1:4747"}
+    for settings, workers in (({"runner_processes": 4}, 4), (remote, 9), ({**remote, "proxy_port": 8100}, 1)):
+        config = resolve("fast", trainer="verl", **settings)
+        assert flat_config(config)["actor_rollout_ref.rollout.agent.num_workers"] == workers
     assert chosen["actor_rollout_ref.actor.ppo_mini_batch_size"] * 4 == chosen["data.train_batch_size"]
     with pytest.raises(ConfigError, match="trainer_mode is 'later'"):
         flat_config(_resolve("fast", "trainer.v1.trainer_mode=later"))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_verl_manager import ask
 
 from groundwire import domains
+from groundwire.adapters import Endpoint, Question
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy import STARTER
@@ -44,11 +48,9 @@ class Trainer:
         from verl.workers.rollout.llm_server import LLMServerClient
         from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-        from groundwire.train.verl import engine
         from groundwire.train.verl.agent_loop_manager import RolloutManager
         from groundwire.train.verl.samplers import SyncSampler
 
-        engine._final_output = lambda: "once"  # it is a type of vLLM, which may be missing on processors
         transfer_queue.init(config.transfer_queue)
         server = ray.remote(Server).options(num_cpus=0).remote()
         balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote({"server": server})
@@ -56,7 +58,7 @@ class Trainer:
             trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8, max_off_policy_strategy="drop",
             sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs, refill_fn=lambda number: number,
         )  # fmt: skip
-        assert RolloutManager.workers is not None  # verl has no inference server yet
+        assert RolloutManager.processes is not None  # verl has no inference server yet
         manager = RolloutManager.create(config, LLMServerClient(config, balancer))
         uids, tasks = [f"uid{number}" for number in range(QUESTIONS)], domains.get("spider").load(None).train
         tags = [{"is_prompt": True, "status": "pending", "global_steps": 3}] * QUESTIONS
@@ -75,21 +77,39 @@ class Trainer:
         ]
 
 
+async def ask_once_ended(question: Question, endpoint: Endpoint) -> str:
+    """The agent, whose first rollout ends the process that it is in."""
+    _end_process_once()
+    return await ask(question, endpoint)
+
+
+def _end_process_once() -> None:
+    with suppress(FileExistsError):
+        Path(os.environ["FIRST_ROLLOUT"]).touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 async def in_turns(task: Any, answer: str, steps: Any) -> float:
     """A reward of 1 or 0."""
     return next(REWARDS)
 
 
-def test_a_step_of_rollouts_becomes_rows_in_verls_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("agent", ["test_verl_manager:ask", f"{__name__}:ask_once_ended"])
+def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
+    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from groundwire.train.verl.hydra_config import compose, flat_config
     from groundwire.train.verl.ray_job import ray_job
 
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    (tmp_path / "vllm").mkdir()  # only the server has vLLM
+    (tmp_path / "vllm" / "sampling_params.py").write_text("class RequestOutputKind:\n    FINAL_ONLY = 'once'\n")
+    paths = [str(Path(__file__).parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.setenv("FIRST_ROLLOUT", str(tmp_path / "first_rollout"))
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
     config = resolve(
-        "starter", trainer="verl", backend="custom", agent="test_verl_manager:ask", reward=f"{__name__}:in_turns",
-        n_runners=12, runner_processes=1, tasks_per_step=QUESTIONS, group_size=ROLLOUTS, max_tokens=16, model="starter",
+        "starter", trainer="verl", backend="custom", agent=agent, reward=f"{__name__}:in_turns",
+        n_runners=12, runner_processes=2, tasks_per_step=QUESTIONS, group_size=ROLLOUTS, max_tokens=16, model="starter",
     )  # fmt: skip
     flat = flat_config(config, run_dir=str(run.path.resolve()), model=str(STARTER))
     with ray_job(str(run.path.resolve())):

@@ -27,10 +27,10 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
-from groundwire.train.verl import agent_loop_manager as manager_module
+from groundwire.train.verl import agent_loop_manager, rollout_workers
 from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
-from groundwire.train.verl.generation_workers import GenerationWorker
 from groundwire.train.verl.old_logprobs import OldLogprobs
+from groundwire.train.verl.rollout_workers import RolloutWorker
 from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
 
 
@@ -108,12 +108,10 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     _module(monkeypatch, "verl.trainer.ppo.core_algos", register_adv_est=register_adv_est)
     _module(monkeypatch, "verl.utils.fs", copy_to_local=lambda path: path)
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
-    monkeypatch.setattr(manager_module, "_run_config", lambda stored: RunConfig(**stored))
-
-    workers = SimpleNamespace(
-        row_writer=LocalActor(RowWriter()), generation_worker=lambda: LocalActor(GenerationWorker())
-    )
-    monkeypatch.setattr(RolloutManager, "workers", workers)
+    for module in (agent_loop_manager, rollout_workers):
+        monkeypatch.setattr(module, "run_config", lambda verl: RunConfig(**verl.groundwire.config))
+    processes = SimpleNamespace(row_writer=LocalActor(RowWriter()), rollout_worker=lambda: LocalActor(RolloutWorker()))
+    monkeypatch.setattr(RolloutManager, "processes", processes)
     return made
 
 
@@ -129,7 +127,7 @@ async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _Trans
 def _config(run: RunDir, **settings: Any) -> Any:
     """The parts of verl's configuration that the manager reads."""
     config = resolve("starter", trainer="verl", backend="custom", agent=f"{__name__}:ask", n_runners=8, **settings)
-    ours = {**config.to_dict(), "runner_processes": 0}
+    ours = config.to_dict()
     rollout = SimpleNamespace(
         n=4,
         val_kwargs=SimpleNamespace(n=1),
@@ -182,14 +180,14 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     try:
         assert gc.get_freeze_count() > frozen
         assert RolloutManager.current is made
-        made.timer.start_sampling()
+        made.start_sampling()
         batch = _Batch(uid=["u", "v"], task=[json.dumps(right), json.dumps(other)], global_steps=[3, 3])
         made.generate_sequences(batch)
         assert _until(queue, "train", ["u", "v"]) == ["finished", "finished"]
         assert client.output_kinds == {"once"}
         figures = made.sampled("train", 3, rows=11)
     finally:
-        made.service.runtime.__exit__(None, None, None)
+        made.workers.stop()
     keys = sorted(key for _, key in queue.fields)
     assert keys == [f"{uid}_{session}_0" for uid in "uv" for session in range(4)]
     rows = [queue.fields["train", key] for key in keys]
@@ -240,10 +238,10 @@ def test_a_mini_batch_that_the_user_set_is_kept(queue: _TransferQueue, tmp_path:
     config = _config(run, verl={"actor_rollout_ref.actor.ppo_mini_batch_size": 99})
     made = RolloutManager.create(config, _Client(iter([])))
     try:
-        made.timer.start_sampling()
+        made.start_sampling()
         made.sampled("train", 1, rows=11)
     finally:
-        made.service.runtime.__exit__(None, None, None)
+        made.workers.stop()
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 99
 
 

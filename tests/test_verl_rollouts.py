@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import itertools
 import json
+import pickle
 import threading
 import time
 from collections import Counter
@@ -233,7 +234,8 @@ def test_vllm_sends_a_reply_once_where_verl_does_not_interrupt_it(server: str, i
 
     servers = _Servers()
     assert asyncio.run(ask()) == "right"
-    assert servers.params[0].get("output_kind") == ("once" if (server, interrupted) == ("vllm", False) else None)
+    sent = pickle.loads(pickle.dumps(servers.params[0]))  # as it arrives at the server
+    assert sent.get("output_kind") == ("once" if (server, interrupted) == ("vllm", False) else None)
 
 
 @pytest.mark.usefixtures("vllm")

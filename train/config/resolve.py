@@ -22,8 +22,6 @@ def resolve(preset: str, **given: Any) -> RunConfig:
     chosen = {names.get(name, name): value for name, value in given.items() if value is not None}
     verl = chosen.get("trainer") == "verl"
     settings = preset_settings(preset, "verl" if verl else "local")
-    if chosen.get("external_store_address") is not None:
-        settings.pop("runner_processes", None)  # a preset's belong to a store that lives with the run
     if chosen.get("agent") is not None:
         settings["backend"] = "custom"  # the framework is found from the agent
     usual = {"backend": "langgraph", "domain": "spider"}

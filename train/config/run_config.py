@@ -267,7 +267,9 @@ class RunConfig(AgentSettings):
     keep_best: bool = _validation(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
 
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
-    runner_processes: int = _rollouts(0, "Processes for the runners; 0 keeps them in the trainer's process", ge=0)
+    runner_processes: int = _rollouts(
+        0, "Processes for the agents; 0 keeps them in the trainer's process, with verl in some of its own", ge=0
+    )
     runner_python: str | None = _rollouts(
         None,
         "Python of your agent's own environment, with groundwire's base install: agents and rewards run there, in "

@@ -29,7 +29,6 @@ BASE: dict[str, Any] = {
     "actor_rollout_ref.rollout.multi_turn.format": "hermes",
     # Our rollouts in verl's V1 trainer.
     "+actor_rollout_ref.rollout.agent.agent_loop_manager_class": _MANAGER,
-    "actor_rollout_ref.rollout.agent.num_workers": 2,  # processes that send requests to verl's servers
     "trainer.use_v1": True,
     "trainer.v1.trainer_mode": "sync",
     "trainer.v1.sampler.custom_sampler.path": "pkg://groundwire.train.verl.samplers",
@@ -60,7 +59,6 @@ _LARGE: dict[str, Any] = {
     "table_info_truncate": 8000,
     "execution_truncate": 2048,
     "n_runners": 128,
-    "runner_processes": 8,
     "rollout_timeout_s": 300.0,
     "step_deadline_s": 1200.0,
     "checkpoint_every": 32,
@@ -83,7 +81,6 @@ _REFERENCE: dict[str, Any] = {
     "max_tokens": 2048,
     "max_model_len": 4096 + 2048,
     "n_runners": 10,
-    "runner_processes": 5,
     "steps": 0,
     "checkpoint_every": 64,
     "track": ["wandb"],  # if one is logged in
@@ -180,7 +177,6 @@ VERL_PRESETS: dict[str, dict[str, Any]] = {
         "model": "starter",
         "tasks_per_step": 32,
         "n_runners": 256,
-        "runner_processes": 8,
         "learning_rate": 5e-5,
         "warmup_steps": 0,
         "weight_decay": 0.01,

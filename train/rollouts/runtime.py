@@ -62,7 +62,8 @@ class Upstream:
 class RolloutRuntime:
     """A context manager: starts and stops all parts; :meth:`run` runs a batch of rollouts.
 
-    ``server`` are options of the :class:`PolicyServer` in front of an ``engine`` of this process.
+    ``server`` are options of the :class:`PolicyServer` in front of an ``engine`` of this process. ``resources_id``
+    replaces the run's, for several runtimes of a run with one store.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class RolloutRuntime:
         config: RunConfig,
         run: RunDir,
         server: Mapping[str, Any] | None = None,
+        resources_id: str | None = None,
     ) -> None:
+        self._resources_id = resources_id or run.resources_id
         self._server_options = dict(server or {})
         self._engine, self._config, self._run_dir = engine, config, run
         self._bundled: Path | None = getattr(domain, "bundled", None)
@@ -193,7 +196,7 @@ class RolloutRuntime:
             failures=config.failures,
             rollout_timeout_s=config.rollout_timeout_s,
             notify_runners=runners.notify,
-            resources_id=self._run_dir.resources_id,
+            resources_id=self._resources_id,
             settings=config.for_agents(),
             prompts=config.prompts,
             on_result=self._otlp(),

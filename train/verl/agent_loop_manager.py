@@ -11,24 +11,20 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from groundwire import domains
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
-from groundwire.train.rollouts.factory import make_backend, make_reward, make_watch
-from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.rollouts.factory import make_watch
 from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
-from groundwire.train.verl.engine import VerlEngine
-from groundwire.train.verl.generation_workers import GenerationClient
 from groundwire.train.verl.old_logprobs import OldLogprobs
-from groundwire.train.verl.prompt_affinity import rollouts_together
 from groundwire.train.verl.rank_balance import keep_groups_together
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
+from groundwire.train.verl.rollout_workers import RolloutWorkers, load_tokenizer, run_config
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 from groundwire.train.verl.worker_processes import WorkerProcesses
 
@@ -40,53 +36,22 @@ class RolloutManager:
 
     current: ClassVar[RolloutManager]
     """The manager of this process. verl creates its sampler without a reference to it."""
-    workers: ClassVar[WorkerProcesses | None] = None
+    processes: ClassVar[WorkerProcesses | None] = None
     """For the next manager. verl's sampler starts them, some minutes before verl creates the manager."""
 
-    def __init__(self, config: Any, llm_client: Any, row_writer: Any) -> None:
-        from transformers import AutoTokenizer
-        from verl.utils.fs import copy_to_local
-
-        self.config, self._verl = _run_config(config.groundwire.config), config
+    def __init__(self, config: Any, workers: RolloutWorkers, row_writer: Any) -> None:
+        self.config, self._verl = run_config(config), config
         self.run = RunDir.open(config.groundwire.run_dir)
-        rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+        rollout = config.actor_rollout_ref.rollout
         self._group_sizes = {"train": rollout.n, "val": rollout.val_kwargs.n}
-        path = copy_to_local(model.tokenizer_path or model.path)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-        if model.custom_chat_template:
-            tokenizer.chat_template = model.custom_chat_template
         self._old_logprobs = OldLogprobs.of(self.config, config, self.run)
-        self.timer = VerlStepTimer()
-        engine: Any = VerlEngine(  # it has the methods of the embedded engine that the policy server uses
-            llm_client,
-            tokenizer,
-            max_model_len=int(rollout.max_model_len),
-            timer=self.timer,
-            server=rollout.name,
-            interrupted=config.trainer.v1.trainer_mode != "sync",
-            together=rollouts_together(self.config.tasks_per_step, rollout.n, _servers(config)),
-        )
-        domain = domains.get(self.config.domain)
-        runtime = RolloutRuntime(
-            engine=engine,
-            backend=make_backend(self.config),
-            domain=domain,
-            reward=make_reward(self.config, domain),
-            timer=self.timer,
-            config=self.config,
-            run=self.run,
-            server={
-                "tool_format": rollout.multi_turn.format,
-                "template_options": dict(config.data.get("apply_chat_template_kwargs") or {}),
-            },
-        )
-        runtime.__enter__()  # never left: verl ends the process after training
+        self.timer, self.workers = VerlStepTimer(), workers
         self.service = RolloutService(
-            runtime=runtime,
+            runtime=workers,
             queue=TransferQueueRows(row_writer, self.config.domain),
             config=self.config,
             run=self.run,
-            pad_id=int(tokenizer.eos_token_id or 0),
+            pad_id=int(load_tokenizer(config).eos_token_id or 0),
             credit=self.config.credit if config.algorithm.adv_estimator == OWN_ESTIMATOR else None,
             curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
             watch=make_watch(self.config),
@@ -109,17 +74,26 @@ class RolloutManager:
             register_adv_est(OWN_ESTIMATOR)(carried_advantage)
         if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
             keep_groups_together()
-        reads_params = config.trainer.v1.trainer_mode != "sync"  # to continue a reply with other weights
         number = config.actor_rollout_ref.rollout.agent.num_workers
-        workers, cls.workers = cls.workers or WorkerProcesses(number), None
-        client = GenerationClient(llm_client, workers.generation_worker, workers=number, reads_params=reads_params)
-        RolloutManager.current = cls(config, client, workers.row_writer)
+        processes, cls.processes = cls.processes or WorkerProcesses(number), None
+
+        def start(worker: int) -> tuple[Any, Any]:
+            actor = processes.rollout_worker()
+            return actor, actor.start.remote(config, llm_client, worker, number)
+
+        workers = RolloutWorkers(start, number, retries=run_config(config).retries)
+        RolloutManager.current = cls(config, workers, processes.row_writer)
         freeze_objects()
         return RolloutManager.current
 
     def generate_sequences(self, prompts: Any) -> None:
         """Enqueue rollouts for ``prompts`` (a TensorDict of verl's data set) and return."""
         self.service.submit(prompts_from_batch(prompts, self._group_sizes))
+
+    def start_sampling(self) -> None:
+        """verl's trainer starts to wait for rollouts."""
+        self.timer.start_sampling()
+        self.workers.seconds()
 
     def sampled(self, partition: str, step: int, rows: int) -> dict[str, float]:
         """verl's trainer has received its rollouts as ``rows`` rows. Returns metrics of the rollouts that ended."""
@@ -128,7 +102,7 @@ class RolloutManager:
             self._set_minibatches(rows)
             chosen = self._old_logprobs.choose(step) if self._old_logprobs else {}
         try:
-            seconds = self.timer.end_sampling(training=partition == "train")
+            seconds = self.timer.end_sampling(self.workers.seconds(), training=partition == "train")
             return {**self.service.finish_sampling(partition, step, seconds), **chosen}
         finally:
             self.timer.start_update()
@@ -178,16 +152,21 @@ class VerlStepTimer(StepTimer):
             self.leave("update")
             self._update.update(seconds)
 
-    def end_sampling(self, *, training: bool) -> dict[str, float]:
+    def end_sampling(self, worked: Mapping[str, float], *, training: bool) -> dict[str, float]:
         """The rollouts are complete. Returns each phase's seconds; a training's include those of the last update.
 
+        ``worked`` are the workers' seconds since :meth:`start_sampling`; ``waiting`` is what they leave of the time.
         Until :meth:`start_update` the rollouts are written to disk, which does not count as update.
         """
-        seconds = Counter(self.split())
+        seconds = self.split()
+        for phase in worked.keys() - {"update", "waiting"}:
+            seconds[phase] += worked[phase]
+            seconds["waiting"] -= worked[phase]
         if training and self._update is not None:
-            seconds.update(self._update)
+            for phase, value in self._update.items():
+                seconds[phase] += value
             self._update.clear()
-        return dict(seconds)
+        return seconds
 
     def start_update(self) -> None:
         """The trainer continues with the rollouts."""
@@ -216,17 +195,3 @@ def _column(batch: Any, name: str, count: int) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [getattr(each, "data", each) for each in value]
     return [getattr(value, "data", value)] * count
-
-
-def _servers(config: Any) -> int:
-    """The number of verl's inference servers."""
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    machines = rollout if trainer.v1.trainer_mode == "separate_async" else trainer
-    gpus = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return max(1, machines.nnodes * machines.n_gpus_per_node // gpus)
-
-
-def _run_config(stored: Any) -> RunConfig:
-    from omegaconf import OmegaConf
-
-    return RunConfig(**OmegaConf.to_container(stored, resolve=False))

@@ -9,6 +9,7 @@ reports the versions of the weights. vLLM's own HTTP port does none of this, so 
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -85,7 +86,7 @@ class VerlEngine:
             "logprobs": True,
             # Making text is more than half of vLLM's CPU work per token, and vLLM needs it only to find stop strings.
             **({"detokenize": bool(sampling.stop)} if self._server == "vllm" else {}),
-            **({"output_kind": _final_output()} if self._final_only else {}),
+            **({"output_kind": _FinalOnly()} if self._final_only else {}),
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
             **({"structured_outputs": _structured_outputs(sampling.grammar)} if sampling.grammar else {}),
@@ -130,11 +131,13 @@ class VerlEngine:
         )
 
 
-def _final_output() -> Any:
-    """vLLM then sends a reply once: otherwise all of its tokens again with each new one."""
-    from vllm.sampling_params import RequestOutputKind
+class _FinalOnly:
+    """A value that vLLM gets as its ``RequestOutputKind.FINAL_ONLY``: it then sends a reply once, and otherwise all
+    tokens again with each new one. Not that value itself, because its import takes this process seconds.
+    """
 
-    return RequestOutputKind.FINAL_ONLY
+    def __reduce__(self) -> Any:
+        return pickle.loads, (b"cbuiltins\ngetattr\n(cvllm.sampling_params\nRequestOutputKind\nVFINAL_ONLY\ntR.",)
 
 
 def _structured_outputs(grammar: str) -> Any:

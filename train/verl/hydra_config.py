@@ -68,6 +68,7 @@ _FIXED = {
 """Settings of verl that cannot be changed, and why."""
 _ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
+_MOST_WORKERS = 16  # each takes half a gigabyte
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _EPOCHS = "trainer.total_epochs"
 _OVERRIDES = "actor_rollout_ref.model.override_config."
@@ -187,7 +188,7 @@ def flat_config(
     elif _EPOCHS not in config.verl:
         flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
     flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
-    flat[f"+{_SAMPLER_WORKERS}"] = plain.get(_WORKERS, BASE[_WORKERS])
+    flat[_WORKERS] = flat[f"+{_SAMPLER_WORKERS}"] = _workers(config, plain)
     environment = _environment(run_dir, wandb="wandb" in config.track)
     flat |= {f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment.items()}
     flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them
@@ -242,6 +243,19 @@ def _verl_overrides(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in RUN_NAMES}
 
 
+def _workers(config: RunConfig, overrides: Mapping[str, Any]) -> Any:
+    """The number of processes that run the rollouts. Each has a proxy, and remote runners know of one fixed port."""
+    if config.external_store_address is not None and config.proxy_port:
+        return 1
+    usual = max(1, min(_MOST_WORKERS, _count_processors() * 3 // 4))
+    return overrides.get(_WORKERS, config.runner_processes or usual)
+
+
+def _count_processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
     """Keys of verl that follow from the run's settings: the value, and what it is."""
     return {
@@ -267,7 +281,7 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
         )
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
-    counts = {_UPDATES: updates, _WORKERS: overrides.get(_WORKERS, BASE[_WORKERS])}
+    counts = {_UPDATES: updates, _WORKERS: _workers(config, overrides)}
     if wrong := [key for key, number in counts.items() if not isinstance(number, int) or number < 1]:
         raise ConfigError(f"{wrong[0]} is {counts[wrong[0]]!r}; it must be a whole number of at least 1")
     if mode == "separate_async" and config.tasks_per_step % updates:

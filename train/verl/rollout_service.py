@@ -13,12 +13,12 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import mean
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from groundwire import domains
 from groundwire.domains import Task
@@ -31,16 +31,16 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, lasting_failure, nothing_judged
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import validation_name
-from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
+from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
-__all__ = ["Prompt", "RolloutService"]
+__all__ = ["Prompt", "RolloutService", "Runs", "Runtime"]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MIN_REWARDS = 2  # per training group: a single reward has nothing to be compared with
 _CONSTRAINED = (
@@ -64,6 +64,32 @@ class Prompt:
     """``train`` or ``val``."""
 
 
+class Runs(Protocol):
+    """Runs rollouts: a :class:`.RolloutCollector`, or the processes that each have one."""
+
+    def each(
+        self, requests: Sequence[RolloutRequest], *, deadline_s: float
+    ) -> AsyncIterator[tuple[int, RolloutResult]]:
+        """See :meth:`.RolloutCollector.each`."""
+        ...
+
+
+class Runtime(Protocol):
+    """The event loop of the rollouts: a :class:`.RolloutRuntime`, or :class:`.RolloutWorkers`."""
+
+    def submit(self, work: Callable[[Runs], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start ``work`` on the loop and return at once."""
+        ...
+
+    def call(self, work: Callable[[Runs], Coroutine[Any, Any, T]]) -> T:
+        """Do ``work`` on the loop and return its result."""
+        ...
+
+    def runner_failure(self) -> str:
+        """Why no rollout can end any more; "" if they can. Raises :class:`.EventLoopError`."""
+        ...
+
+
 class RolloutService:
     """Runs the rollouts of prompts and puts their rows into ``queue``; :meth:`submit` returns at once.
 
@@ -74,7 +100,7 @@ class RolloutService:
     def __init__(
         self,
         *,
-        runtime: RolloutRuntime,
+        runtime: Runtime,
         queue: TransferQueueRows,
         config: RunConfig,
         run: RunDir,
@@ -107,8 +133,8 @@ class RolloutService:
         steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
         deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
 
-        async def run_groups(collector: RolloutCollector) -> None:
-            await asyncio.gather(*(self._run_group(collector, prompt, deadline_s) for prompt in prompts))
+        async def run_groups(runs: Runs) -> None:
+            await asyncio.gather(*(self._run_group(runs, prompt, deadline_s) for prompt in prompts))
 
         with self._lock:
             self._open += 1
@@ -185,12 +211,12 @@ class RolloutService:
             if not self._open:
                 self._all_ended.set()
 
-    async def _run_group(self, collector: RolloutCollector, prompt: Prompt, deadline_s: float) -> None:
+    async def _run_group(self, runs: Runs, prompt: Prompt, deadline_s: float) -> None:
         partition = prompt.partition
         training = partition == "train"
         scored = list[tuple[int, RolloutResult, float]]()
         await self._queue.set_status(prompt.uid, partition, "running")
-        async for session, result in collector.each(self._requests(prompt), deadline_s=deadline_s):
+        async for session, result in runs.each(self._requests(prompt), deadline_s=deadline_s):
             with self._lock:
                 self._results[partition].append(result)
             if any(call.grammar for call in result.calls) and training and not self._constraint_reported:

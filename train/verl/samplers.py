@@ -24,12 +24,12 @@ class _ReportingSampler:
     """Times each sampling, adds the rollout metrics, and stops the wait when rollouts can no longer succeed."""
 
     def __init__(self, *, sampler_kwargs: Mapping[str, Any], **options: Any) -> None:
-        RolloutManager.workers = WorkerProcesses(sampler_kwargs["workers"])
+        RolloutManager.processes = WorkerProcesses(sampler_kwargs["workers"])
         super().__init__(**options, sampler_kwargs=sampler_kwargs)  # type: ignore[call-arg]
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, Any]]:
         manager = RolloutManager.current
-        manager.timer.start_sampling()
+        manager.start_sampling()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         return batch, {**metrics, **manager.sampled(partition_id, global_steps, len(batch))}
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from groundwire.train.verl.generation_workers import GenerationWorker
+from groundwire.train.verl.rollout_workers import RolloutWorker
 from groundwire.train.verl.transfer_queue import RowWriter
 
 __all__ = ["WorkerProcesses", "start_actor"]
 
 
 class WorkerProcesses:
-    """``generation`` processes of :class:`.GenerationWorker`, and one of :class:`.RowWriter`.
+    """``rollout`` processes of :class:`.RolloutWorker`, and one of :class:`.RowWriter`.
 
     They start at once: their imports take up to 40 s on a slow processor.
     """
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, rollout: int) -> None:
         self.row_writer = start_actor(RowWriter, restarts=True)
-        self._generation = [start_actor(GenerationWorker) for _ in range(generation)]
-        for worker in self._generation:
+        self._rollout = [start_actor(RolloutWorker) for _ in range(rollout)]
+        for worker in self._rollout:
             worker.load.remote()
 
-    def generation_worker(self) -> Any:
+    def rollout_worker(self) -> Any:
         """A worker that is not in use, or a new one."""
-        return self._generation.pop() if self._generation else start_actor(GenerationWorker)
+        return self._rollout.pop() if self._rollout else start_actor(RolloutWorker)
 
 
 def start_actor(kind: type, *, restarts: bool = False) -> Any:

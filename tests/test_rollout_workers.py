@@ -1,0 +1,124 @@
+"""Groups of rollouts are divided among workers, and a worker whose process ends loses none."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from local_actor import LocalActor
+
+from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.verl.rollout_workers import RolloutWorkers
+
+GROUP = 4
+
+
+class ProcessEnded(Exception):
+    """Stands in for Ray's error of an actor whose process has ended."""
+
+
+class Worker:
+    """Answers with its number as the rollouts' answer; ``act`` may fail or wait before."""
+
+    def __init__(self, number: int, act: Callable[[], Any]) -> None:
+        self.number, self._act = number, act
+
+    async def run(self, requests: Sequence[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
+        assert 0 < deadline_s <= 10
+        if asyncio.iscoroutine(result := self._act()):
+            await result
+        return [
+            RolloutResult(
+                request=request, rollout_id="r", status="succeeded", reward=1.0, reward_components={}, message="",
+                answer=str(self.number), steps=[], calls=[], attempts=1, seconds=0.1,
+            )
+            for request in requests
+        ]  # fmt: skip
+
+    def seconds(self) -> dict[str, float]:
+        return {"sampling": 2.0 * self.number, "waiting": 1.0}
+
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes workers whose n-th process, counted over all, does ``acts[n]``."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(exceptions=SimpleNamespace(RayActorError=ProcessEnded)))
+    made: list[RolloutWorkers] = []
+
+    def make(number: int, *acts: Callable[[], Any], retries: int = 1) -> RolloutWorkers:
+        each = iter(acts)
+
+        def start(worker: int) -> tuple[Any, Any]:
+            started = asyncio.get_running_loop().create_future()
+            started.set_result(None)
+            return LocalActor(Worker(worker, next(each))), started
+
+        made.append(RolloutWorkers(start, number, retries=retries))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def _group(name: str) -> list[RolloutRequest]:
+    return [RolloutRequest(task={"id": name, "question": "?"}, group=name, mode="train")] * GROUP
+
+
+def _submit(workers: RolloutWorkers, name: str) -> Future[list[RolloutResult]]:
+    async def group(runs: Any) -> list[RolloutResult]:
+        return [result async for _, result in runs.each(_group(name), deadline_s=10)]
+
+    return workers.submit(group)
+
+
+def _ends() -> None:
+    raise ProcessEnded("killed by signal 9")
+
+
+def test_groups_stay_together_and_each_worker_gets_its_share(workers: Any) -> None:
+    async def wait() -> None:
+        await asyncio.sleep(0.2)
+
+    started = workers(3, wait, wait, wait)
+    groups = [_submit(started, f"g{number}").result(10) for number in range(1)]
+    groups += [each.result(10) for each in [_submit(started, f"g{number}") for number in range(6)]]
+    assert all(len({result.answer for result in group}) == 1 for group in groups)
+    answers = [group[0].answer for group in groups[1:]]
+    assert sorted(answers) == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_rollouts_of_a_process_that_ends_are_run_by_another(workers: Any) -> None:
+    group = _submit(workers(1, _ends, lambda: None), "g").result(10)
+    assert [result.reward for result in group] == [1.0] * GROUP
+
+
+def test_rollouts_whose_processes_all_end_have_no_reward(workers: Any) -> None:
+    started = workers(1, _ends, _ends, lambda: None)
+    group = _submit(started, "g").result(10)
+    assert [(result.status, result.reward) for result in group] == [("not_stored", None)] * GROUP
+    assert "the process that ran it ended: killed by signal 9" in group[0].message
+    assert _submit(started, "h").result(10)[0].reward == 1.0  # the run goes on
+
+
+def test_another_error_of_a_worker_ends_the_training(workers: Any) -> None:
+    class RemoteError(Exception):
+        cause = RolloutsFailedError("the store is gone")
+
+    def fails() -> None:
+        raise RemoteError("with Ray's traceback")
+
+    with pytest.raises(RolloutsFailedError, match="the store is gone"):
+        _submit(workers(1, fails), "g").result(10)
+
+
+def test_seconds_are_means_of_the_workers(workers: Any) -> None:
+    assert workers(3, *[lambda: None] * 3).seconds() == {"sampling": 2.0, "waiting": 1.0}

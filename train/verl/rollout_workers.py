@@ -1,0 +1,220 @@
+"""Rollouts in processes beside verl's trainer, which Ray runs.
+
+A rollout of one call costs some milliseconds of CPU: its agent, the proxy, the store, the chat template and verl's
+client. One process would do this for a few hundred rollouts a second, fewer than a GPU can sample. So the groups of a
+step are divided among several processes, and the trainer's own process only gets their results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from groundwire import domains
+from groundwire.tools.startup import freeze_objects, silence_libraries
+from groundwire.tools.step_timer import StepTimer
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.config.run_config import RunConfig
+from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.event_loop import EventLoopThread
+from groundwire.train.rollouts.factory import make_backend, make_reward
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.runtime import RolloutRuntime
+from groundwire.train.verl.engine import VerlEngine
+from groundwire.train.verl.prompt_affinity import rollouts_together
+
+__all__ = ["RolloutWorker", "RolloutWorkers", "load_tokenizer", "run_config"]
+
+T = TypeVar("T")
+_CHECK_S = 0.5
+_MAX_BLOCKED_S = 60.0
+
+
+class RolloutWorker:
+    """An actor of Ray with a store, a proxy and agents of its own. It runs rollouts after :meth:`start`."""
+
+    def __init__(self) -> None:
+        self._timer = StepTimer()
+
+    def load(self) -> None:
+        """Import what verl's client needs, which takes seconds."""
+        import verl.workers.rollout.llm_server  # noqa: F401
+
+    def start(self, verl: Any, client: Any, number: int, workers: int) -> None:
+        """``verl`` is its whole configuration and ``client`` reaches its servers; this is ``number`` of ``workers``."""
+        silence_libraries()
+        config, run = _share(run_config(verl), number, workers), RunDir.open(verl.groundwire.run_dir)
+        rollout = verl.actor_rollout_ref.rollout
+        domain = domains.get(config.domain)
+        engine: Any = VerlEngine(  # it has the methods of the embedded engine that the policy server uses
+            client,
+            load_tokenizer(verl),
+            max_model_len=int(rollout.max_model_len),
+            timer=self._timer,
+            server=rollout.name,
+            interrupted=verl.trainer.v1.trainer_mode != "sync",
+            together=rollouts_together(config.tasks_per_step, rollout.n, _servers(verl)),
+        )
+        self._runtime = RolloutRuntime(
+            engine=engine,
+            backend=make_backend(config),
+            domain=domain,
+            reward=make_reward(config, domain),
+            timer=self._timer,
+            config=config,
+            run=run,
+            resources_id=f"{run.resources_id}-{number}",
+            server={
+                "tool_format": rollout.multi_turn.format,
+                "template_options": dict(verl.data.get("apply_chat_template_kwargs") or {}),
+            },
+        )
+        self._runtime.__enter__()  # never left: Ray ends the process
+        freeze_objects()
+
+    async def run(self, requests: Sequence[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
+        """The results of the requests in their order, as :meth:`.RolloutCollector.run`.
+
+        Raises as :meth:`.RolloutRuntime.run` does.
+        """
+        running = asyncio.wrap_future(self._runtime.submit(lambda each: each.run(requests, deadline_s=deadline_s)))
+        while not (await asyncio.wait({running}, timeout=_CHECK_S))[0]:
+            if failure := self._runtime.runner_failure():
+                raise RolloutsFailedError(failure)
+        return running.result()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase since the last call."""
+        return self._timer.split()
+
+    def stop(self) -> None:
+        """End all parts."""
+        self._runtime.__exit__(None, None, None)
+
+
+class _Worker:
+    """A worker and the number of its open rollouts."""
+
+    def __init__(self, actor: Any, started: Any) -> None:
+        self.actor, self.started, self.open = actor, started, 0
+
+
+class RolloutWorkers:
+    """Divides groups among workers. It has the methods of the runtime and of the collector that the service calls.
+
+    ``start`` makes the worker of a number and starts it; returns both. It is also called to replace a worker whose
+    process has ended; its rollouts are then run again, ``retries`` times.
+    """
+
+    def __init__(self, start: Callable[[int], tuple[Any, Any]], number: int, *, retries: int) -> None:
+        self._start, self._retries = start, retries
+        self._loop = EventLoopThread(asyncio.new_event_loop(), max_blocked_s=_MAX_BLOCKED_S)
+        self._loop.start()
+        self._workers = self._loop.call(self._started(number))
+
+    async def _started(self, number: int) -> list[_Worker]:
+        workers = [_Worker(*self._start(each)) for each in range(number)]
+        await asyncio.gather(*(worker.started for worker in workers))
+        return workers
+
+    def submit(self, work: Callable[[RolloutWorkers], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start ``work`` on the event loop and return at once."""
+        return asyncio.run_coroutine_threadsafe(work(self), self._loop.loop)
+
+    def call(self, work: Callable[[RolloutWorkers], Coroutine[Any, Any, T]]) -> T:
+        """Do ``work`` on the event loop and return its result."""
+        return self._loop.call(work(self))
+
+    def runner_failure(self) -> str:
+        """Always "": rollouts fail instead."""
+        self._loop.check()
+        return ""
+
+    async def each(
+        self, requests: Sequence[RolloutRequest], *, deadline_s: float
+    ) -> AsyncIterator[tuple[int, RolloutResult]]:
+        """Run a group's requests by one worker; yields the index and the result of each when all have ended."""
+        for index, result in enumerate(await self._run(requests, time.monotonic() + deadline_s)):
+            yield index, result
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase since the last call, as means of the workers."""
+
+        async def ask(_: RolloutWorkers) -> list[Any]:
+            return await asyncio.gather(
+                *(each.actor.seconds.remote() for each in self._workers), return_exceptions=True
+            )
+
+        found = [seconds for seconds in self.call(ask) if isinstance(seconds, dict)]
+        return {phase: sum(each[phase] for each in found) / len(found) for phase in (found[0] if found else ())}
+
+    def stop(self) -> None:
+        """End the workers' parts."""
+
+        async def stop() -> None:
+            await asyncio.gather(*(each.actor.stop.remote() for each in self._workers))
+
+        self._loop.stop(stop())
+
+    async def _run(self, requests: Sequence[RolloutRequest], deadline: float) -> list[RolloutResult]:
+        failure = ""
+        for _ in range(1 + self._retries):
+            number = min(range(len(self._workers)), key=lambda number: self._workers[number].open)
+            worker = self._workers[number]
+            worker.open += len(requests)
+            try:
+                await worker.started
+                return await worker.actor.run.remote(requests, deadline - time.monotonic())
+            except Exception as error:
+                if not _process_ended(error):
+                    raise getattr(error, "cause", None) or error from None
+                failure = f"the process that ran it ended: {error}"
+                if self._workers[number] is worker:
+                    self._workers[number] = _Worker(*self._start(number))
+            finally:
+                worker.open -= len(requests)
+        return [RolloutResult.from_spans(request, "", None, [], not_stored=failure) for request in requests]
+
+
+def run_config(verl: Any) -> RunConfig:
+    """The run's settings, which are a part of verl's configuration."""
+    from omegaconf import OmegaConf
+
+    return RunConfig(**OmegaConf.to_container(verl.groundwire.config, resolve=False))
+
+
+def load_tokenizer(verl: Any) -> Any:
+    """The model's tokenizer, with verl's settings."""
+    from transformers import AutoTokenizer
+    from verl.utils.fs import copy_to_local
+
+    model = verl.actor_rollout_ref.model
+    path = copy_to_local(model.tokenizer_path or model.path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    if model.custom_chat_template:
+        tokenizer.chat_template = model.custom_chat_template
+    return tokenizer
+
+
+def _share(config: RunConfig, number: int, workers: int) -> RunConfig:
+    """The settings of worker ``number`` of ``workers``."""
+    share = {"n_runners": -(-config.n_runners // workers), "proxy_port": 0 if number else config.proxy_port}
+    return config.model_copy(update={**share, "runner_processes": int(config.runner_python is not None)})
+
+
+def _servers(verl: Any) -> int:
+    """The number of verl's inference servers."""
+    rollout, trainer = verl.actor_rollout_ref.rollout, verl.trainer
+    machines = rollout if trainer.v1.trainer_mode == "separate_async" else trainer
+    gpus = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    return max(1, machines.nnodes * machines.n_gpus_per_node // gpus)
+
+
+def _process_ended(error: Exception) -> bool:
+    """Whether Ray's error says that the actor's process has ended."""
+    ray = sys.modules.get("ray")
+    return ray is not None and isinstance(error, ray.exceptions.RayActorError)
