@@ -61,7 +61,7 @@ def micro_batches(
     """
     batches: list[list[int]] = []
     tokens = 0
-    ids = [prompt.tolist() for prompt in prompts]
+    ids = [prompt.numpy().astype(">i8").tobytes() for prompt in prompts]  # ordered as the numbers, and faster
     for row in sorted(range(len(ids)), key=ids.__getitem__):
         added = lengths[row] - (_shared(prompts[batches[-1][-1]], prompts[row]) if batches else 0)
         if not batches or tokens + added > most_tokens:

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import NonTensorData, TensorDict
@@ -43,8 +43,8 @@ __all__ = ["SharedPromptsEngine"]
 
 _log = logging.getLogger(__name__)
 _LIMIT = "max_token_len_per_gpu"
-_UNUSED = -100
-"""The label of a token whose log-probability nothing reads, as in transformers."""
+_KEPT = "groundwire_kept"
+"""The field of a micro-batch with its :class:`_Kept`."""
 _LOSSES = ("vanilla", "gspo")
 """Policy losses in which a row with advantages of 0 adds nothing, and does not change what others add."""
 _ALL_ROWS = ("calculate_entropy", "return_model_output")
@@ -58,6 +58,8 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._used = torch.empty(0, dtype=torch.long)
+        """The :attr:`_Kept.used` of the micro-batch that is computed."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
 
@@ -99,20 +101,19 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
         if self._shares(data):
             prepare = partial(_prepare_micro_batches, trained=_rows_with_gradient(data, loss_function))
             stack.enter_context(patched(transformer_impl, "prepare_micro_batches", lambda _: prepare))
-            stack.enter_context(patched(torch_functional, "FusedLinearForPPO", _of_used_tokens))
+            stack.enter_context(patched(torch_functional, "FusedLinearForPPO", self._of_used_tokens))
         return stack
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As verl's, of the kept tokens: ids, positions and labels int64 [1, U], and a block mask."""
         inputs, output_args = super().prepare_model_inputs(micro_batch)
-        if self._shares(micro_batch):
+        if (kept := tensordict_utils.get_non_tensor_data(micro_batch, _KEPT, None)) is not None:
             device = inputs["input_ids"].device
-            tree = PromptTree(*(tensor.to(device) for tensor in prompt_tree(*_prompts_and_lengths(micro_batch))))
-            inputs["shift_labels"] = inputs["shift_labels"].masked_fill(~_used(micro_batch), _UNUSED)
+            tree = PromptTree(*(tensor.to(device) for tensor in kept.tree))
             for name in ("input_ids", "position_ids", "shift_labels"):
                 inputs[name] = inputs[name][:, tree.keep]
             inputs["attention_mask"] = tree_block_mask(tree.end[None])
-            output_args["expand"] = tree.expand
+            output_args["expand"], self._used = tree.expand, kept.used.to(device)
         return inputs, output_args
 
     def prepare_model_outputs(
@@ -123,6 +124,24 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             for name in ("log_probs", "entropy"):
                 output[name] = output[name].index_select(1, expand)
         return super().prepare_model_outputs(output, output_args, micro_batch, logits_processor_func)
+
+    def _of_used_tokens(self, fused_linear: type[torch.nn.Module]) -> type[torch.nn.Module]:
+        """verl's output layer, which returns log-probabilities and entropies, for the tokens that have a loss."""
+        engine = self
+
+        class UsedTokens(fused_linear):
+            def forward(
+                self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
+            ) -> tuple[Tensor, Tensor]:
+                """``hidden_states`` [1, U, hidden], ``input_ids`` the labels, int64 [1, U]; returns two of [1, U]."""
+                used = engine._used
+                values = super().forward(hidden_states[0, used], vocab_weights, input_ids[0, used], temperature)
+                log_probs, entropy = (
+                    value.new_zeros(input_ids.shape).index_copy(1, used, value[None]) for value in values
+                )
+                return log_probs, entropy
+
+        return UsedTokens
 
     def _shares(self, data: Any) -> bool:
         def setting(name: str, default: bool = False) -> Any:
@@ -141,32 +160,12 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
         )
 
 
-def _used(micro_batch: Any) -> Tensor:
-    """bool [1, T]: the tokens whose next one is trained, or the first token if there is none, for a gradient of 0."""
-    ids, masks = micro_batch["input_ids"], _rows(micro_batch["loss_mask"])
-    replies = torch.tensor([len(mask) for mask in masks], device=ids.device)
-    mask = torch.cat(masks).bool()
-    before = (ids.offsets()[1:] - 1 - replies.cumsum(0)).repeat_interleave(replies)
-    used = torch.zeros_like(ids.values(), dtype=torch.bool)
-    used[before + torch.arange(len(mask), device=ids.device)] = mask
-    used[0] |= ~mask.any()
-    return used[None]
+class _Kept(NamedTuple):
+    """What a micro-batch computes of its rows' tokens; on the CPU, before the first pass waits for the GPU."""
 
-
-def _of_used_tokens(fused_linear: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """verl's output layer, which returns log-probabilities and entropies, for the tokens with a label."""
-
-    class UsedTokens(fused_linear):
-        def forward(
-            self, hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
-        ) -> tuple[Tensor, Tensor]:
-            """``hidden_states`` [1, U, hidden], ``input_ids`` the labels, int64 [1, U]; returns two of [1, U]."""
-            used = (input_ids != _UNUSED).nonzero(as_tuple=True)
-            values = super().forward(hidden_states[used], vocab_weights, input_ids[used], temperature)
-            log_probs, entropy = (value.new_zeros(input_ids.shape).index_put(used, value) for value in values)
-            return log_probs, entropy
-
-    return UsedTokens
+    tree: PromptTree
+    used: Tensor
+    """int64 [K]: the kept tokens whose next one has a loss; the first token if there is none, for a gradient of 0"""
 
 
 def _prepare_micro_batches(
@@ -176,19 +175,32 @@ def _prepare_micro_batches(
 
     With ``trained``, the rows that have a gradient, others are computed only so that no micro-batch is empty.
     """
-    prompts, lengths = _prompts_and_lengths(data)
+    prompts, masks, lengths = _prompts_masks_and_lengths(data)
     rows = list(range(len(lengths))) if trained is None else list(trained) or [0]
 
     def divided(least: int = 1) -> list[list[int]]:
         batches = micro_batches([prompts[row] for row in rows], [lengths[row] for row in rows], data[_LIMIT], least)
         return [[rows[index] for index in batch] for batch in batches]
 
-    number = torch.tensor(len(divided()), device=get_device_name())
+    batches = divided()
+    number = torch.tensor(len(batches), device=get_device_name())
     torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX, group=dp_group)
-    others = sorted(set(range(len(lengths))).difference(rows))
-    rows += others[: max(0, int(number) - len(rows))]
-    batches = divided(int(number))
-    return _divided_rows(data, batches), batches
+    if int(number) > len(batches):
+        others = sorted(set(range(len(lengths))).difference(rows))
+        rows += others[: max(0, int(number) - len(rows))]
+        batches = divided(int(number))
+    parts = _divided_rows(data, batches)
+    for part, batch in zip(parts, batches, strict=True):
+        part[_KEPT] = NonTensorData(_kept(*([each[row] for row in batch] for each in (prompts, masks, lengths))))
+    return parts, batches
+
+
+def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Kept:
+    tree = prompt_tree(prompts, lengths)
+    # A reply's mask is at the end of its row, and the token before has the label.
+    positions = zip(torch.tensor(lengths).cumsum(0).tolist(), masks, strict=True)
+    used = torch.cat([torch.nonzero(mask)[:, 0] + (end - len(mask) - 1) for end, mask in positions])
+    return _Kept(tree, tree.expand[used if len(used) else torch.zeros(1, dtype=torch.long)])
 
 
 def _divided_rows(data: Any, batches: list[list[int]]) -> list[Any]:
@@ -201,7 +213,7 @@ def _divided_rows(data: Any, batches: list[list[int]]) -> list[Any]:
         if isinstance(value, Tensor) and value.is_nested:
             rows = _rows(value)
             for part, batch in zip(parts, batches, strict=True):
-                part[name] = torch.nested.as_nested_tensor([rows[row] for row in batch], layout=torch.jagged)
+                part[name] = _nested([rows[row] for row in batch])
         elif isinstance(value, Tensor):
             for part, batch in zip(parts, batches, strict=True):
                 part[name] = value[batch]
@@ -224,18 +236,28 @@ def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
         return None
     if any(tensordict_utils.get_non_tensor_data(data, name, False) for name in _ALL_ROWS):
         return None
-    rows = zip(_rows(data["advantages"]), _rows(data["loss_mask"]), strict=True)
-    return [number for number, (advantages, mask) in enumerate(rows) if torch.count_nonzero(advantages * mask)]
+    weighted = data["advantages"].values() * data["loss_mask"].values()
+    row_of_token = torch.arange(len(data)).repeat_interleave(data["loss_mask"].offsets().diff().cpu())
+    return row_of_token[torch.nonzero(weighted)[:, 0].cpu()].unique().tolist()
 
 
-def _prompts_and_lengths(data: Any) -> tuple[list[Tensor], list[int]]:
-    """The ids before each row's first trained token (int64, on the CPU), and the number of the row's tokens."""
-    prompts, lengths = [], []
-    for ids, mask in zip(_rows(data["input_ids"].cpu()), _rows(data["loss_mask"].cpu()), strict=True):
+def _prompts_masks_and_lengths(data: Any) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """The ids before each row's first trained token, the mask of its reply (int64, on the CPU), and its tokens."""
+    prompts, masks, lengths = [], list(_rows(data["loss_mask"].cpu())), []
+    for ids, mask in zip(_rows(data["input_ids"].cpu()), masks, strict=True):
         trained = torch.nonzero(mask)  # verl's mask is of the reply, at the end of the row
         prompts.append(ids[: len(ids) - len(mask) + int(trained[0]) if len(trained) else len(ids)])
         lengths.append(len(ids))
-    return prompts, lengths
+    return prompts, masks, lengths
+
+
+def _nested(rows: list[Tensor]) -> Tensor:
+    """A jagged tensor of ``rows``. torch's function for lists checks each of them in Python."""
+    lengths = [len(row) for row in rows]
+    offsets = torch.tensor([0, *lengths], device=rows[0].device).cumsum(0)
+    return torch.nested.nested_tensor_from_jagged(
+        torch.cat(rows), offsets, min_seqlen=min(lengths), max_seqlen=max(lengths)
+    )
 
 
 def _rows(nested: Tensor) -> tuple[Tensor, ...]:
