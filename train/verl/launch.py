@@ -1,9 +1,10 @@
 """Runs verl for the command line: writes the tasks, starts verl, and collects its results.
 
-verl's trainer runs in a Ray process together with the store, the proxy and the agents' runners
-(:mod:`groundwire.train.verl.agent_loop_manager`). The run directory has the local trainer's files (``config.json``,
-``metrics.jsonl``, ``rollouts.parquet``, ``curve.png``, ``summary.json``), plus ``verl.jsonl`` (verl's log), ``model``
-(a link to the newest checkpoint in Hugging Face's format) and, if verl failed, ``error.txt`` with the traceback.
+verl's trainer runs in a Ray process with :mod:`groundwire.train.verl.agent_loop_manager`; the agents, their stores and
+their proxies run in others (:mod:`groundwire.train.verl.rollout_workers`). The run directory has the local trainer's
+files (``config.json``, ``metrics.jsonl``, ``rollouts.parquet``, ``curve.png``, ``summary.json``), plus ``verl.jsonl``
+(verl's log), ``model`` (a link to the newest checkpoint in Hugging Face's format) and, if verl failed, ``error.txt``
+with the traceback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rollouts in processes beside verl's trainer, which Ray runs.
 
 A rollout of one call costs some milliseconds of CPU: its agent, the proxy, the store, the chat template and verl's
-client. One process would do this for a few hundred rollouts a second, fewer than a GPU can sample. So the groups of a
+client. One process does this for a few hundred rollouts a second, and a GPU samples more. So the groups of a
 step are divided among several processes, and the trainer's own process only gets their results.
 """
 
@@ -130,7 +130,7 @@ class RolloutWorkers:
         return self._loop.call(work(self))
 
     def runner_failure(self) -> str:
-        """Always "": rollouts fail instead."""
+        """Always "": a worker's failure is an error of the rollouts that it runs."""
         self._loop.check()
         return ""
 
