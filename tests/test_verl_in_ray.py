@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,10 @@ from groundwire.train.policy import STARTER
 pytest.importorskip("verl")
 ray = pytest.importorskip("ray")
 pytest.importorskip("transfer_queue", exc_type=ImportError)
+
+from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY  # noqa: E402
+
+from groundwire.train.verl.task_runner import TaskRunner  # noqa: E402
 
 REPLY = [70, 71, 72]
 REWARDS = itertools.cycle((1.0, 0.0))
@@ -42,39 +48,62 @@ class Server:
 class Trainer:
     """What verl's trainer does before and during the sampling of a step."""
 
-    def step(self, config: Any) -> list[dict[str, Any]]:
-        import transfer_queue
-        from verl.utils import tensordict_utils
-        from verl.workers.rollout.llm_server import LLMServerClient
+    def __init__(self, config: Any) -> None:
+        self._config = config
+
+    def init(self) -> None:
         from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
         from groundwire.train.verl.agent_loop_manager import RolloutManager
         from groundwire.train.verl.samplers import SyncSampler
 
-        transfer_queue.init(config.transfer_queue)
         server = ray.remote(Server).options(num_cpus=0).remote()
-        balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote({"server": server})
-        sampler = SyncSampler(
+        self._balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote({"server": server})
+        self._sampler = SyncSampler(
             trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8, max_off_policy_strategy="drop",
-            sampler_kwargs=config.trainer.v1.sampler.sampler_kwargs, refill_fn=lambda number: number,
+            sampler_kwargs=self._config.trainer.v1.sampler.sampler_kwargs, refill_fn=lambda number: number,
         )  # fmt: skip
         assert RolloutManager.processes is not None  # verl has no inference server yet
-        manager = RolloutManager.create(config, LLMServerClient(config, balancer))
+
+    def get_llm_client(self) -> Any:
+        from verl.workers.rollout.llm_server import LLMServerClient
+
+        return LLMServerClient(self._config, self._balancer)
+
+    def get_teacher_client(self) -> None: ...
+
+    def get_reward_handles(self) -> None: ...
+
+    def fit(self, manager: Any) -> None:
+        """Sample a step, and write its rows."""
+        import transfer_queue
+        from verl.utils import tensordict_utils
+
         uids, tasks = [f"uid{number}" for number in range(QUESTIONS)], domains.get("spider").load(None).train
         tags = [{"is_prompt": True, "status": "pending", "global_steps": 3}] * QUESTIONS
         transfer_queue.kv_batch_put(keys=uids, partition_id="train", tags=tags)
         questions = [json.dumps(dict(task), default=str) for task in tasks[:QUESTIONS]]
         batch = tensordict_utils.get_tensordict({"uid": uids, "task": questions}, {"global_steps": 3})
         manager.generate_sequences(batch)
-        sampled, metrics = sampler.sample(global_steps=3, partition_id="train", batch_size=QUESTIONS)
+        sampled, metrics = self._sampler.sample(global_steps=3, partition_id="train", batch_size=QUESTIONS)
         assert metrics["rollouts/ended_total"] == QUESTIONS * ROLLOUTS
         fields = transfer_queue.kv_batch_get(keys=sampled.keys, partition_id="train")
-        return [
+        rows = [
             {"key": key, **tag, "response": response.tolist(), "logprobs": logprobs.tolist(), "uid": uid}
             for key, tag, response, logprobs, uid in zip(
                 sampled.keys, sampled.tags, fields["responses"], fields["rollout_log_probs"], fields["uid"], strict=True
             )
         ]
+        Path(os.environ["ROWS"]).write_text(json.dumps(rows))
+        assert list(Path(tempfile.gettempdir()).glob("groundwire-copies-*"))  # of the agents' databases
+
+
+class Training(TaskRunner):
+    """verl's process, with this trainer."""
+
+    def run(self, config: Any) -> None:
+        TRAINER_REGISTRY["sync"] = Trainer
+        super().run(config)
 
 
 async def ask_once_ended(question: Question, endpoint: Endpoint) -> str:
@@ -94,9 +123,16 @@ async def in_turns(task: Any, answer: str, steps: Any) -> float:
     return next(REWARDS)
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder with a short name: Ray makes its sockets there."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("agent", ["test_verl_manager:ask", f"{__name__}:ask_once_ended"])
 def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
-    agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agent: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from groundwire.train.verl.hydra_config import compose, flat_config
     from groundwire.train.verl.ray_job import ray_job
@@ -106,6 +142,8 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     paths = [str(Path(__file__).parent), str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.setenv("FIRST_ROLLOUT", str(tmp_path / "first_rollout"))
+    monkeypatch.setenv("ROWS", str(tmp_path / "rows.json"))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
     config = resolve(
         "starter", trainer="verl", backend="custom", agent=agent, reward=f"{__name__}:in_turns",
@@ -115,10 +153,11 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     with ray_job(str(run.path.resolve())):
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         try:
-            trainer = ray.remote(Trainer).remote()
-            rows = ray.get(trainer.step.remote(compose(flat)), timeout=120)
+            ray.get(ray.remote(Training).remote().run.remote(compose(flat)), timeout=120)
         finally:
             ray.shutdown()
+    assert not list(temporary.glob("groundwire-copies-*"))
+    rows = json.loads((tmp_path / "rows.json").read_text())
     assert sorted(row["key"] for row in rows) == sorted(
         f"uid{number}_{session}_0" for number in range(QUESTIONS) for session in range(ROLLOUTS)
     )

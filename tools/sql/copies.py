@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from groundwire.tools.sql.connections import signature
+from groundwire.tools.temporary_folder import TemporaryFolder
 
 __all__ = ["DatabaseCopies", "DatabaseCopy", "DatabaseStates"]
 
 _log = logging.getLogger(__name__)
+_PREFIX = "groundwire-copies-"
 _PRIVATE_BYTES = 16 << 20
 _IDLE_BYTES = 256 << 20
 """Bytes of copies that are kept for later rollouts; the one that was used last is always kept."""
@@ -77,7 +79,7 @@ class DatabaseCopies:
     def __init__(self, *, private_bytes: int = _PRIVATE_BYTES, idle_bytes: int = _IDLE_BYTES) -> None:
         self._private_bytes, self._idle_bytes = private_bytes, idle_bytes
         self._lock, self._copying = threading.Lock(), threading.Lock()
-        self._root: tempfile.TemporaryDirectory[str] | None = None
+        self._root: TemporaryFolder | None = None
         self._copies: dict[str, list[DatabaseCopy]] = {}
         self._idle: dict[DatabaseCopy, None] = {}
         self._warned: set[str] = set()
@@ -114,7 +116,7 @@ class DatabaseCopies:
         """Remove all copies."""
         with self._lock:
             if self._root is not None:
-                self._root.cleanup()
+                self._root.remove()
             self._root, self._copies, self._idle = None, {}, {}
 
     def _reuse(self, database: str, state: _State) -> DatabaseCopy | None:
@@ -130,9 +132,9 @@ class DatabaseCopies:
 
     def _make(self, database: str, state: _State, files: list[Path], size: int, *, shared: bool) -> DatabaseCopy:
         with self._lock:
-            self._root = self._root or tempfile.TemporaryDirectory(prefix="groundwire-databases-")
+            self._root = self._root or TemporaryFolder(_PREFIX)
             self.originals.setdefault(database, state)
-            folder = Path(tempfile.mkdtemp(dir=self._root.name)) / (Path(database).parent.name or "database")
+            folder = Path(tempfile.mkdtemp(dir=self._root.path)) / (Path(database).parent.name or "database")
         folder.mkdir()
         try:
             for file in files:

@@ -43,8 +43,10 @@ def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str
     Raises :class:`TrainingError`, ``KeyboardInterrupt``.
     """
     import ray
-    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.main_ppo import run_ppo
     from verl.utils.device import auto_set_device
+
+    from groundwire.train.verl.task_runner import TaskRunner
 
     folder = run.path / "tasks"
     folder.mkdir(exist_ok=True)
@@ -55,7 +57,7 @@ def train(config: RunConfig, data: TaskData, run: RunDir, on_note: Callable[[str
     auto_set_device(composed)
     try:
         with follow_verl_log(run, on_note), ray_job(str(run.path.resolve())):
-            run_ppo(composed, task_runner_class=TaskRunnerV1)
+            run_ppo(composed, task_runner_class=ray.remote(TaskRunner))
     except ray.exceptions.RayError as error:
         (run.path / "error.txt").write_text(mask_secrets(str(error)))  # with the tracebacks of Ray's processes
         raise TrainingError(_error_message(error)) from error

@@ -73,7 +73,7 @@ class RolloutWorker:
                 "template_options": dict(verl.data.get("apply_chat_template_kwargs") or {}),
             },
         )
-        self._runtime.__enter__()  # never left: Ray ends the process
+        self._runtime.__enter__()
         freeze_objects()
 
     async def run(self, requests: Sequence[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
@@ -153,10 +153,10 @@ class RolloutWorkers:
         return {phase: sum(each[phase] for each in found) / len(found) for phase in (found[0] if found else ())}
 
     def stop(self) -> None:
-        """End the workers' parts."""
+        """End the workers' parts. A process that has ended has none."""
 
         async def stop() -> None:
-            await asyncio.gather(*(each.actor.stop.remote() for each in self._workers))
+            await asyncio.gather(*(each.actor.stop.remote() for each in self._workers), return_exceptions=True)
 
         self._loop.stop(stop())
 
