@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import glob
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -35,10 +37,11 @@ class TemporaryFolder:
 
 def remove_abandoned(prefix: str) -> None:
     """Remove the folders of ``prefix`` that no process uses: the end of a process frees its lock."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{prefix}*/{_LOCK}"):
+    # Not Path.glob, which may raise for the folder of another user.
+    for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{prefix}*", _LOCK)):
         try:
-            with lock.open("r+") as file:
+            with open(lock, "r+") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                shutil.rmtree(os.path.dirname(lock), ignore_errors=True)
         except OSError:  # in use, another user's, or removed meanwhile
             continue
