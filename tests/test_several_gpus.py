@@ -39,6 +39,7 @@ def test_a_supervised_run_is_continued_and_gives_the_same_model(
     more = {"trainer.device": "cpu", "engine.strategy": "fsdp2"}
     monkeypatch.setattr(several_gpus, "verl_settings", lambda *a, **k: settings_of_verl(*a, **k) | more)
     monkeypatch.setattr(sft, "check_gpus", lambda _: None)
+    monkeypatch.setattr(several_gpus, "_LOG_POLL_S", 0.05)  # or the run may have ended when it is interrupted
     chats = [
         {"messages": [{"role": "user", "content": f"How many {n}?"}, {"role": "assistant", "content": f"{n} of them."}]}
         for n in range(40)
