@@ -136,6 +136,15 @@ async def _store(kind: str, tmp_path: Path) -> AsyncIterator[LightningStore]:
 KINDS = ("theirs", "ours", "MongoDB", "their client, our server", "our client, our server", "our client, their server")
 
 
+async def test_a_store_reads_a_policys_address_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with _store("our client, our server", tmp_path) as store:
+        await store.update_resources("named", {"policy": ProxyLLM(endpoint="http://a/v1", model="m")})
+        assert await store.get_resources_by_id("named") is not None
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_all_stores_behave_alike(kind: str, tmp_path: Path) -> None:
     async with _store(kind, tmp_path) as store:

@@ -99,11 +99,11 @@ def _check_tree(body: Any) -> None:
 
 def _children(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, BaseModel):
-        for field in type(value).model_fields:
+        for field, item in vars(value).items():  # Agent Lightning logs a warning when a ProxyLLM's endpoint is read
             if field == "attributes":
-                _check_attributes(getattr(value, field))
+                _check_attributes(item)
             else:
-                yield "" if field in _ANY_JSON else field, getattr(value, field)
+                yield "" if field in _ANY_JSON else field, item
         yield from (("", extra) for extra in (value.model_extra or {}).values())
     elif isinstance(value, dict):
         yield from (("", item) for item in value.values())
