@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from groundwire.tools.temporary_folder import TemporaryFolder, remove_abandoned
+from groundwire.tools.temporary_folder import TemporaryFolder
 
 PREFIX = "groundwire-test-"
 OTHER = """
@@ -60,6 +60,6 @@ def test_only_folders_with_a_lock_are_removed(tmp_path: Path) -> None:
     target.mkdir()
     (target / ".lock").write_text("")
     (tmp_path / f"{PREFIX}link").symlink_to(target)
-    remove_abandoned(PREFIX)
+    TemporaryFolder(PREFIX).remove()
     assert all((folder / "file").exists() for folder in kept)
     assert (target / ".lock").exists()

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-__all__ = ["TemporaryFolder", "remove_abandoned"]
+__all__ = ["TemporaryFolder"]
 
 _LOCK, _UNLOCKED = ".lock", ".unlocked"
 
@@ -21,7 +21,7 @@ class TemporaryFolder:
     """
 
     def __init__(self, prefix: str) -> None:
-        remove_abandoned(prefix)
+        _remove_abandoned(prefix)
         self._folder = tempfile.TemporaryDirectory(prefix=prefix)
         self.path = Path(self._folder.name)
         # The file gets its final name with the lock, so no other process finds it without one.
@@ -35,7 +35,7 @@ class TemporaryFolder:
         self._lock.close()
 
 
-def remove_abandoned(prefix: str) -> None:
+def _remove_abandoned(prefix: str) -> None:
     """Remove the folders of ``prefix`` that no process uses: the end of a process frees its lock."""
     # Not Path.glob, which may raise for the folder of another user.
     for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{prefix}*", _LOCK)):

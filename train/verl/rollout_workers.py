@@ -8,6 +8,7 @@ step are divided among several processes, and the trainer's own process only get
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -30,6 +31,7 @@ from groundwire.train.verl.prompt_affinity import rollouts_together
 __all__ = ["RolloutWorker", "RolloutWorkers", "load_tokenizer", "run_config"]
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _CHECK_S = 0.5
 _MAX_BLOCKED_S = 60.0
 
@@ -156,7 +158,10 @@ class RolloutWorkers:
         """End the workers' parts. A process that has ended has none."""
 
         async def stop() -> None:
-            await asyncio.gather(*(each.actor.stop.remote() for each in self._workers), return_exceptions=True)
+            ends = await asyncio.gather(*(each.actor.stop.remote() for each in self._workers), return_exceptions=True)
+            for error in ends:
+                if isinstance(error, Exception) and not _process_ended(error):
+                    _log.warning("a rollout process did not end its parts: %s", getattr(error, "cause", None) or error)
 
         self._loop.stop(stop())
 

@@ -1,4 +1,4 @@
-"""verl's process with its trainer, which at the end also ends the processes with the rollouts."""
+"""The actor of verl's trainer. Before Ray kills the processes of the job, it ends what the rollout processes run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from typing import Any
 
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from groundwire.train.verl.agent_loop_manager import RolloutManager
-
 __all__ = ["TaskRunner"]
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):
-    """An actor of Ray's, for verl's ``run_ppo``."""
+    """verl's actor, for ``run_ppo``."""
 
     def run(self, config: Any) -> None:
-        """Train until verl ends. Ray kills the processes of its job, which then leave the copies of databases."""
+        """Train until verl ends; the rollout processes then remove their copies of databases."""
         try:
             super().run(config)
         finally:
             if self.agent_loop_manager is not None:
-                RolloutManager.current.workers.stop()
+                self.agent_loop_manager.workers.stop()
