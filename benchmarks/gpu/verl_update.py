@@ -1,8 +1,9 @@
 """verl's update on one GPU, with and without shared prompts: ``python -m benchmarks.gpu.verl_update``.
 
-64 groups of 8 rows with prompts of 836 to 936 tokens and replies of 42, random weights. Both engines get the same rows
+64 groups of 8 rows with prompts of 836 to 936 tokens and replies of 42, random weights. All engines get the same rows
 and the same weights, and recompute activations. Prints a line of JSON for each engine and budget of tokens, and how far
-their log-probabilities differ.
+the log-probabilities of each differ from the first engine's. Where liger-kernel is installed, shared prompts are also
+measured with its kernels (verl's ``use_liger``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from groundwire.train.policy.attention import VARLEN
 
 _VOCABULARY = 49152
 _GROUPS, _ROWS, _PROMPT, _SPREAD, _REPLY = 64, 8, 886, 50, 42
-_ENGINES = ("shared prompts", "verl")
+_ENGINES = {"verl": (False, False), "shared prompts": (True, False), "shared prompts, liger": (True, True)}
+"""Whether an engine shares prompts, and whether it has liger-kernel's norms, rotation and activation."""
 
 
 def _rows() -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -84,12 +86,14 @@ def _engine(name: str, folder: str) -> Any:
     from groundwire.train.verl.shared_prompts import SharedPromptsEngine
 
     options = {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine_class = SharedPromptsEngine if name == "shared prompts" else FSDPEngineWithLMHead
+    shares, liger = _ENGINES[name]
+    engine_class = SharedPromptsEngine if shares else FSDPEngineWithLMHead
     engine = engine_class(
         model_config=HFModelConfig(
             path=folder,
             load_tokenizer=False,
             use_fused_kernels=True,
+            use_liger=liger,
             enable_gradient_checkpointing=True,
             fused_kernel_options={"impl_backend": "torch"},
             override_config={"attn_implementation": VARLEN, "model_config": {}},
@@ -136,7 +140,7 @@ def measure(name: str, folder: str, tokens: int) -> tuple[dict[str, Any], torch.
 
 
 def main() -> int:
-    """Measure both engines with each budget of tokens."""
+    """Measure the engines with each budget of tokens."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.verl_update", description=__doc__)
     parser.add_argument("--shape", default="0.5b", help=f"one of {', '.join(SHAPES)}; default: %(default)s")
     parser.add_argument("--tokens", default="32768,16384", help="of a micro-batch; default: %(default)s")
@@ -150,13 +154,18 @@ def main() -> int:
         model.to(torch.bfloat16).save_pretrained(folder)
         del model
         for tokens in map(int, options.tokens.split(",")):
-            found = {}
-            for name in _ENGINES:
-                figures, found[name] = measure(name, folder, tokens)
-                print(json.dumps(figures), flush=True)
+            first = None
+            for name, (_, liger) in _ENGINES.items():
+                if liger and find_spec("liger_kernel") is None:
+                    continue
+                figures, found = measure(name, folder, tokens)
+                first = found if first is None else first
+                difference = (found - first).abs()
+                print(
+                    json.dumps({**figures, "mean": float(difference.mean()), "max": float(difference.max())}),
+                    flush=True,
+                )
                 torch.cuda.empty_cache()
-            difference = (found["verl"] - found["shared prompts"]).abs()
-            print(json.dumps({"tokens": tokens, "mean": float(difference.mean()), "max": float(difference.max())}))
     torch.distributed.destroy_process_group()
     return 0
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwire.train.verl.patching import patched
+
 __all__ = ["divide_rows", "keep_groups_together"]
 
 _GRADIENT_COST = 4
@@ -18,16 +20,17 @@ log-probabilities, and only the first an update, which takes about three times a
 
 def keep_groups_together() -> None:
     """verl's trainer in this process divides its rows with :func:`divide_rows` from now on."""
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+    from verl.trainer.ppo.v1 import trainer_base
     from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-    balance = PPOTrainer._balance_batch
+    balance = trainer_base.PPOTrainer._balance_batch
 
     def balance_batch(
         self: Any, batch: Any, metrics: dict[str, Any], logging_prefix: str = "global_seqlen", **options: Any
     ) -> Any:
         """As verl's, which first adds the rows of padding, with another order of the rows."""
-        batch = balance(self, batch, metrics, logging_prefix, **options)
+        with patched(trainer_base, "get_seqlen_balanced_partitions", lambda _: _in_order):
+            batch = balance(self, batch, metrics, logging_prefix, **options)
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         if ranks > 1:
             parts = divide_rows(batch.keys, batch.tags, ranks)
@@ -36,7 +39,13 @@ def keep_groups_together() -> None:
             batch.reorder([row for part in parts for row in part])
         return batch
 
-    PPOTrainer._balance_batch = balance_batch
+    trainer_base.PPOTrainer._balance_batch = balance_batch
+
+
+def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
+    """verl's division takes 0.2 ms a row, and :func:`divide_rows` follows it: this one leaves the rows as they are."""
+    size = len(costs) // k_partitions
+    return [list(range(part * size, (part + 1) * size)) for part in range(k_partitions)]
 
 
 def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: int) -> list[list[int]]:
