@@ -113,6 +113,7 @@ def verl_settings(
         "trainer.n_gpus_per_node": settings.gpus,
     }
     if importlib.util.find_spec("flash_attn") is None:
+        values["model.use_fused_kernels"] = True  # verl's other code computes the loss token by token
         values |= {key.replace("actor_rollout_ref.", ""): value for key, value in torch_attention({}).items()}
     return values
 
