@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,18 @@ def test_a_file_is_converted_once_until_it_changes(tmp_path: Path, cache: Path) 
     write_gguf(file, heads=8)
     assert find_model(file) != first
     assert len(list(cache.iterdir())) == 2
+
+
+def test_a_package_that_cannot_be_imported_is_named_and_not_the_file(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "gguf.py").write_text("raise RuntimeError('it needs another package')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "gguf")
+    message = r"cannot be read without the package gguf \(it needs another package\): pip install 'gguf>=0.17'"
+    with pytest.raises(ConfigError, match=message):
+        find_model(tmp_path / "tiny.gguf")
 
 
 def test_smollm2_is_found_in_the_installed_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

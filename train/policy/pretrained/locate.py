@@ -7,6 +7,7 @@ converted once into the user's cache folder, and a name ``owner/model`` is that 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import shutil
 import tempfile
@@ -111,10 +112,13 @@ def _converted(file: Path, *, template: str = "", any_architecture: bool = False
     if folder.is_dir():
         return folder
     for package in ("gguf", "accelerate"):
-        if importlib.util.find_spec(package) is None:
+        try:
+            importlib.import_module(package)
+        except Exception as error:  # not only ImportError: gguf imports other packages, which raise their own
             raise ConfigError(
-                f"{file} cannot be read without the package {package}: pip install 'gguf>=0.17' 'accelerate>=1'"
-            )
+                f"{file} cannot be read without the package {package} ({error}): "
+                "pip install 'gguf>=0.17' 'accelerate>=1'"
+            ) from error
     from groundwire.train.policy.pretrained.convert_gguf import convert
 
     parent.mkdir(parents=True, exist_ok=True)
