@@ -80,7 +80,9 @@ def test_rows_of_several_turns_count_what_follows_the_first_prompt() -> None:
     assert sorted(map(sorted, parts)) == [["b", "c"], ["long", "pad"]]
 
 
-@pytest.mark.parametrize(("ranks", "expected", "without"), [(2, 53_128, 94_829), (8, 13_348, 70_367)])
+@pytest.mark.parametrize(
+    ("ranks", "expected", "without"), [(1, 106_228, 106_228), (2, 53_128, 94_829), (8, 13_348, 70_367)]
+)
 def test_verls_trainer_orders_its_rows_so(
     ranks: int, expected: int, without: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
