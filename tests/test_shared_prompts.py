@@ -251,6 +251,27 @@ def verl_loss(model_output, data, dp_group):
     return sum(parts), {"rows": len(data)}
 
 
+def test_a_mini_batch_is_copied_only_if_it_is_not_the_whole_batch(engines):
+    from verl.utils.tensordict_utils import get_non_tensor_data, make_iterator
+
+    prompts, replies = some_rows(1)
+    rows = [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+    batch = verl_batch(rows, replies)
+
+    def mini_batches(size, **options):
+        with engines("fsdp2").ours.train_mode():
+            return list(make_iterator(batch, size, epochs=2, seed=1, dataloader_kwargs=options))
+
+    for whole in mini_batches(len(rows)):
+        assert whole["input_ids"].values().data_ptr() == batch["input_ids"].values().data_ptr()
+        assert whole is not batch  # verl writes settings into it
+        assert get_non_tensor_data(whole, "temperature", None) == 0.7
+    for size, options in ((1, {}), (len(rows), {"shuffle": True})):
+        found = [row.tolist() for part in mini_batches(size, **options) for row in part["input_ids"].unbind()]
+        assert (found == [row.tolist() for row in rows] * 2) == (not options)
+        assert sorted(found) == sorted([row.tolist() for row in rows] * 2)
+
+
 @pytest.mark.parametrize("strategy", ["fsdp2", "fsdp"])
 def test_verls_engine_gets_the_same_log_probabilities_metrics_and_gradients(engines, strategy):
     both = engines(strategy)

@@ -19,8 +19,8 @@ as many tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -62,6 +62,12 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
         """The :attr:`_Kept.used` of the micro-batch that is computed."""
         self._most_tokens: dict[bool, int] = {}
         """Tokens of a micro-batch that fit, after others did not: of passes without (True) and with gradients."""
+
+    @contextmanager
+    def train_mode(self, **options: Any) -> Iterator[None]:
+        """As verl's, in which a mini-batch of all rows is not copied row by row (0.2 ms each)."""
+        with super().train_mode(**options), patched(tensordict_utils, "index_select_tensor_dict", _all_rows_at_once):
+            yield
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         """As verl's, with other micro-batches; results are in the order of ``data``.
@@ -221,6 +227,17 @@ def _divided_rows(data: Any, batches: list[list[int]]) -> list[Any]:
             for part in parts:
                 part[name] = NonTensorData(value.data)
     return [TensorDict(part, batch_size=len(batch)) for part, batch in zip(parts, batches, strict=True)]
+
+
+def _all_rows_at_once(select: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
+    """verl's selection of rows, which shares the tensors if all rows are selected in their order."""
+
+    def selected(batch: Any, rows: Sequence[Any]) -> Any:
+        if list(map(int, rows)) != list(range(len(batch))):
+            return select(batch, rows)
+        return TensorDict(dict(batch.items()), batch_size=len(batch))  # copy() would also copy the names one by one
+
+    return selected
 
 
 def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
