@@ -9,7 +9,6 @@ python -m benchmarks.gpu.verl_baseline MODEL OUT STEPS [--spider FOLDER] [KEY=VA
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import random
 from pathlib import Path
@@ -19,7 +18,7 @@ from benchmarks.gpu.agents import sql_messages
 from groundwire import domains
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.config.resolve import resolve
-from groundwire.train.verl.hydra_config import compose, flat_config, torch_attention
+from groundwire.train.verl.hydra_config import compose, flat_config, without_flash_attn
 from groundwire.train.verl.ray_job import ray_job
 
 _OURS = ("groundwire", "agent_loop_manager_class", "custom_sampler", "sync_refill_failed_groups", "gen_batch_size")
@@ -51,9 +50,7 @@ def main(model: str, out: Path, steps: int, *, spider: str | None, settings: lis
     for name in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), out / "tasks" / f"{name}.parquet")
     given = parse_overrides(settings)
-    best: dict[str, Any] = {"algorithm.rollout_correction.bypass_mode": True}
-    if importlib.util.find_spec("flash_attn") is None:
-        best |= torch_attention(given)
+    best = {"algorithm.rollout_correction.bypass_mode": True, **without_flash_attn(given)}
     length = 3072 if spider else 2048
     config = resolve("starter", trainer="verl", model=model, steps=steps, max_model_len=length, verl={**best, **given})
     chosen = flat_config(config, run_dir=str(out.resolve()), model=model)

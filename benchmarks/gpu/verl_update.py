@@ -161,10 +161,8 @@ def main() -> int:
                 figures, found = measure(name, folder, tokens)
                 first = found if first is None else first
                 difference = (found - first).abs()
-                print(
-                    json.dumps({**figures, "mean": float(difference.mean()), "max": float(difference.max())}),
-                    flush=True,
-                )
+                figures |= {"difference_mean": float(difference.mean()), "difference_max": float(difference.max())}
+                print(json.dumps(figures), flush=True)
                 torch.cuda.empty_cache()
     torch.distributed.destroy_process_group()
     return 0

@@ -23,7 +23,7 @@ from groundwire.tools.startup import child_python_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import SFTSettings
 from groundwire.train.sft.data.examples import Example
-from groundwire.train.verl.hydra_config import INSTALL, count_devices, torch_attention
+from groundwire.train.verl.hydra_config import INSTALL, count_devices, without_flash_attn
 
 __all__ = ["check_gpus", "last_step", "read_steps", "train_on_gpus", "verl_settings", "write_examples"]
 
@@ -112,10 +112,7 @@ def verl_settings(
         "trainer.max_ckpt_to_keep": 2,
         "trainer.n_gpus_per_node": settings.gpus,
     }
-    if importlib.util.find_spec("flash_attn") is None:
-        values["model.use_fused_kernels"] = True  # verl's other code computes the loss token by token
-        values |= {key.replace("actor_rollout_ref.", ""): value for key, value in torch_attention({}).items()}
-    return values
+    return values | {key.replace("actor_rollout_ref.", ""): value for key, value in without_flash_attn({}).items()}
 
 
 def write_examples(file: Path, examples: Iterable[Example]) -> tuple[int, int]:

@@ -50,8 +50,8 @@ __all__ = [
     "flat_config",
     "other_estimator",
     "plan_run",
-    "torch_attention",
     "uses_npu",
+    "without_flash_attn",
 ]
 
 INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a clone (docs/verl.md, also for pip)"
@@ -172,11 +172,9 @@ def flat_config(
         flat["algorithm.rollout_correction.rollout_is"] = "token"
     if model is not None:
         flat[SHARED["model"]] = model
-    if not uses_npu(config) and importlib.util.find_spec("flash_attn") is None:
-        # Without flash-attn's kernel verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
-        flat["actor_rollout_ref.model.use_fused_kernels"] = True
-        flat |= torch_attention(plain)
-        if flat[_ATTENTION] == "groundwire_varlen":
+    if not uses_npu(config):
+        flat |= without_flash_attn(plain)
+        if flat.get(_ATTENTION) == "groundwire_varlen":
             flat["actor_rollout_ref.model.external_lib"] = SHARED_PROMPTS
     flat |= {_in_model_config(key): value for key, value in overrides.items()}
     if other_estimator(config) is None:
@@ -208,13 +206,20 @@ def _in_model_config(key: str) -> str:
     return f"{_MODEL_CONFIG}.{name}"
 
 
-def torch_attention(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
-    """torch's attention in place of flash-attn's: without padding where torch and the given settings allow it."""
+def without_flash_attn(overrides: Mapping[str, Any]) -> dict[str, str | bool]:
+    """verl's settings where flash-attn is not installed; empty where it is.
+
+    torch's attention takes its place: without padding where torch and ``overrides``, verl's given settings, allow it.
+    """
+    if importlib.util.find_spec("flash_attn"):
+        return {}
+    # Otherwise verl takes logprobs token by token in Python: 18 s of 25 at 125,000 tokens a step.
+    fused: dict[str, str | bool] = {"actor_rollout_ref.model.use_fused_kernels": True}
     key = "actor_rollout_ref.model.use_remove_padding"
     if overrides.get(key, True) and importlib.util.find_spec("torch.nn.attention.varlen") and not _is_old_gpu():
         library = "groundwire.train.policy.attention"
-        return {"actor_rollout_ref.model.external_lib": library, _ATTENTION: "groundwire_varlen"}
-    return {key: False, _ATTENTION: "sdpa"}
+        return fused | {"actor_rollout_ref.model.external_lib": library, _ATTENTION: "groundwire_varlen"}
+    return fused | {key: False, _ATTENTION: "sdpa"}
 
 
 def _is_old_gpu() -> bool:

@@ -43,7 +43,7 @@ def keep_groups_together() -> None:
 
 
 def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list[list[int]]:
-    """verl's division takes 0.2 ms a row, and :func:`divide_rows` follows it: this one leaves the rows as they are."""
+    """Parts of equal size, with the rows in their order. verl's own division takes 0.2 ms a row, for no use here."""
     size = len(costs) // k_partitions
     return [list(range(part * size, (part + 1) * size)) for part in range(k_partitions)]
 

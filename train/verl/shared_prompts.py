@@ -65,7 +65,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
 
     @contextmanager
     def train_mode(self, **options: Any) -> Iterator[None]:
-        """As verl's, in which a mini-batch of all rows is not copied row by row (0.2 ms each)."""
+        """As verl's, in which a mini-batch of all rows is not copied row by row (0.2 ms a row)."""
         with super().train_mode(**options), patched(tensordict_utils, "index_select_tensor_dict", _all_rows_at_once):
             yield
 

@@ -7,7 +7,6 @@ converted once into the user's cache folder, and a name ``owner/model`` is that 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import shutil
 import tempfile
