@@ -18,7 +18,7 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.domains import Task
 from groundwire.train.algorithms.credit import normalize
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.verl.credit_assignment import TrainingRow, carried_advantage, carrying_uid, training_rows
+from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.transfer_queue import WriteCoalescer, row_fields
 
 CASES = json.loads((Path(__file__).parent / "data" / "verl_0_9_1_groups.json").read_text())
@@ -51,23 +51,10 @@ def _rows(calls: list[LLMCall], **options: Any) -> list[TrainingRow]:
 
 
 def _advantages(rows: list[TrainingRow]) -> torch.Tensor:
-    """[rows, tokens], from the registered estimator, called as verl does with its padding among the rows."""
-    width = max(len(row.response_ids) for row in rows)
+    """[rows, tokens], of the columns that verl reads."""
     fields = [row_fields(row, "spider") for row in rows]
-
-    def padded(name: str) -> torch.Tensor:
-        values = [*(each[name] for each in fields), torch.zeros(1)]
-        return torch.stack([torch.nn.functional.pad(each.float(), (0, width - len(each))) for each in values])
-
-    advantages, returns = carried_advantage(
-        token_level_rewards=padded("rm_scores"),
-        response_mask=padded("response_mask"),
-        config={},
-        index=np.array([*(each["uid"] for each in fields), "pad7f"], dtype=object),
-    )
-    assert torch.equal(advantages, returns)
-    assert not advantages[-1].any()
-    return advantages[:-1]
+    assert all(torch.equal(each["advantages"], each["returns"]) for each in fields)
+    return torch.nn.utils.rnn.pad_sequence([each["advantages"] for each in fields], batch_first=True)
 
 
 APART = [_call(1, [1, 2], [3]), _call(2, [5], [6, 7]), _call(3, [8], [9])]
@@ -125,7 +112,9 @@ def test_the_reward_is_at_the_last_token_of_a_row_and_lengths_agree() -> None:
     assert tensors["rm_scores"].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert tensors["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
     assert tensors["position_ids"].tolist() == [0, 1, 2, 3, 4, 5]
-    lengths = {len(tensors[name]) for name in ("responses", "response_mask", "loss_mask", "rollout_log_probs")}
+    lengths = {
+        len(tensors[name]) for name in ("responses", "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs")
+    }
     assert lengths == {4}
 
 
@@ -210,9 +199,10 @@ def test_a_bandit_learns_a_reward_in_the_middle_from_the_rows(credit: Any) -> No
     assert credit == "turns" or first < 0.65
 
 
-def test_without_credit_the_uid_is_the_prompts() -> None:
+def test_without_credit_verl_computes_the_advantages() -> None:
     group = [(0, _outcome(GROWING), 1.0), (1, _outcome(APART), 0.0)]
-    assert {carrying_uid(row) for row in training_rows(group, uid="u", step=4, credit=None)} == {"u"}
+    for row in training_rows(group, uid="u", step=4, credit=None):
+        assert not {"advantages", "returns"} & row_fields(row, "spider").keys()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("verl") is None, reason="verl is not installed; its figures are in data/")
@@ -244,6 +234,24 @@ async def test_rows_that_arrive_during_a_write_are_written_by_one_call() -> None
     with pytest.raises(OSError, match="no room"):
         await lost
     assert sorted(calls) == [(1, "val"), (3, "train"), (8, "train")]
+
+
+async def test_as_many_calls_write_rows_as_there_are_writers() -> None:
+    calls, release = list[list[int]](), asyncio.Event()
+
+    async def store(items: list[int], partition: str) -> None:
+        calls.append(items)
+        await release.wait()
+
+    coalescer = WriteCoalescer[int](store, at_once=2)
+    puts = []
+    for number in range(5):
+        puts.append(asyncio.create_task(coalescer.put([number], "train")))
+        await asyncio.sleep(0.01)
+    assert calls == [[0], [1]]
+    release.set()
+    await asyncio.gather(*puts)
+    assert calls == [[0], [1], [2, 3, 4]]
 
 
 @pytest.mark.parametrize("credit", ["broadcast", "last", "discount", "turns"])

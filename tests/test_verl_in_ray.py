@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,15 +88,39 @@ class Trainer:
         manager.generate_sequences(batch)
         sampled, metrics = self._sampler.sample(global_steps=3, partition_id="train", batch_size=QUESTIONS)
         assert metrics["rollouts/ended_total"] == QUESTIONS * ROLLOUTS
-        fields = transfer_queue.kv_batch_get(keys=sampled.keys, partition_id="train")
-        rows = [
-            {"key": key, **tag, "response": response.tolist(), "logprobs": logprobs.tolist(), "uid": uid}
-            for key, tag, response, logprobs, uid in zip(
-                sampled.keys, sampled.tags, fields["responses"], fields["rollout_log_probs"], fields["uid"], strict=True
-            )
-        ]
-        Path(os.environ["ROWS"]).write_text(json.dumps(rows))
+        Path(os.environ["ROWS"]).write_text(json.dumps(self._prepared(sampled)))
         assert list(Path(tempfile.gettempdir()).glob("groundwire-copies-*"))  # of the agents' databases
+
+    def _prepared(self, sampled: Any) -> list[dict[str, Any]]:
+        """The rows after what verl's trainer does before an update on five GPUs: with the sampler's log-probabilities
+        as the old ones, and then with ``again``, the advantages after a pass that computed others."""
+        import transfer_queue
+        from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+        trainer = PPOTrainerSync.__new__(PPOTrainerSync)
+        trainer.config, trainer.tokenizer = self._config, SimpleNamespace(eos_token_id=0)
+        trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(5))})
+        trainer._get_required_batch_multiple = lambda ranks: ranks
+        batch, metrics = trainer._balance_batch(sampled, metrics={}), dict[str, Any]()
+
+        def columns() -> list[dict[str, Any]]:
+            names = ("responses", "rollout_log_probs", "old_log_probs", "advantages", "returns", "uid")
+            fields = transfer_queue.kv_batch_get(batch.keys, "train", list(names))
+            return [
+                {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+                for row in fields
+            ]
+
+        algorithm = self._config.algorithm
+        algorithm.rollout_correction.bypass_mode = True
+        assert trainer._compute_advantage(trainer._compute_old_log_prob(batch, metrics), metrics) is batch
+        assert metrics == {}
+        before = columns()
+        algorithm.rollout_correction.bypass_mode = False
+        trainer._compute_advantage(batch, metrics)
+        assert metrics["rollout_corr/kl"] == 0
+        assert columns() == before
+        return [{"key": key, **tag, **row} for key, tag, row in zip(batch.keys, batch.tags, before, strict=True)]
 
 
 class Training(TaskRunner):
@@ -157,13 +182,19 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
         finally:
             ray.shutdown()
     assert not list(temporary.glob("groundwire-copies-*"))
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    every_row = json.loads((tmp_path / "rows.json").read_text())
+    rows, padding = ([row for row in every_row if bool(row.get("is_padding")) == kind] for kind in (False, True))
     assert sorted(row["key"] for row in rows) == sorted(
         f"uid{number}_{session}_0" for number in range(QUESTIONS) for session in range(ROLLOUTS)
     )
     for row in rows:
-        assert row["response"] == REPLY
-        assert row["logprobs"] == [-0.5] * len(REPLY)
+        assert row["responses"] == REPLY
+        assert row["rollout_log_probs"] == row["old_log_probs"] == [-0.5] * len(REPLY)
+        assert row["advantages"] == row["returns"] == [row["advantages"][0]] * len(REPLY)
+        assert row["has_gradient"] == (row["advantages"][0] != 0)
         assert row["max_global_steps"] == 3
-        assert row["uid"].startswith(row["key"].split("_")[0])
+        assert row["uid"] == row["key"].split("_")[0]
     assert any(row["has_gradient"] for row in rows)
+    assert len(padding) == 3
+    for row in padding:
+        assert row["old_log_probs"] == row["advantages"] == row["returns"] == [0.0]

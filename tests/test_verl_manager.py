@@ -71,9 +71,8 @@ def _current_client() -> _Client:
 
 @dataclass
 class _TransferQueue:
-    """Stands in for TransferQueue: tags and fields by partition and key. Also has verl's registered estimators."""
+    """Stands in for TransferQueue: tags and fields by partition and key."""
 
-    estimators: dict[str, Any] = field(default_factory=dict)
     tags: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     fields: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     calls: int = 0
@@ -99,24 +98,23 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     """The fake queue, and stand-ins for the modules of verl that the manager imports."""
     made = _TransferQueue()
     _module(monkeypatch, "transfer_queue", kv_batch_put=made.kv_batch_put, init=lambda: None)
-    for package in ("verl", "verl.utils", "verl.trainer", "verl.trainer.ppo"):
+    for package in ("verl", "verl.utils"):
         _module(monkeypatch, package)
-
-    def register_adv_est(name: str) -> Any:
-        return lambda estimator: made.estimators.update({name: estimator})
-
-    _module(monkeypatch, "verl.trainer.ppo.core_algos", register_adv_est=register_adv_est)
     _module(monkeypatch, "verl.utils.fs", copy_to_local=lambda path: path)
     _module(monkeypatch, "verl.utils.tensordict_utils", list_of_dict_to_tensordict=lambda rows: rows)
     for module in (agent_loop_manager, rollout_workers):
         monkeypatch.setattr(module, "run_config", lambda verl: RunConfig(**verl.groundwire.config))
-    processes = SimpleNamespace(row_writer=LocalActor(RowWriter()), rollout_worker=lambda: LocalActor(RolloutWorker()))
+    processes = SimpleNamespace(
+        row_writers=[LocalActor(RowWriter()), LocalActor(RowWriter())],
+        rollout_worker=lambda: LocalActor(RolloutWorker()),
+    )
     monkeypatch.setattr(RolloutManager, "processes", processes)
+    monkeypatch.setattr(agent_loop_manager, "use_stored_columns", lambda: None)  # it changes verl's trainer
     return made
 
 
 async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:
-    rows = TransferQueueRows(LocalActor(RowWriter()), "spider")
+    rows = TransferQueueRows([LocalActor(RowWriter())], "spider")
     await asyncio.gather(*(rows.set_status(f"u{number}", "train", "running") for number in range(256)))
     assert queue.calls == 1
     assert [queue.tags["train", f"u{number}"]["status"] for number in range(256)] == ["running"] * 256
@@ -199,14 +197,10 @@ def test_prompts_become_rows_that_verl_samples(queue: _TransferQueue, tmp_path: 
     assert (figures["rollouts/ended_total"], figures["rollouts/groups_total"]) == (8, 2)
     assert (figures["rollouts/old_logprobs_recomputed"], figures["rollouts/entropy"]) == (1.0, 0.5)
     for row in rows:  # the first answer is right for the first question alone
-        assert float(row["rm_scores"][-1]) == float(
-            row["uid"].startswith("u|") and row["responses"].tolist() == replies[0]
-        )
+        assert float(row["rm_scores"][-1]) == float(row["uid"] == "u" and row["responses"].tolist() == replies[0])
     assert sum(float(row["rm_scores"][-1]) for row in rows) == 8 * figures["rollouts/reward_mean"]
-    estimate = queue.estimators["groundwire"]  # verl calls the one that its configuration names
     for row in rows[:4]:
-        [advantages], _ = estimate(row["rm_scores"][None], row["response_mask"][None], index=[row["uid"]])
-        assert bool(advantages[0] > 0) == bool(row["rm_scores"][-1])
+        assert bool(row["advantages"][0] > 0) == bool(row["rm_scores"][-1])
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size == config.critic.ppo_mini_batch_size == 3  # 3 * n = 12
     [line] = [json.loads(text) for text in (run.path / "rollouts.jsonl").read_text().splitlines()]
     assert (line["step"], line["ended"], line["calls"]) == (3, 8, 8)

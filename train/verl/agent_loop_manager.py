@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from groundwire.tools.startup import freeze_objects, silence_libraries
@@ -19,12 +19,12 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
 from groundwire.train.rollouts.factory import make_watch
-from groundwire.train.verl.credit_assignment import carried_advantage
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rank_balance import keep_groups_together
 from groundwire.train.verl.rollout_service import Prompt, RolloutService
 from groundwire.train.verl.rollout_workers import RolloutWorkers, load_tokenizer, run_config
+from groundwire.train.verl.stored_columns import use_stored_columns
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 from groundwire.train.verl.worker_processes import WorkerProcesses
 
@@ -39,7 +39,7 @@ class RolloutManager:
     processes: ClassVar[WorkerProcesses | None] = None
     """For the next manager. verl's sampler starts them, some minutes before verl creates the manager."""
 
-    def __init__(self, config: Any, workers: RolloutWorkers, row_writer: Any) -> None:
+    def __init__(self, config: Any, workers: RolloutWorkers, row_writers: Sequence[Any]) -> None:
         self.config, self._verl = run_config(config), config
         self.run = RunDir.open(config.groundwire.run_dir)
         rollout = config.actor_rollout_ref.rollout
@@ -48,7 +48,7 @@ class RolloutManager:
         self.timer, self.workers = VerlStepTimer(), workers
         self.service = RolloutService(
             runtime=workers,
-            queue=TransferQueueRows(row_writer, self.config.domain),
+            queue=TransferQueueRows(row_writers, self.config.domain),
             config=self.config,
             run=self.run,
             pad_id=int(load_tokenizer(config).eos_token_id or 0),
@@ -68,10 +68,7 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        if config.algorithm.adv_estimator == OWN_ESTIMATOR:
-            from verl.trainer.ppo.core_algos import register_adv_est
-
-            register_adv_est(OWN_ESTIMATOR)(carried_advantage)
+        use_stored_columns()
         if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
             keep_groups_together()
         number = config.actor_rollout_ref.rollout.agent.num_workers
@@ -82,7 +79,7 @@ class RolloutManager:
             return actor, actor.start.remote(config, llm_client, worker, number)
 
         workers = RolloutWorkers(start, number, retries=run_config(config).retries)
-        RolloutManager.current = cls(config, workers, processes.row_writer)
+        RolloutManager.current = cls(config, workers, processes.row_writers)
         freeze_objects()
         return RolloutManager.current
 

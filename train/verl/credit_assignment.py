@@ -2,15 +2,14 @@
 
 verl 0.9.1 stores a row under ``{uid}_{session}_{index}``: prompt, rollout, trajectory. Its estimators know no calls, so
 the advantages are computed here, as for the local trainer, when the group is complete
-(:mod:`groundwire.train.algorithms.credit`). verl has no field for them and gives an estimator of another name only the
-``uid`` of each row, so the row's ``uid`` carries them and :func:`carried_advantage` reads them from it.
+(:mod:`groundwire.train.algorithms.credit`). verl's trainer takes them from the rows (:mod:`.stored_columns`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from groundwire.adapters.tracing import Trajectory, Triplet, calls_of_agents, trajectories, triplets
 from groundwire.train.algorithms.credit import (
@@ -23,11 +22,9 @@ from groundwire.train.algorithms.credit import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from groundwire.train.rollouts.outcome import RolloutResult
 
-__all__ = ["TrainingRow", "carried_advantage", "carrying_uid", "training_rows"]
+__all__ = ["TrainingRow", "training_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,31 +124,3 @@ def _weights_versions(turn: Triplet, step: int) -> tuple[int, int]:
     last = turn.weights_version if turn.weights_version is not None else max(0, step - 1)
     first = turn.first_weights_version if turn.first_weights_version is not None else last
     return first, last
-
-
-def carrying_uid(row: TrainingRow) -> str:
-    """The row's uid, and ``|advantage:end`` for each run of equal advantages; ``end`` is a position in the response."""
-    if (values := row.advantages) is None:
-        return row.uid
-    ends = [end for end in range(1, len(values) + 1) if values[end - 1 : end] != values[end : end + 1]]
-    return "|".join([row.uid, *(f"{values[end - 1]!r}:{end}" for end in ends)])
-
-
-def carried_advantage(
-    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: Sequence[str], **_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantages of :func:`carrying_uid`, as advantages and returns, both [rows, tokens].
-
-    ``token_level_rewards`` and ``response_mask``: [rows, tokens]. Rows that carry none (verl's padding) get 0.
-    """
-    import torch
-
-    advantages = torch.zeros_like(token_level_rewards)
-    for row, name in enumerate(index):
-        start = 0
-        for span in str(name).split("|")[1:]:
-            advantage, end = span.split(":")
-            advantages[row, start : int(end)] = float(advantage)
-            start = int(end)
-    advantages = advantages * response_mask
-    return advantages, advantages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from groundwire.train.verl.rollout_workers import RolloutWorker
@@ -11,13 +12,13 @@ __all__ = ["WorkerProcesses", "start_actor"]
 
 
 class WorkerProcesses:
-    """``rollout`` processes of :class:`.RolloutWorker`, and one of :class:`.RowWriter`.
+    """``rollout`` processes of :class:`.RolloutWorker`, and one of :class:`.RowWriter` for every eight of them.
 
     They start at once: their imports take up to 40 s on a slow processor.
     """
 
     def __init__(self, rollout: int) -> None:
-        self.row_writer = start_actor(RowWriter, restarts=True)
+        self.row_writers = [start_actor(RowWriter, restarts=True) for _ in range(math.ceil(rollout / 8))]
         self._rollout = [start_actor(RolloutWorker) for _ in range(rollout)]
         for worker in self._rollout:
             worker.load.remote()

@@ -1,0 +1,73 @@
+"""Leaves out what verl's trainer computes from rows that have the result already.
+
+While the sampler's log-probabilities are the old ones (``bypass_mode``), verl's trainer reads them, writes them under
+another name, and then reads six columns to compute advantages that credit assignment knew before. The GPUs wait for
+both, 0.4 ms a row. So the rows have these columns from the start (:func:`.transfer_queue.row_fields`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groundwire.train.config.verl_names import OWN_ESTIMATOR
+from groundwire.train.verl.patching import patched
+
+__all__ = ["use_stored_columns"]
+
+_COLUMNS = ("old_log_probs", "advantages", "returns")
+"""Columns with a value per token that verl's rows of padding must have, too."""
+
+
+def use_stored_columns() -> None:
+    """verl's trainer in this process takes old log-probabilities and advantages from the rows from now on."""
+    import transfer_queue
+    from verl.trainer.ppo import padding_utils
+    from verl.trainer.ppo.v1 import trainer_base
+
+    trainer = trainer_base.PPOTrainer
+    old_log_prob, advantage = trainer._compute_old_log_prob, trainer._compute_advantage
+    padding_row = padding_utils.construct_minimal_padding_template
+
+    def compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        return batch if _bypasses(self.config) else old_log_prob(self, batch, metrics)
+
+    def compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        """verl's also measures how far sampler and trainer differ, so it runs after a pass for log-probabilities."""
+        if self.config.algorithm.adv_estimator != OWN_ESTIMATOR:
+            return advantage(self, batch, metrics)
+        if _bypasses(self.config):
+            return batch
+        rows = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"]
+        )
+        advantages = rows["advantages"].to_padded_tensor(0.0)
+        with patched(trainer_base, "compute_advantage_for_multi_trajectories", lambda _: _giving(advantages)):
+            return advantage(self, batch, metrics)
+
+    def construct_minimal_padding_template(*arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A row of one token without a loss."""
+        row, tag = padding_row(*arguments)
+        row.update({name: torch.zeros(1) for name in _COLUMNS if name in row})
+        return row, tag
+
+    trainer._compute_old_log_prob, trainer._compute_advantage = compute_old_log_prob, compute_advantage
+    padding_utils.construct_minimal_padding_template = construct_minimal_padding_template
+
+
+def _bypasses(config: Any) -> bool:
+    """Whether the sampler's log-probabilities are the old ones in this step (:mod:`.old_logprobs`)."""
+    correction = config.algorithm.get("rollout_correction")
+    return bool(correction and correction.get("bypass_mode"))
+
+
+def _giving(advantages: Tensor) -> Any:
+    """An estimator that returns ``advantages``, float32 [rows, tokens], without the tokens that verl has rejected."""
+
+    def estimate(data: Any, **_: Any) -> Any:
+        data.batch["advantages"] = data.batch["returns"] = advantages * data.batch["response_mask"]
+        return data
+
+    return estimate
