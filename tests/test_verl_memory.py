@@ -69,6 +69,8 @@ def test_sharding_adapters_and_offload_need_less(models: dict[str, str]) -> None
     model = models["1.5b"]
     whole = planned(model, 141)
     assert planned(model, 141, "trainer.n_gpus_per_node=8").states == pytest.approx(whole.states / 8, rel=0.01)
+    groups_of_two = planned(model, 141, "trainer.n_gpus_per_node=8", f"{OFFLOAD}.fsdp_size=2")
+    assert groups_of_two.states == pytest.approx(whole.states / 2, rel=0.01)
     assert planned(model, 141, lora_rank=32).states < 0.4 * whole.states
     assert planned(model, 141, kl_coef=0.1).states > whole.states
     kept = whole.sampling - int(0.4 * 141e9)

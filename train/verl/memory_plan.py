@@ -103,7 +103,7 @@ def plan_memory(model: str, flat: Mapping[str, Any], *, available: int, tokens: 
     linear = (each for each in whole.base_model.modules() if isinstance(each, torch.nn.Linear))
     adapters = sum(rank * (each.in_features + each.out_features) for each in linear)
     reference = parameters if values.get(f"{_ACTOR}use_kl_loss") else 0
-    shards = (values.get("trainer.n_gpus_per_node") or 1) * (values.get("trainer.nnodes") or 1)
+    shards = _shards(values)
     layer = _ACTIVATIONS[0] * hidden + _ACTIVATIONS[1] * feed_forward
     checkpointing = bool(values.get("actor_rollout_ref.model.enable_gradient_checkpointing", True))
 
@@ -157,6 +157,13 @@ def plan_memory(model: str, flat: Mapping[str, Any], *, available: int, tokens: 
         changes = _for_sampling(values)
         raise _too_large(made, remedies(changes, lambda **given: plan(chosen, **given).sampling <= available))
     return made
+
+
+def _shards(values: Mapping[str, Any]) -> int:
+    """The GPUs that share one copy of the trained model."""
+    gpus = (values.get("trainer.n_gpus_per_node") or 1) * (values.get("trainer.nnodes") or 1)
+    group = values.get(f"{_ACTOR}fsdp_config.fsdp_size") or -1
+    return group if 0 < group < gpus else gpus
 
 
 def _for_sampling(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
