@@ -254,6 +254,23 @@ async def test_as_many_calls_write_rows_as_there_are_writers() -> None:
     assert calls == [[0], [1], [2, 3, 4]]
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+async def test_what_arrives_as_a_writer_ends_is_written(at_once: int) -> None:
+    written = list[int]()
+
+    async def store(items: list[int], partition: str) -> None:
+        written.extend(items)
+        await asyncio.sleep(0)
+
+    async def put(numbers: range) -> None:
+        for number in numbers:
+            await coalescer.put([number], "train")
+
+    coalescer = WriteCoalescer[int](store, at_once=at_once)
+    await asyncio.wait_for(asyncio.gather(put(range(100)), put(range(100, 200))), timeout=10)
+    assert sorted(written) == list(range(200))
+
+
 @pytest.mark.parametrize("credit", ["broadcast", "last", "discount", "turns"])
 @pytest.mark.parametrize("count", [2, 3, 7, 8, 16])
 def test_equal_rewards_have_no_advantage(count: int, credit: Any) -> None:

@@ -84,16 +84,18 @@ class WriteCoalescer(Generic[T]):
     def __init__(self, store: Callable[[list[T], str], Awaitable[None]], at_once: int = 1) -> None:
         self._store, self._at_once = store, at_once
         self._waiting: dict[str, list[tuple[Sequence[T], asyncio.Future[None]]]] = {}
-        self._writers: set[asyncio.Task[None]] = set()
+        self._writing = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop does not keep them
 
     async def put(self, items: Sequence[T], partition: str) -> None:
         """Returns when ``items`` are stored; raises what ``store`` raised."""
         stored = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(partition, []).append((items, stored))
-        if len(self._writers) < self._at_once:
-            writer = asyncio.create_task(self._write(), name="write-rows")
-            self._writers.add(writer)
-            writer.add_done_callback(self._writers.discard)
+        if self._writing < self._at_once:
+            self._writing += 1
+            task = asyncio.create_task(self._write(), name="write-rows")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         await stored
 
     async def _write(self) -> None:
@@ -109,6 +111,7 @@ class WriteCoalescer(Generic[T]):
                 for _, stored in waiting:
                     if not stored.done():
                         stored.set_result(None)
+        self._writing -= 1  # not when the task is done: what arrives before its callbacks run would wait forever
 
 
 class RowWriter:
