@@ -27,7 +27,8 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy import STARTER
-from groundwire.train.verl import agent_loop_manager, rollout_workers
+from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.verl import agent_loop_manager, rollout_workers, transfer_queue
 from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rollout_workers import RolloutWorker
@@ -120,6 +121,18 @@ async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _Trans
     assert [queue.tags["train", f"u{number}"]["status"] for number in range(256)] == ["running"] * 256
     await asyncio.gather(rows.set_status("u1", "train", "finished"), rows.set_status("u2", "train", "failure"))
     assert [queue.tags["train", uid]["status"] for uid in ("u1", "u2", "u3")] == ["finished", "failure", "running"]
+
+
+@pytest.mark.usefixtures("queue")
+async def test_a_write_that_never_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        async def put(self, *_: Any) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(transfer_queue, "_MAX_WRITE_S", 0.05)
+    rows = TransferQueueRows([LocalActor(Stuck())], "spider")
+    with pytest.raises(RolloutsFailedError, match=r"has not stored the rows of a group for 0.05 s: .* --resume"):
+        await rows.put([], "train")
 
 
 def _config(run: RunDir, **settings: Any) -> Any:

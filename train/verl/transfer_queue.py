@@ -17,11 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from groundwire.tools.startup import freeze_objects
+from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl.credit_assignment import TrainingRow
 
 __all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
 T = TypeVar("T")
+_MAX_WRITE_S = 300.0  # a write takes milliseconds, and verl's trainer waits for a lost one without end
 
 
 def row_tag(row: TrainingRow) -> dict[str, Any]:
@@ -151,12 +153,16 @@ class TransferQueueRows:
         self._statuses = WriteCoalescer[tuple[str, str]](self._put_statuses)
 
     async def set_status(self, uid: str, partition: str, status: str) -> None:
-        """Set the status of a prompt's group: ``running``, ``finished`` or ``failure``."""
-        await self._statuses.put([(uid, status)], partition)
+        """Set the status of a prompt's group: ``running``, ``finished`` or ``failure``. Raises as :meth:`put` does."""
+        await _written(self._statuses.put([(uid, status)], partition), f"the status {status!r} of a group")
 
     async def put(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        """Store the rows of a group; returns when they are stored."""
-        await self._rows.put(rows, partition)
+        """Store the rows of a group; returns when they are stored.
+
+        Raises:
+            RolloutsFailedError: TransferQueue has not answered within :data:`_MAX_WRITE_S`.
+        """
+        await _written(self._rows.put(rows, partition), "the rows of a group")
 
     async def _put_statuses(self, statuses: Sequence[tuple[str, str]], partition: str) -> None:
         keys, tags = [uid for uid, _ in statuses], [{"status": status} for _, status in statuses]
@@ -170,3 +176,13 @@ class TransferQueueRows:
             await writer.put.remote(rows, partition, self._source)
         finally:
             self._idle_writers.append(writer)
+
+
+async def _written(write: Awaitable[None], what: str) -> None:
+    try:
+        await asyncio.wait_for(write, _MAX_WRITE_S)
+    except asyncio.TimeoutError:
+        raise RolloutsFailedError(
+            f"verl's TransferQueue has not stored {what} for {_MAX_WRITE_S:g} s: the messages before may say why; "
+            "--resume continues from the last checkpoint"
+        ) from None
