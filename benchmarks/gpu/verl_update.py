@@ -1,9 +1,12 @@
-"""verl's update on one GPU, with and without shared prompts: ``python -m benchmarks.gpu.verl_update``.
+"""verl's update, with and without shared prompts: ``python -m benchmarks.gpu.verl_update``.
 
 64 groups of 8 rows with prompts of 836 to 936 tokens and replies of 42, random weights. All engines get the same rows
 and the same weights, and recompute activations. Prints a line of JSON for each engine and budget of tokens, and how far
 the log-probabilities of each differ from the first engine's. Where liger-kernel is installed, shared prompts are also
 measured with its kernels (verl's ``use_liger``).
+
+With ``--gpus 2`` each GPU has half of the groups. One GPU with half as many ``--groups`` does the same work: what two
+take longer is communication and waiting.
 """
 
 from __future__ import annotations
@@ -25,20 +28,20 @@ from benchmarks.gpu.update import SHAPES
 from groundwire.train.policy.attention import VARLEN
 
 _VOCABULARY = 49152
-_GROUPS, _ROWS, _PROMPT, _SPREAD, _REPLY = 64, 8, 886, 50, 42
+_ROWS, _PROMPT, _SPREAD, _REPLY = 8, 886, 50, 42
 _ENGINES = {"verl": (False, False), "shared prompts": (True, False), "shared prompts, liger": (True, True)}
 """Whether an engine shares prompts, and whether it has liger-kernel's norms, rotation and activation."""
 
 
-def _rows() -> tuple[list[torch.Tensor], torch.Tensor]:
+def _rows(groups: int, seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Random rows, each a prompt and a reply, and a weight for each row's loss."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
 
     def ids(number: int) -> torch.Tensor:
         return torch.randint(_VOCABULARY, (number,), generator=generator)
 
     rows = []
-    for _ in range(_GROUPS):
+    for _ in range(groups):
         prompt = ids(_PROMPT + int(torch.randint(-_SPREAD, _SPREAD + 1, (1,), generator=generator)))
         rows += [torch.cat([prompt, ids(_REPLY)]) for _ in range(_ROWS)]
     return rows, torch.randn(len(rows), generator=generator)
@@ -61,6 +64,7 @@ def _batch(rows: list[torch.Tensor], weights: torch.Tensor, tokens: int) -> Any:
         "use_fused_kernels": True,
         "use_dynamic_bsz": True,
         "max_token_len_per_gpu": tokens,
+        "reply_tokens": len(rows) * _REPLY,
         "temperature": 1.0,
         "calculate_entropy": False,
         "return_model_output": True,
@@ -75,7 +79,7 @@ def _replies(log_probs: torch.Tensor) -> list[torch.Tensor]:
 
 def _loss(model_output: Any, data: Any, dp_group: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     parts = zip(data["weight"], _replies(model_output["log_probs"]), strict=True)
-    return torch.stack([weight * reply.sum() for weight, reply in parts]).sum() / (_GROUPS * _ROWS * _REPLY), {}
+    return torch.stack([weight * reply.sum() for weight, reply in parts]).sum() / data["reply_tokens"], {}
 
 
 def _engine(name: str, folder: str) -> Any:
@@ -119,9 +123,12 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
     return result, {"seconds": seconds, "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 1)}
 
 
-def measure(name: str, folder: str, tokens: int) -> tuple[dict[str, Any], torch.Tensor]:
-    """Figures of an engine, and its log-probabilities of the replies' tokens, float32 [N], on the CPU."""
-    engine, (rows, weights) = _engine(name, folder), _rows()
+def measure(name: str, folder: str, tokens: int, groups: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Figures of an engine, and its log-probabilities of the replies' tokens, float32 [N], on the CPU.
+
+    ``groups`` are those of this GPU.
+    """
+    engine, (rows, weights) = _engine(name, folder), _rows(groups, seed=1 + torch.distributed.get_rank())
     with engine.eval_mode():
         inferred, forward = _timed(
             lambda: engine.forward_backward_batch(_batch(rows, weights, tokens), None, forward_only=True)
@@ -139,32 +146,41 @@ def measure(name: str, folder: str, tokens: int) -> tuple[dict[str, Any], torch.
     return figures, torch.cat(_replies(inferred["model_output"]["log_probs"])).float().cpu()
 
 
+def _measure_all(rank: int, options: argparse.Namespace, folder: str) -> None:
+    """Measure the engines with each budget of tokens, as one of ``options.gpus`` processes."""
+    torch.cuda.set_device(rank)
+    store = torch.distributed.FileStore(f"{folder}/store", options.gpus)
+    torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=options.gpus)
+    names = [name for name, (_, liger) in _ENGINES.items() if not liger or find_spec("liger_kernel")]
+    for tokens in map(int, options.tokens.split(",")):
+        first = None
+        for name in names:
+            figures, found = measure(name, folder, tokens, options.groups // options.gpus)
+            first = found if first is None else first
+            difference = (found - first).abs()
+            figures |= {"difference_mean": float(difference.mean()), "difference_max": float(difference.max())}
+            if rank == 0:
+                print(json.dumps({"gpus": options.gpus, "groups": options.groups, **figures}), flush=True)
+            torch.cuda.empty_cache()
+    torch.distributed.destroy_process_group()
+
+
 def main() -> int:
-    """Measure the engines with each budget of tokens."""
+    """Measure with each of the processes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.verl_update", description=__doc__)
     parser.add_argument("--shape", default="0.5b", help=f"one of {', '.join(SHAPES)}; default: %(default)s")
     parser.add_argument("--tokens", default="32768,16384", help="of a micro-batch; default: %(default)s")
+    parser.add_argument("--groups", type=int, default=64, help="of 8 rows, on all GPUs; default: %(default)s")
+    parser.add_argument("--gpus", type=int, default=1, help="default: %(default)s")
     options = parser.parse_args()
-    if not torch.cuda.is_available() or find_spec("verl") is None:
-        parser.error("this needs verl (docs/verl.md) and a GPU")
-    torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    if torch.cuda.device_count() < options.gpus or find_spec("verl") is None:
+        parser.error(f"this needs verl (docs/verl.md) and {options.gpus} GPU{'s' * (options.gpus > 1)}")
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         model = LlamaForCausalLM._from_config(llama_config(options.shape, vocab_size=_VOCABULARY))
         model.to(torch.bfloat16).save_pretrained(folder)
         del model
-        for tokens in map(int, options.tokens.split(",")):
-            first = None
-            for name, (_, liger) in _ENGINES.items():
-                if liger and find_spec("liger_kernel") is None:
-                    continue
-                figures, found = measure(name, folder, tokens)
-                first = found if first is None else first
-                difference = (found - first).abs()
-                figures |= {"difference_mean": float(difference.mean()), "difference_max": float(difference.max())}
-                print(json.dumps(figures), flush=True)
-                torch.cuda.empty_cache()
-    torch.distributed.destroy_process_group()
+        torch.multiprocessing.spawn(_measure_all, args=(options, folder), nprocs=options.gpus)
     return 0
 
 
