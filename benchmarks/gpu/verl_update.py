@@ -151,10 +151,9 @@ def _measure_all(rank: int, options: argparse.Namespace, folder: str) -> None:
     torch.cuda.set_device(rank)
     store = torch.distributed.FileStore(f"{folder}/store", options.gpus)
     torch.distributed.init_process_group("nccl", store=store, rank=rank, world_size=options.gpus)
-    names = [name for name, (_, liger) in _ENGINES.items() if not liger or find_spec("liger_kernel")]
     for tokens in map(int, options.tokens.split(",")):
         first = None
-        for name in names:
+        for name in options.engines:
             figures, found = measure(name, folder, tokens, options.groups // options.gpus)
             first = found if first is None else first
             difference = (found - first).abs()
@@ -172,6 +171,8 @@ def main() -> int:
     parser.add_argument("--tokens", default="32768,16384", help="of a micro-batch; default: %(default)s")
     parser.add_argument("--groups", type=int, default=64, help="of 8 rows, on all GPUs; default: %(default)s")
     parser.add_argument("--gpus", type=int, default=1, help="default: %(default)s")
+    names = [name for name, (_, liger) in _ENGINES.items() if not liger or find_spec("liger_kernel")]
+    parser.add_argument("--engines", nargs="+", choices=names, default=names, help="default: all")
     options = parser.parse_args()
     if torch.cuda.device_count() < options.gpus or find_spec("verl") is None:
         parser.error(f"this needs verl (docs/verl.md) and {options.gpus} GPU{'s' * (options.gpus > 1)}")
