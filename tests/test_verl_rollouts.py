@@ -295,6 +295,25 @@ def test_the_trainer_is_told_once_that_all_prompts_have_ended(tmp_path: Path) ->
         assert not made.service.wait(0)
 
 
+def test_the_trainer_is_told_of_a_failed_group_at_once(tmp_path: Path) -> None:
+    released, started, numbers = threading.Event(), threading.Semaphore(0), itertools.count()
+
+    async def first_four_held() -> None:
+        if next(numbers) < 4:
+            started.release()
+            await asyncio.to_thread(released.wait, 60)
+
+    with _service(tmp_path, _Backend(act=first_four_held)) as made:
+        made.service.submit([_prompt("held")])
+        assert all(started.acquire(timeout=60) for _ in range(4))
+        made.service.submit([_prompt("alone", rollouts=1)])  # a single reward has nothing to be compared with
+        assert made.service.wait(60)
+        assert made.queue.statuses == {"held": ["running"], "alone": ["running", "failure"]}
+        released.set()
+        assert made.service.wait(60)
+        assert made.queue.statuses["held"] == ["running", "finished"]
+
+
 def test_a_rollout_keeps_to_one_server_and_no_two_share_a_session(tmp_path: Path) -> None:
     with _service(tmp_path, _Backend(calls=3)) as made:
         made.service.submit([_prompt()])

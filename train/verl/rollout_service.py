@@ -117,7 +117,7 @@ class RolloutService:
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
         self._counts = {partition: Counter(groups_skipped=0) for partition in self._results}
-        self._open, self._all_ended = 0, threading.Event()
+        self._open, self._news = 0, threading.Event()
         self._steps: dict[str, _StepMetrics] = {}
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
@@ -141,10 +141,10 @@ class RolloutService:
         self.runtime.submit(run_groups).add_done_callback(self._end)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` seconds for the end of all prompts. True if they ended since the last call."""
-        ended = self._all_ended.wait(timeout_s)
-        self._all_ended.clear()
-        return ended
+        """Wait at most ``timeout_s`` seconds. True if a group has failed or all have ended since the last call."""
+        came = self._news.wait(timeout_s)
+        self._news.clear()
+        return came
 
     def check(self) -> None:
         """Raise the error of a background task, or :class:`RolloutsFailedError` if no rollout can succeed any more."""
@@ -209,7 +209,7 @@ class RolloutService:
         with self._lock:
             self._open -= 1
             if not self._open:
-                self._all_ended.set()
+                self._news.set()
 
     async def _run_group(self, runs: Runs, prompt: Prompt, deadline_s: float) -> None:
         partition = prompt.partition
@@ -256,6 +256,8 @@ class RolloutService:
         if finished:
             await self._queue.put(rows, partition)
         await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")
+        if not finished:
+            self._news.set()
 
     def _requests(self, prompt: Prompt) -> list[RolloutRequest]:
         config, training = self._config, prompt.partition == "train"

@@ -17,11 +17,12 @@ from groundwire.train.verl.worker_processes import WorkerProcesses
 
 __all__ = ["AsyncSampler", "SyncSampler"]
 
-_POLL_S = 0.2
-
 
 class _ReportingSampler:
     """Times each sampling, adds the rollout metrics, and stops the wait when rollouts can no longer succeed."""
+
+    poll_s = 0.2
+    """verl lists all keys of TransferQueue at each poll."""
 
     def __init__(self, *, sampler_kwargs: Mapping[str, Any], **options: Any) -> None:
         RolloutManager.processes = WorkerProcesses(sampler_kwargs["workers"])
@@ -36,12 +37,14 @@ class _ReportingSampler:
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> Any:
         service = RolloutManager.current.service
         service.check()
-        service.wait(_POLL_S)
+        service.wait(self.poll_s)
         return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
 
 class SyncSampler(_ReportingSampler, ReplayBuffer):
-    """For ``sync``: whole batches; failed groups are replaced."""
+    """For ``sync``: whole batches; failed groups are replaced. The service ends the wait for both."""
+
+    poll_s = 1.0
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, poll_interval=0.0, gen_batch_size=1, sync_refill_failed_groups=True)
