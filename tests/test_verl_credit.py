@@ -112,9 +112,8 @@ def test_the_reward_is_at_the_last_token_of_a_row_and_lengths_agree() -> None:
     assert tensors["rm_scores"].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert tensors["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
     assert tensors["position_ids"].tolist() == [0, 1, 2, 3, 4, 5]
-    lengths = {
-        len(tensors[name]) for name in ("responses", "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs")
-    }
+    names = ("responses", "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "advantages", "returns")
+    lengths = {len(tensors[name]) for name in names}
     assert lengths == {4}
 
 
@@ -221,7 +220,7 @@ async def test_rows_that_arrive_during_a_write_are_written_by_one_call() -> None
         if partition == "val":
             raise OSError("no room")
 
-    coalescer, [row] = WriteCoalescer[TrainingRow](store), _rows(GROWING)
+    coalescer, [row] = WriteCoalescer[TrainingRow]([store]), _rows(GROWING)
     puts = [asyncio.create_task(coalescer.put([row], "train")) for _ in range(3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -243,7 +242,7 @@ async def test_as_many_calls_write_rows_as_there_are_writers() -> None:
         calls.append(items)
         await release.wait()
 
-    coalescer = WriteCoalescer[int](store, at_once=2)
+    coalescer = WriteCoalescer[int]([store, store])
     puts = []
     for number in range(5):
         puts.append(asyncio.create_task(coalescer.put([number], "train")))
@@ -254,8 +253,8 @@ async def test_as_many_calls_write_rows_as_there_are_writers() -> None:
     assert calls == [[0], [1], [2, 3, 4]]
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-async def test_what_arrives_as_a_writer_ends_is_written(at_once: int) -> None:
+@pytest.mark.parametrize("writers", [1, 2])
+async def test_what_arrives_as_a_writer_ends_is_written(writers: int) -> None:
     written = list[int]()
 
     async def store(items: list[int], partition: str) -> None:
@@ -266,7 +265,7 @@ async def test_what_arrives_as_a_writer_ends_is_written(at_once: int) -> None:
         for number in numbers:
             await coalescer.put([number], "train")
 
-    coalescer = WriteCoalescer[int](store, at_once=at_once)
+    coalescer = WriteCoalescer[int]([store] * writers)
     await asyncio.wait_for(asyncio.gather(put(range(100)), put(range(100, 200))), timeout=10)
     assert sorted(written) == list(range(200))
 

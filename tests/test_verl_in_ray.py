@@ -92,8 +92,11 @@ class Trainer:
         assert list(Path(tempfile.gettempdir()).glob("groundwire-copies-*"))  # of the agents' databases
 
     def _prepared(self, sampled: Any) -> list[dict[str, Any]]:
-        """The rows after what verl's trainer does before an update on five GPUs: with the sampler's log-probabilities
-        as the old ones, and then with ``again``, the advantages after a pass that computed others."""
+        """The rows after what verl's trainer does before an update on five GPUs.
+
+        It does it with the sampler's log-probabilities as the old ones, and then, with the same advantages, as after a
+        pass for log-probabilities.
+        """
         import transfer_queue
         from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 

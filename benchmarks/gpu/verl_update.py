@@ -165,7 +165,7 @@ def _measure_all(rank: int, options: argparse.Namespace, folder: str) -> None:
 
 
 def main() -> int:
-    """Measure with each of the processes."""
+    """Measure in one process for each GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.verl_update", description=__doc__)
     parser.add_argument("--shape", default="0.5b", help=f"one of {', '.join(SHAPES)}; default: %(default)s")
     parser.add_argument("--tokens", default="32768,16384", help="of a micro-batch; default: %(default)s")
@@ -174,6 +174,8 @@ def main() -> int:
     names = [name for name, (_, liger) in _ENGINES.items() if not liger or find_spec("liger_kernel")]
     parser.add_argument("--engines", nargs="+", choices=names, default=names, help="default: all")
     options = parser.parse_args()
+    if options.gpus < 1 or options.groups < 1 or options.groups % options.gpus:
+        parser.error(f"--groups {options.groups} cannot be divided among --gpus {options.gpus}")
     if torch.cuda.device_count() < options.gpus or find_spec("verl") is None:
         parser.error(f"this needs verl (docs/verl.md) and {options.gpus} GPU{'s' * (options.gpus > 1)}")
     torch.manual_seed(0)

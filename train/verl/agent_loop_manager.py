@@ -2,8 +2,8 @@
 
 verl creates one in its trainer's process, calls :meth:`RolloutManager.generate_sequences` with prompts, and takes
 finished groups from TransferQueue (``verl/trainer/main_ppo.py``, ``verl/trainer/ppo/v1/``). Here the prompts become
-rollouts in a Lightning store, and the same agents, proxy and rewards as on a laptop run them. verl's trainer itself is
-unchanged.
+rollouts in a Lightning store, and the same agents, proxy and rewards as on a laptop run them. verl's trainer is
+unchanged but for three methods (:mod:`.rank_balance`, :mod:`.stored_columns`).
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class RolloutService:
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
         self._counts = {partition: Counter(groups_skipped=0) for partition in self._results}
-        self._open, self._news = 0, threading.Event()
+        self._open, self._changed = 0, threading.Event()  # set when a group has failed, or all have ended
         self._steps: dict[str, _StepMetrics] = {}
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
@@ -142,9 +142,9 @@ class RolloutService:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` seconds. True if a group has failed or all have ended since the last call."""
-        came = self._news.wait(timeout_s)
-        self._news.clear()
-        return came
+        changed = self._changed.wait(timeout_s)
+        self._changed.clear()
+        return changed
 
     def check(self) -> None:
         """Raise the error of a background task, or :class:`RolloutsFailedError` if no rollout can succeed any more."""
@@ -209,7 +209,7 @@ class RolloutService:
         with self._lock:
             self._open -= 1
             if not self._open:
-                self._news.set()
+                self._changed.set()
 
     async def _run_group(self, runs: Runs, prompt: Prompt, deadline_s: float) -> None:
         partition = prompt.partition
@@ -257,7 +257,7 @@ class RolloutService:
             await self._queue.put(rows, partition)
         await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")
         if not finished:
-            self._news.set()
+            self._changed.set()
 
     def _requests(self, prompt: Prompt) -> list[RolloutRequest]:
         config, training = self._config, prompt.partition == "train"

@@ -42,7 +42,7 @@ class _ReportingSampler:
 
 
 class SyncSampler(_ReportingSampler, ReplayBuffer):
-    """For ``sync``: whole batches; failed groups are replaced. The service ends the wait for both."""
+    """For ``sync``: whole batches; failed groups are replaced. The service reports both at once, so polls are rare."""
 
     poll_s = 1.0
 

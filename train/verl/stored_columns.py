@@ -1,8 +1,8 @@
-"""Leaves out what verl's trainer computes from rows that have the result already.
+"""verl's trainer does not compute columns that its rows already have.
 
-While the sampler's log-probabilities are the old ones (``bypass_mode``), verl's trainer reads them, writes them under
-another name, and then reads six columns to compute advantages that credit assignment knew before. The GPUs wait for
-both, 0.4 ms a row. So the rows have these columns from the start (:func:`.transfer_queue.row_fields`).
+While the sampler's log-probabilities are the old ones (``bypass_mode``), verl's trainer reads them and writes them
+under another name. Then it reads six columns and computes advantages, which credit assignment has already computed. The
+GPUs wait for both. So the rows have these columns from the start (:func:`.transfer_queue.row_fields`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from groundwire.train.verl.patching import patched
 __all__ = ["use_stored_columns"]
 
 _COLUMNS = ("old_log_probs", "advantages", "returns")
-"""Columns with a value per token that verl's rows of padding must have, too."""
+"""Columns with a value per token: in verl's rows of padding they need the length of its reply."""
 
 
 def use_stored_columns() -> None:
@@ -44,7 +44,7 @@ def use_stored_columns() -> None:
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"]
         )
         advantages = rows["advantages"].to_padded_tensor(0.0)
-        with patched(trainer_base, "compute_advantage_for_multi_trajectories", lambda _: _giving(advantages)):
+        with patched(trainer_base, "compute_advantage_for_multi_trajectories", lambda _: _estimator_of(advantages)):
             return advantage(self, batch, metrics)
 
     def construct_minimal_padding_template(*arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -63,7 +63,7 @@ def _bypasses(config: Any) -> bool:
     return bool(correction and correction.get("bypass_mode"))
 
 
-def _giving(advantages: Tensor) -> Any:
+def _estimator_of(advantages: Tensor) -> Any:
     """An estimator that returns ``advantages``, float32 [rows, tokens], without the tokens that verl has rejected."""
 
     def estimate(data: Any, **_: Any) -> Any:

@@ -12,8 +12,9 @@ while no writer is idle is written by the next call together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from groundwire.tools.startup import freeze_objects
@@ -81,30 +82,31 @@ def row_fields(row: TrainingRow, source: str) -> dict[str, Any]:
 
 
 class WriteCoalescer(Generic[T]):
-    """Passes items to ``store(items, partition)``, ``at_once`` calls at a time, and what arrives meanwhile together."""
+    """Passes items to one of ``stores``, called as ``store(items, partition)``.
 
-    def __init__(self, store: Callable[[list[T], str], Awaitable[None]], at_once: int = 1) -> None:
-        self._store, self._at_once = store, at_once
+    What arrives while all of them store is passed on together.
+    """
+
+    def __init__(self, stores: Iterable[Callable[[list[T], str], Awaitable[None]]]) -> None:
+        self._idle = list(stores)
         self._waiting: dict[str, list[tuple[Sequence[T], asyncio.Future[None]]]] = {}
-        self._writing = 0
         self._tasks: set[asyncio.Task[None]] = set()  # the event loop does not keep them
 
     async def put(self, items: Sequence[T], partition: str) -> None:
-        """Returns when ``items`` are stored; raises what ``store`` raised."""
+        """Returns when ``items`` are stored; raises what the store raised."""
         stored = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(partition, []).append((items, stored))
-        if self._writing < self._at_once:
-            self._writing += 1
-            task = asyncio.create_task(self._write(), name="write-rows")
+        if self._idle:
+            task = asyncio.create_task(self._write(self._idle.pop()), name="write-rows")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         await stored
 
-    async def _write(self) -> None:
+    async def _write(self, store: Callable[[list[T], str], Awaitable[None]]) -> None:
         while self._waiting:
             partition, waiting = self._waiting.popitem()
             try:
-                await self._store([item for items, _ in waiting for item in items], partition)
+                await store([item for items, _ in waiting for item in items], partition)
             except Exception as error:
                 for _, stored in waiting:
                     if not stored.done():  # its task was not cancelled
@@ -113,7 +115,7 @@ class WriteCoalescer(Generic[T]):
                 for _, stored in waiting:
                     if not stored.done():
                         stored.set_result(None)
-        self._writing -= 1  # not when the task is done: what arrives before its callbacks run would wait forever
+        self._idle.append(store)  # not in a callback of the task: what arrives before it runs would wait forever
 
 
 class RowWriter:
@@ -147,10 +149,10 @@ class TransferQueueRows:
     def __init__(self, writers: Sequence[Any], source: str) -> None:
         import transfer_queue
 
-        self._queue, self._idle_writers, self._source = transfer_queue, list(writers), source
+        self._queue, self._source = transfer_queue, source
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="transfer-queue")
-        self._rows = WriteCoalescer[TrainingRow](self._put_rows, at_once=len(writers))
-        self._statuses = WriteCoalescer[tuple[str, str]](self._put_statuses)
+        self._rows = WriteCoalescer[TrainingRow](partial(self._put_rows, writer) for writer in writers)
+        self._statuses = WriteCoalescer[tuple[str, str]]([self._put_statuses])
 
     async def set_status(self, uid: str, partition: str, status: str) -> None:
         """Set the status of a prompt's group: ``running``, ``finished`` or ``failure``. Raises as :meth:`put` does."""
@@ -170,15 +172,12 @@ class TransferQueueRows:
             self._thread, lambda: self._queue.kv_batch_put(keys=keys, partition_id=partition, tags=tags)
         )
 
-    async def _put_rows(self, rows: Sequence[TrainingRow], partition: str) -> None:
-        writer = self._idle_writers.pop()
-        try:
-            await writer.put.remote(rows, partition, self._source)
-        finally:
-            self._idle_writers.append(writer)
+    async def _put_rows(self, writer: Any, rows: Sequence[TrainingRow], partition: str) -> None:
+        await writer.put.remote(rows, partition, self._source)
 
 
 async def _written(write: Awaitable[None], what: str) -> None:
+    """Await ``write``. Raises :class:`RolloutsFailedError` after :data:`_MAX_WRITE_S`."""
     try:
         await asyncio.wait_for(write, _MAX_WRITE_S)
     except asyncio.TimeoutError:

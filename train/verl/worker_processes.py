@@ -18,6 +18,7 @@ class WorkerProcesses:
     """
 
     def __init__(self, rollout: int) -> None:
+        # A rollout of one call takes 8 ms of a process, and its row 0.6 ms of a writer.
         self.row_writers = [start_actor(RowWriter, restarts=True) for _ in range(math.ceil(rollout / 8))]
         self._rollout = [start_actor(RolloutWorker) for _ in range(rollout)]
         for worker in self._rollout:
