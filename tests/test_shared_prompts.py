@@ -328,6 +328,22 @@ def ppo_batch(rows, replies, advantages):
     return data
 
 
+def test_values_of_replies_are_those_of_verls_function_for_them():
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    from groundwire.train.verl.shared_prompts import _padded_replies
+
+    rows, replies = [torch.arange(length) for length in (9, 4, 12)], [torch.arange(length) for length in (3, 1, 11)]
+    data, results = ppo_batch(rows, replies, [1.0, 1.0, 1.0]), []
+    for function in (_padded_replies, no_padding_2_padding):
+        values = torch.randn(25, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        found = function(torch.nested.nested_tensor_from_jagged(values, data["input_ids"].offsets()), data)
+        (found * torch.arange(33.0).view(3, 11)).sum().backward()
+        results.append((found.detach(), values.grad))
+    for got, wanted in zip(*results, strict=True):
+        assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("agg", ["token-mean", "seq-mean-token-mean"])
 @pytest.mark.parametrize("mode", ["vanilla", "gspo", "cispo"])
 @pytest.mark.parametrize("zeros", ["some", "all", "some, with a KL term"])

@@ -35,6 +35,22 @@ REWARDS = itertools.cycle((1.0, 0.0))
 QUESTIONS, ROLLOUTS = 3, 4
 
 
+READ = {
+    *("prompts", "responses", "input_ids", "position_ids", "loss_mask", "response_mask"),
+    *("old_log_probs", "advantages"),
+}
+"""What an update reads of a row: verl's ``ppo_loss`` and its engine."""
+
+
+def read_by_a_worker(batch: Any) -> set[str]:
+    """The columns that verl's worker reads for a call with ``batch``."""
+    from verl.utils.transferqueue_utils import tqbridge
+
+    read: list[set[str]] = []
+    tqbridge()(lambda data: read.append(set(data.keys()) - set(batch.extra_info)))(batch)
+    return read[0]
+
+
 class Server:
     """Answers as verl's ``vLLMHttpServer``."""
 
@@ -120,9 +136,10 @@ class Trainer:
         assert metrics == {}
         before = columns()
         algorithm.rollout_correction.bypass_mode = False
-        trainer._compute_advantage(batch, metrics)
+        trained = trainer._compute_advantage(batch, metrics)
         assert metrics["rollout_corr/kl"] == 0
         assert columns() == before
+        assert read_by_a_worker(batch) == read_by_a_worker(trained) == READ
         return [{"key": key, **tag, **row} for key, tag, row in zip(batch.keys, batch.tags, before, strict=True)]
 
 

@@ -19,7 +19,7 @@ as many tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from verl.utils.device import get_device_name
 from verl.utils.experimental import torch_functional
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils import losses
 
 from groundwire.tools.startup import freeze_objects
 from groundwire.train.config.verl_names import ENGINE_VENDOR
@@ -114,6 +114,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             prepare = partial(_prepare_micro_batches, trained=_rows_with_gradient(data, loss_function))
             stack.enter_context(patched(transformer_impl, "prepare_micro_batches", lambda _: prepare))
             stack.enter_context(patched(torch_functional, "FusedLinearForPPO", self._of_used_tokens))
+            stack.enter_context(patched(losses, "no_padding_2_padding", lambda _: _padded_replies))
         return stack
 
     def prepare_model_inputs(self, micro_batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -182,7 +183,7 @@ class _Kept(NamedTuple):
 
 def _prepare_micro_batches(
     data: Any, dp_group: Any, *, trained: Sequence[int] | None = None, **_: Any
-) -> tuple[list[Any], list[list[int]]]:
+) -> tuple[_MicroBatches, list[list[int]]]:
     """verl's function of this name: micro-batches, and the rows in each. All ranks have the same number of both.
 
     With ``trained``, the rows that have a gradient, others are computed only so that no micro-batch is empty.
@@ -201,10 +202,35 @@ def _prepare_micro_batches(
         others = sorted(set(range(len(lengths))).difference(rows))
         rows += others[: max(0, int(number) - len(rows))]
         batches = divided(int(number))
-    parts = _divided_rows(data, batches)
-    for part, batch in zip(parts, batches, strict=True):
-        part[_KEPT] = NonTensorData(_kept(*([each[row] for row in batch] for each in (prompts, masks, lengths))))
-    return parts, batches
+    return _MicroBatches(data, batches, prompts, masks, lengths), batches
+
+
+class _MicroBatches(Sized):
+    """The rows of ``data`` in each batch, without what is no tensor, such as names.
+
+    verl's own function divides all rows of each field again for each batch, and copies the names one by one. A
+    micro-batch is made when verl asks for it: on a GPU, while the one before is computed.
+    """
+
+    def __init__(
+        self, data: Any, batches: list[list[int]], prompts: list[Tensor], masks: list[Tensor], lengths: list[int]
+    ) -> None:
+        self._data, self._batches = data, batches
+        self._of_rows = prompts, masks, lengths
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        tensors = {name: value for name, value in self._data.items() if isinstance(value, Tensor)}
+        rows = {name: _rows(value) for name, value in tensors.items() if value.is_nested}
+        settings = {name: value.data for name, value in self._data.items() if isinstance(value, NonTensorData)}
+        for batch in self._batches:
+            part: dict[str, Any] = {name: NonTensorData(value) for name, value in settings.items()}
+            for name, value in tensors.items():
+                part[name] = _nested([rows[name][row] for row in batch]) if name in rows else value[batch]
+            part[_KEPT] = NonTensorData(_kept(*([each[row] for row in batch] for each in self._of_rows)))
+            yield TensorDict(part, batch_size=len(batch))
 
 
 def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Kept:
@@ -215,24 +241,17 @@ def _kept(prompts: list[Tensor], masks: list[Tensor], lengths: list[int]) -> _Ke
     return _Kept(tree, tree.expand[used if len(used) else torch.zeros(1, dtype=torch.long)])
 
 
-def _divided_rows(data: Any, batches: list[list[int]]) -> list[Any]:
-    """``data`` of the rows in each batch, without what is no tensor, such as names.
+def _padded_replies(values: Tensor, data: Any) -> Tensor:
+    """verl's function: ``values`` of each row's reply, [rows, longest reply], of jagged ``values`` [rows, tokens].
 
-    verl's own function divides all rows of each field again for each batch, and copies the names one by one.
+    verl's own slices row by row, and the GPU stops for each of them. A reply's values are at the positions before it.
     """
-    parts: list[dict[str, Any]] = [{} for _ in batches]
-    for name, value in data.items():
-        if isinstance(value, Tensor) and value.is_nested:
-            rows = _rows(value)
-            for part, batch in zip(parts, batches, strict=True):
-                part[name] = _nested([rows[row] for row in batch])
-        elif isinstance(value, Tensor):
-            for part, batch in zip(parts, batches, strict=True):
-                part[name] = value[batch]
-        elif isinstance(value, NonTensorData):  # a setting
-            for part in parts:
-                part[name] = NonTensorData(value.data)
-    return [TensorDict(part, batch_size=len(batch)) for part, batch in zip(parts, batches, strict=True)]
+    lengths = data["responses"].offsets().diff()
+    ends = (data["prompts"].offsets() + data["responses"].offsets())[1:]
+    position = torch.arange(int(lengths.max()), device=lengths.device)
+    index = ((ends - lengths - 1)[:, None] + position).clamp(max=values.values().shape[0] - 1)
+    replies = values.values().index_select(0, index.flatten()).view(index.shape)
+    return replies.where(position < lengths[:, None], 0.0)
 
 
 def _all_rows_at_once(select: Callable[[Any, Sequence[Any]], Any]) -> Callable[[Any, Sequence[Any]], Any]:
@@ -253,7 +272,7 @@ def _rows_with_gradient(data: Any, loss_function: Any) -> list[int] | None:
     which verl counts before, so it is the same without these rows.
     """
     config = getattr(loss_function, "keywords", {}).get("config")
-    if getattr(loss_function, "func", None) is not ppo_loss or config is None or config.use_kl_loss:
+    if getattr(loss_function, "func", None) is not losses.ppo_loss or config is None or config.use_kl_loss:
         return None
     if config.policy_loss.get("loss_mode", "vanilla") not in _LOSSES or "advantages" not in data:
         return None

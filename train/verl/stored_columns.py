@@ -1,8 +1,10 @@
-"""verl's trainer does not compute columns that its rows already have.
+"""verl's trainer does not compute columns that its rows already have, and its workers read only those that they use.
 
 While the sampler's log-probabilities are the old ones (``bypass_mode``), verl's trainer reads them and writes them
 under another name. Then it reads six columns and computes advantages, which credit assignment has already computed. The
 GPUs wait for both. So the rows have these columns from the start (:func:`.transfer_queue.row_fields`).
+
+verl's workers read all columns of a row, and a column costs 0.03 ms a row. Passes and updates use half of them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,11 @@ __all__ = ["use_stored_columns"]
 
 _COLUMNS = ("old_log_probs", "advantages", "returns")
 """Columns with a value per token: in verl's rows of padding they need the length of its reply."""
+_READ = (
+    *("prompts", "responses", "input_ids", "position_ids", "loss_mask", "response_mask"),
+    *("old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages"),
+)
+"""What a pass for log-probabilities or an update reads of a row, if the row has it."""
 
 
 def use_stored_columns() -> None:
@@ -32,6 +39,7 @@ def use_stored_columns() -> None:
     padding_row = padding_utils.construct_minimal_padding_template
 
     def compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch.fields = list(_READ)
         return batch if _bypasses(self.config) else old_log_prob(self, batch, metrics)
 
     def compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -45,7 +53,9 @@ def use_stored_columns() -> None:
         )
         advantages = rows["advantages"].to_padded_tensor(0.0)
         with patched(trainer_base, "compute_advantage_for_multi_trajectories", lambda _: _estimator_of(advantages)):
-            return advantage(self, batch, metrics)
+            batch = advantage(self, batch, metrics)
+        batch.fields = list(_READ)
+        return batch
 
     def construct_minimal_padding_template(*arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """A row of one token without a loss."""
