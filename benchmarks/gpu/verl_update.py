@@ -102,7 +102,12 @@ def _engine(name: str, folder: str) -> Any:
             fused_kernel_options={"impl_backend": "torch"},
             override_config={"attn_implementation": VARLEN, "model_config": {}},
         ),
-        engine_config=FSDPEngineConfig(strategy="fsdp", mixed_precision=options, use_torch_compile=False),
+        engine_config=FSDPEngineConfig(
+            strategy="fsdp",
+            mixed_precision=options,
+            use_torch_compile=False,
+            use_no_sync_for_gradient_accumulation=False,  # as in a run: verl's class has another default than its file
+        ),
         optimizer_config=FSDPOptimizerConfig(total_training_steps=1),
         checkpoint_config=CheckpointConfig(),
     )
