@@ -458,10 +458,21 @@ def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> N
         made.service.submit([_prompt("val", partition="val")])
         made.until_done(21)
     made.service.finish_sampling("train", 4, {})
+    made.service.finish_writing()
     rows = pq.read_table(tmp_path / "rollouts").to_pylist()
     drawn = Counter(row["task_id"] for row in rows if row["mode"] == "train")
     assert drawn["t0"] > max(drawn[task["id"]] for task in tasks[1:])  # the only one that does not always pass
     assert rates.rate("t0") < 0.4  # its wrong answers count
+
+
+def test_rollouts_that_cannot_be_written_end_the_run(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend()) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+        (tmp_path / "rollouts").write_text("a file where the folder should be")
+        made.service.finish_sampling("train", 4, {})
+        with pytest.raises(FileExistsError, match="rollouts"):
+            made.service.finish_sampling("train", 5, {})
 
 
 def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
@@ -471,6 +482,7 @@ def test_the_parts_of_a_step_add_up(tmp_path: Path) -> None:
             made.service.submit([_prompt(uid, rollouts=2 * number)])
             made.until_done(number)
             took.append(made.service.finish_sampling("train", 4, {"sampling": 1.0, "waiting": 0.5}))
+        made.service.finish_writing()
     assert [figures["rollouts/ended_total"] for figures in took] == [2, 4]
     assert [figures["rollouts/groups_total"] for figures in took] == [1, 1]
     line = json.loads((tmp_path / "rollouts.jsonl").read_text().splitlines()[-1])

@@ -104,6 +104,13 @@ class RolloutManager:
         finally:
             self.timer.start_update()
 
+    def stop(self) -> None:
+        """End the rollout processes' parts, and wait until all rollouts are written."""
+        try:
+            self.workers.stop()
+        finally:
+            self.service.finish_writing()
+
     def _set_minibatches(self, rows: int) -> None:
         """Divide the step's rows into ``minibatches`` updates.
 

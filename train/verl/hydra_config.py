@@ -68,7 +68,7 @@ _FIXED = {
 """Settings of verl that cannot be changed, and why."""
 _ESTIMATOR = ESTIMATOR_KEY
 _MODE = "trainer.v1.trainer_mode"
-_MOST_WORKERS = 16  # each takes half a gigabyte
+_MOST_WORKERS_PER_GPU = 16  # each takes half a gigabyte
 _UPDATES = "trainer.v1.separate_async.parameter_sync_step"
 _EPOCHS = "trainer.total_epochs"
 _OVERRIDES = "actor_rollout_ref.model.override_config."
@@ -150,7 +150,8 @@ def flat_config(
     mode = plain.get(_MODE, BASE[_MODE])
     # separate_async divides a batch itself: one mini-batch for each update between two transfers of weights.
     updates = plain.get(_UPDATES, 4)
-    _check_overrides(config, plain, mode, updates)
+    workers = _workers(config, plain, n_gpus)
+    _check_overrides(config, plain, mode, {_UPDATES: updates, _WORKERS: workers})
     minibatches = updates if mode == "separate_async" else config.minibatches
     flat: dict[str, Any] = {
         **BASE,
@@ -186,7 +187,7 @@ def flat_config(
     elif _EPOCHS not in config.verl:
         flat[_EPOCHS] = BASE[_EPOCHS]  # a preset's epochs are for its own steps, and verl stops at the first limit
     flat["trainer.v1.sampler.custom_sampler.name"] = _SAMPLERS[mode]
-    flat[_WORKERS] = flat[f"+{_SAMPLER_WORKERS}"] = _workers(config, plain)
+    flat[_WORKERS] = flat[f"+{_SAMPLER_WORKERS}"] = workers
     environment = _environment(run_dir, wandb="wandb" in config.track)
     flat |= {f"{_RUNTIME_ENV}env_vars.{name}": value for name, value in environment.items()}
     flat[f"{_RUNTIME_ENV}worker_process_setup_hook"] = SETUP_HOOK  # keys: env_vars would show them
@@ -248,11 +249,11 @@ def _verl_overrides(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in {**preset, **config.verl}.items() if key.lstrip("+") not in RUN_NAMES}
 
 
-def _workers(config: RunConfig, overrides: Mapping[str, Any]) -> Any:
+def _workers(config: RunConfig, overrides: Mapping[str, Any], n_gpus: int) -> Any:
     """The number of processes that run the rollouts. Each has a proxy, and remote runners know of one fixed port."""
     if config.external_store_address is not None and config.proxy_port:
         return 1
-    usual = max(1, min(_MOST_WORKERS, _count_processors() * 3 // 4))
+    usual = max(1, min(_MOST_WORKERS_PER_GPU * n_gpus, _count_processors() * 3 // 4))
     return overrides.get(_WORKERS, config.runner_processes or usual)
 
 
@@ -273,7 +274,7 @@ def _derived(config: RunConfig) -> dict[str, tuple[int, str]]:
     }
 
 
-def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str, updates: Any) -> None:
+def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str, counts: Mapping[str, Any]) -> None:
     for key in overrides:
         if key in _FIXED:
             raise ConfigError(f"{key} cannot be changed: {_FIXED[key]}")
@@ -286,10 +287,9 @@ def _check_overrides(config: RunConfig, overrides: Mapping[str, Any], mode: str,
         )
     if mode not in _SAMPLERS:
         raise ConfigError(f"{_MODE} is {mode!r}; it is one of {', '.join(_SAMPLERS)}")
-    counts = {_UPDATES: updates, _WORKERS: _workers(config, overrides)}
     if wrong := [key for key, number in counts.items() if not isinstance(number, int) or number < 1]:
         raise ConfigError(f"{wrong[0]} is {counts[wrong[0]]!r}; it must be a whole number of at least 1")
-    if mode == "separate_async" and config.tasks_per_step % updates:
+    if mode == "separate_async" and config.tasks_per_step % (updates := counts[_UPDATES]):
         raise ConfigError(
             f"tasks_per_step is {config.tasks_per_step} and {_UPDATES} is {updates}: separate_async divides a batch "
             "into that many equal parts"

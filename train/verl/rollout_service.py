@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import mean
@@ -122,6 +122,9 @@ class RolloutService:
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
         self._constraint_reported = False
+        # Writing 2,000 rollouts takes 0.4 s, and the GPUs can update meanwhile.
+        self._writer, self._written = ThreadPoolExecutor(1, thread_name_prefix="write-rollouts"), Future[None]()
+        self._written.set_result(None)
         self._agent_checked, self._failure_notes = False, FailureNotes(run.path, partial(_log.warning, "%s"))
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
@@ -159,12 +162,13 @@ class RolloutService:
             )
 
     def finish_sampling(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Write the rollouts that ended since the last call to the run directory; returns their metrics.
+        """Metrics of the rollouts that ended since the last call. They are written to the run directory meanwhile.
 
         ``seconds`` is the time since the last call by phase (:data:`groundwire.tools.step_timer.PHASES`). With several
         updates per step (``separate_async``) verl samples several times per step and adds up the metrics with ``total``
         in their names; the line in ``rollouts.jsonl`` is about the whole step so far.
         """
+        self.finish_writing()
         with self._lock:
             results, self._results[partition] = self._results[partition], []
             counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
@@ -179,7 +183,7 @@ class RolloutService:
         total.add(part)
         if rows:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
-            self._run.write_rollouts(step, rows, kind=kind, append=continues)
+            self._written = self._writer.submit(self._run.write_rollouts, step, rows, kind=kind, append=continues)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
         if total.watched is not None:
@@ -202,6 +206,10 @@ class RolloutService:
         metrics |= flat_numbers(figures)
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}
+
+    def finish_writing(self) -> None:
+        """Wait until the rollouts of the last :meth:`finish_sampling` are written. Raises why they could not be."""
+        self._written.result()
 
     def _end(self, done: Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None:

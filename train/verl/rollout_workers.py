@@ -44,21 +44,24 @@ class RolloutWorker:
 
     def load(self) -> None:
         """Import what verl's client needs, which takes seconds."""
-        import verl.workers.rollout.llm_server  # noqa: F401
+        import groundwire.train.verl.llm_client  # noqa: F401
 
     def start(self, verl: Any, client: Any, number: int, workers: int) -> None:
         """``verl`` is its whole configuration and ``client`` reaches its servers; this is ``number`` of ``workers``."""
+        from groundwire.train.verl.llm_client import KeyedClient
+
         silence_libraries()
         config, run = _share(run_config(verl), number, workers), RunDir.open(verl.groundwire.run_dir)
         rollout = verl.actor_rollout_ref.rollout
         domain = domains.get(config.domain)
+        interrupted = verl.trainer.v1.trainer_mode != "sync"
         engine: Any = VerlEngine(  # it has the methods of the embedded engine that the policy server uses
-            client,
+            client if interrupted else KeyedClient(client),
             load_tokenizer(verl),
             max_model_len=int(rollout.max_model_len),
             timer=self._timer,
             server=rollout.name,
-            interrupted=verl.trainer.v1.trainer_mode != "sync",
+            interrupted=interrupted,
             together=rollouts_together(config.tasks_per_step, rollout.n, _servers(verl)),
         )
         self._runtime = RolloutRuntime(

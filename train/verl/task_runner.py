@@ -13,9 +13,9 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):
     """verl's actor, for ``run_ppo``."""
 
     def run(self, config: Any) -> None:
-        """Train until verl ends; the rollout processes then remove their copies of databases."""
+        """Train until verl ends; the last rollouts are then written, and the copies of databases removed."""
         try:
             super().run(config)
         finally:
             if self.agent_loop_manager is not None:
-                self.agent_loop_manager.workers.stop()
+                self.agent_loop_manager.stop()
