@@ -73,7 +73,7 @@ class Trainer:
             seconds, trainer, workers = (b - a for a, b in zip(before, after, strict=True))
             figures.append({"seconds": seconds, "trainer": trainer, "workers": workers})
             transfer_queue.kv_clear(keys=sampled.keys, partition_id="train")  # the sampler has cleared the prompts
-        manager.workers.stop()
+        manager.stop()
         return figures
 
 
