@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from groundwire.train.verl.prompt_tree import prompt_tree
-from groundwire.train.verl.rank_balance import divide_rows, keep_groups_together
+from groundwire.train.verl.rank_balance import divide_rows, keep_groups_together, prefix_hashes
 
 Tag = dict[str, Any]
 
@@ -68,6 +68,61 @@ def test_a_group_is_divided_only_where_no_gpu_has_room_for_it() -> None:
     parts = [[keys[row] for row in part] for part in divide_rows(keys, tags, 2)]
     assert [len(part) for part in parts] == [6, 6]
     assert sum(len({key[0] for key in part}) for part in parts) == 4  # one of three groups is on both
+
+
+def about_databases(
+    databases: int, groups: int, instructions: int = 40
+) -> tuple[list[str], list[Tag], list[list[int]]]:
+    """Groups of two rows, whose prompts have common instructions, a database's schema, and a question."""
+    rng = random.Random(databases)
+
+    def ids(number: int) -> list[int]:
+        return [rng.randrange(1000) for _ in range(number)]
+
+    common, schemas = ids(instructions), [ids(rng.randint(300, 1500)) for _ in range(databases)]
+    prompts = [[*common, *rng.choice(schemas), *ids(rng.randint(20, 40))] for _ in range(groups)]
+    keys = [f"g{group}_{session}_0" for group in range(groups) for session in range(2)]
+    rows = [prompt for prompt in prompts for _ in range(2)]
+    tags = [{"prompt_len": len(row), "seq_len": len(row) + 42, "prefixes": prefix_hashes(row)} for row in rows]
+    return keys, tags, rows
+
+
+def kept_tokens(part: list[int], tags: list[Tag], prompts: list[list[int]]) -> int:
+    part = sorted(part, key=prompts.__getitem__)
+    return len(prompt_tree([torch.tensor(prompts[row]) for row in part], [tags[row]["seq_len"] for row in part]).keep)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("instructions", [40, 3000])
+def test_groups_that_begin_alike_are_on_one_gpu(ranks: int, instructions: int) -> None:
+    keys, tags, prompts = about_databases(40, 128, instructions)
+    parts = divide_rows(keys, tags, ranks)
+    assert sorted(row for part in parts for row in part) == list(range(256))
+    assert {len(part) for part in parts} == {256 // ranks}
+    alone = kept_tokens(list(range(256)), tags, prompts) - instructions  # every GPU has those
+    tokens = [kept_tokens(part, tags, prompts) - instructions for part in parts]
+    assert max(tokens) < 1.15 * alone / ranks
+    apart = divide_rows(keys, [{**tag, "prefixes": ""} for tag in tags], ranks)
+    assert min(kept_tokens(part, tags, prompts) - instructions for part in apart) > 1.3 * alone / ranks
+
+
+def test_one_database_is_divided_among_all_gpus() -> None:
+    keys, tags, prompts = about_databases(1, 64)
+    parts = divide_rows(keys, tags, 4)
+    assert {len(part) for part in parts} == {32}
+    tokens = [kept_tokens(part, tags, prompts) for part in parts]
+    assert max(tokens) < 1.1 * min(tokens)
+    for part in parts:  # both rows of a group
+        assert len({keys[row].partition("_")[0] for row in part}) == 16
+
+
+def test_hashes_are_those_of_the_common_beginning() -> None:
+    one, other = [*range(128)], [*range(100), *range(28)]
+    assert prefix_hashes(one[:63]) == ""
+    hashes = prefix_hashes(one), prefix_hashes(other)
+    assert [len(each) for each in hashes] == [36, 36]  # of the first 64, 70, 76, 83, 91, 99, 108, 117 and 128 tokens
+    assert hashes[0][:24] == hashes[1][:24] == prefix_hashes(one[:100])
+    assert hashes[0][24:28] != hashes[1][24:28]
 
 
 def test_rows_of_several_turns_count_what_follows_the_first_prompt() -> None:

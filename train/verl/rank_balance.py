@@ -1,21 +1,31 @@
-"""Divides a step's rows among the GPUs so that the rows of a group stay together.
+"""Divides a step's rows among the GPUs so that rows with a common prompt stay together.
 
 verl divides rows by their lengths alone, which spreads each group over all GPUs. With shared prompts
-(:mod:`.shared_prompts`) each GPU would then compute almost every prompt.
+(:mod:`.shared_prompts`) each GPU would then compute almost every prompt. Groups often share most of their prompts, too:
+two questions about one database differ in the last tokens. The tags of the rows say so (:func:`prefix_hashes`).
 """
 
 from __future__ import annotations
 
+import itertools
+import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.train.verl.patching import patched
 
-__all__ = ["divide_rows", "keep_groups_together"]
+__all__ = ["divide_rows", "keep_groups_together", "prefix_hashes"]
 
 _GRADIENT_COST = 4
 """The cost of a row with a gradient, where that of a row without is 1: both need a forward pass for old
 log-probabilities, and only the first an update, which takes about three times as long."""
+_PREFIXES = [round(64 * 2 ** (number / 8)) for number in range(97)]
+"""The lengths of prompts' first parts that are compared: from 64 tokens to 262,144."""
+_HASH = 4
+"""Digits of a hash. Two prefixes with the same one only lead to a worse division."""
+_PARTS_PER_RANK = 4
+"""Groups that begin alike are divided if they are more than this part of a GPU's work."""
 
 
 def keep_groups_together() -> None:
@@ -48,34 +58,94 @@ def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list
     return [list(range(part * size, (part + 1) * size)) for part in range(k_partitions)]
 
 
+def prefix_hashes(prompt: Sequence[int]) -> str:
+    """The hashes of the prompt's first parts, from the shortest on: equal beginnings have equal first hashes."""
+    tokens, hashes, before, value = memoryview(array("q", prompt)).cast("B"), "", 0, 0
+    for length in itertools.takewhile(lambda length: length <= len(prompt), _PREFIXES):
+        value = zlib.crc32(tokens[before * 8 : length * 8], value)
+        hashes, before = hashes + f"{value & 0xFFFF:0{_HASH}x}", length
+    return hashes
+
+
 def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: int) -> list[list[int]]:
     """The rows of each rank, as indices; all ranks have the same number, so ``ranks`` must divide that of the rows.
 
-    The group of a row is its key before the first ``_``. The most expensive group goes first, to the rank with the
-    lowest cost so far (Graham, 1969, "Bounds on multiprocessing timing anomalies"). A group is divided only if no rank
-    has room for all of it. Within a rank, groups and rows keep their order, which verl's mini-batches follow.
+    The group of a row is its key before the first ``_``. Groups that begin alike are a unit. The most expensive unit
+    goes first, to the rank with the lowest cost so far (Graham, 1969, "Bounds on multiprocessing timing anomalies"). A
+    unit is divided into its groups, and a group into rows, only if no rank has room for all of it. Within a rank,
+    groups and rows keep their order, which verl's mini-batches follow.
     """
-    groups: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
-        groups.setdefault(key.partition("_")[0], []).append(row)
+        by_name.setdefault(key.partition("_")[0], []).append(row)
+    common = _common([tags[rows[0]].get("prefixes", "") for rows in by_name.values()])
+    groups = [_Group(rows, tags, common) for rows in by_name.values()]
     room, costs = [len(keys) // ranks] * ranks, [0] * ranks
     parts: list[list[list[int]]] = [[] for _ in range(ranks)]
-    waiting = sorted(groups.values(), key=lambda rows: _cost(rows, tags))
+    waiting = sorted(_units(groups, _cost(groups) / ranks / _PARTS_PER_RANK), key=_cost)
     while waiting:
-        rows = waiting.pop()
-        large_enough = [rank for rank in range(ranks) if room[rank] >= len(rows)]
+        unit = waiting.pop()
+        size = sum(len(group.rows) for group in unit)
+        large_enough = [rank for rank in range(ranks) if room[rank] >= size]
+        if not large_enough and len(unit) > 1:
+            waiting = sorted([*waiting, *([group] for group in unit)], key=_cost)
+            continue
         rank = min(large_enough, key=costs.__getitem__) if large_enough else max(range(ranks), key=room.__getitem__)
-        part, rest = rows[: room[rank]], rows[room[rank] :]
-        parts[rank].append(part)
-        room[rank] -= len(part)
-        costs[rank] += _cost(part, tags)
-        if rest:
-            waiting.append(rest)
+        if not large_enough:
+            rows = unit[0].rows
+            unit = [_Group(rows[: room[rank]], tags, common)]
+            waiting.append([_Group(rows[room[rank] :], tags, common)])
+        parts[rank] += [group.rows for group in unit]
+        room[rank] -= min(size, room[rank])
+        costs[rank] += _cost(unit)
     return [[row for rows in sorted(part) for row in rows] for part in parts]
 
 
-def _cost(rows: Sequence[int], tags: Sequence[Mapping[str, Any]]) -> int:
-    """The cost of rows of one group: the tokens of its shortest prompt once, and those after it in each row."""
-    shared = min(tags[row]["prompt_len"] for row in rows)
-    own = sum(tags[row]["seq_len"] - shared for row in rows)
-    return (shared + own) * (_GRADIENT_COST if any(tags[row].get("has_gradient", True) for row in rows) else 1)
+class _Group:
+    """Rows of one group. ``tokens`` counts the shortest prompt once, and what follows it in each row.
+
+    Without the first ``common`` ones, which every rank computes.
+    """
+
+    def __init__(self, rows: list[int], tags: Sequence[Mapping[str, Any]], common: int) -> None:
+        self.rows, self.common = rows, common
+        self.hashes: str = tags[rows[0]].get("prefixes", "")
+        shared = min(tags[row]["prompt_len"] for row in rows)
+        self.tokens: int = max(0, shared - common) + sum(tags[row]["seq_len"] - shared for row in rows)
+        self.weight = _GRADIENT_COST if any(tags[row].get("has_gradient", True) for row in rows) else 1
+
+
+def _cost(groups: Sequence[_Group]) -> int:
+    """The cost of groups of one rank, each without what it shares with the one before."""
+    ordered = sorted(groups, key=lambda group: group.hashes)
+    saved = sum(
+        max(0, _shared(before.hashes, group.hashes) - group.common) * min(before.weight, group.weight)
+        for before, group in itertools.pairwise(ordered)
+    )
+    return sum(group.tokens * group.weight for group in groups) - saved
+
+
+def _shared(before: str, after: str) -> int:
+    """The longest prefix, in tokens, that is known to be common."""
+    number = 0
+    while before[number : number + _HASH] == after[number : number + _HASH] != "":
+        number += _HASH
+    return _PREFIXES[number // _HASH - 1] if number else 0
+
+
+def _common(hashes: Sequence[str]) -> int:
+    """The longest prefix, in tokens, that is known to be common to all prompts that have hashes."""
+    found = sorted(filter(None, hashes))
+    return _shared(found[0], found[-1]) if found else 0
+
+
+def _units(groups: list[_Group], most: float, known: int = 0) -> list[list[_Group]]:
+    """Groups that begin alike together: with more tokens in common where they would cost more than ``most``."""
+    if len(groups) == 1 or _cost(groups) <= most:
+        return [groups]
+    if all(len(group.hashes) <= known for group in groups):
+        return [[group] for group in groups]
+    alike: dict[str, list[_Group]] = {}
+    for group in groups:
+        alike.setdefault(group.hashes[: known + _HASH], []).append(group)
+    return [unit for part in alike.values() for unit in _units(part, most, known + _HASH)]

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 from groundwire.tools.startup import freeze_objects
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl.credit_assignment import TrainingRow
+from groundwire.train.verl.rank_balance import prefix_hashes
 
 __all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
@@ -38,6 +39,7 @@ def row_tag(row: TrainingRow) -> dict[str, Any]:
         "min_global_steps": row.first_version,
         "max_global_steps": row.last_version,
         "has_gradient": row.has_gradient,
+        "prefixes": prefix_hashes(row.prompt_ids),
     }
 
 
