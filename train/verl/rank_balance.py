@@ -25,7 +25,7 @@ _PREFIXES = [round(64 * 2 ** (number / 8)) for number in range(97)]
 _HASH = 4
 """Digits of a hash. Two prefixes with the same one only lead to a worse division."""
 _PARTS_PER_RANK = 4
-"""Groups that begin alike are divided if they are more than this part of a GPU's work."""
+"""Groups that begin alike are divided if they cost more than a GPU's work divided by this."""
 
 
 def keep_groups_together() -> None:
