@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.gpu.agents import sql_messages
 from groundwire import domains
+from groundwire.domains import DataError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.pretrained.locate import find_model
 from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
@@ -58,9 +59,13 @@ def main() -> int:
     options = parser.parse_args()
     try:
         tokenizer = AutoTokenizer.from_pretrained(find_model(options.model))
-    except ConfigError as error:
+        tasks = domains.get("spider").load(options.spider).train
+    except (ConfigError, DataError) as error:
         parser.error(str(error))
-    tasks = domains.get("spider").load(options.spider).train
+    if not 1 <= options.groups <= len(tasks) or any(gpus < 1 or options.groups % gpus for gpus in options.gpus):
+        parser.error(
+            f"--groups {options.groups}: a multiple of each of --gpus, and at most {len(tasks)}, the questions"
+        )
     prompts = []
     for task in random.Random(options.seed).sample(list(tasks), options.groups):
         messages: Any = sql_messages(str(task["question"]), str(task["db_path"]), full=True)
