@@ -47,7 +47,7 @@ def made(servers: int = 2) -> tuple[KeyedClient, Remote, list[Server]]:
     balancer = Remote(GlobalRequestLoadBalancer({str(i): Remote(each) for i, each in enumerate(targets)}))
     rollout = SimpleNamespace(name="vllm", full_determinism=False)
     config: Any = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
-    # A call of an actor returns a future for its value, and that of a server's method one for a coroutine's.
+    # A server's method is a coroutine, and Ray awaits it.
     for each in balancer.target._servers.values():
         each.__dict__["generate"] = SimpleNamespace(remote=each.target.generate)
     return KeyedClient(LLMServerClient(config, balancer)), balancer, targets

@@ -83,7 +83,7 @@ def about_databases(
     prompts = [[*common, *rng.choice(schemas), *ids(rng.randint(20, 40))] for _ in range(groups)]
     keys = [f"g{group}_{session}_0" for group in range(groups) for session in range(2)]
     rows = [prompt for prompt in prompts for _ in range(2)]
-    tags = [{"prompt_len": len(row), "seq_len": len(row) + 42, "prefixes": prefix_hashes(row)} for row in rows]
+    tags = [{"prompt_len": len(row), "seq_len": len(row) + 42, "prefix_hashes": prefix_hashes(row)} for row in rows]
     return keys, tags, rows
 
 
@@ -102,7 +102,7 @@ def test_groups_that_begin_alike_are_on_one_gpu(ranks: int, instructions: int) -
     alone = kept_tokens(list(range(256)), tags, prompts) - instructions  # every GPU has those
     tokens = [kept_tokens(part, tags, prompts) - instructions for part in parts]
     assert max(tokens) < 1.15 * alone / ranks
-    apart = divide_rows(keys, [{**tag, "prefixes": ""} for tag in tags], ranks)
+    apart = divide_rows(keys, [{**tag, "prefix_hashes": ""} for tag in tags], ranks)
     assert min(kept_tokens(part, tags, prompts) - instructions for part in apart) > 1.3 * alone / ranks
 
 

@@ -207,7 +207,7 @@ def test_every_rollout_of_a_finished_group_has_a_row_with_its_tag(tmp_path: Path
             "min_global_steps": 3,
             "max_global_steps": 4,
             "has_gradient": True,
-            "prefixes": "",
+            "prefix_hashes": "",
         }
 
 

@@ -39,7 +39,7 @@ def _kept(prompts: list[torch.Tensor]) -> int:
 def _fullest(prompts: list[torch.Tensor], gpus: int, *, together: bool) -> int:
     keys = [f"{number}_{row}_0" for number in range(len(prompts)) for row in range(_ROWS)]
     tags = [
-        {"prompt_len": len(prompt), "seq_len": len(prompt) + _REPLY, "prefixes": hashes}
+        {"prompt_len": len(prompt), "seq_len": len(prompt) + _REPLY, "prefix_hashes": hashes}
         for prompt in prompts
         for hashes in [prefix_hashes(prompt.tolist()) if together else ""] * _ROWS
     ]

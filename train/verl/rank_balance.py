@@ -78,7 +78,7 @@ def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: i
     by_name: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
         by_name.setdefault(key.partition("_")[0], []).append(row)
-    common = _common([tags[rows[0]].get("prefixes", "") for rows in by_name.values()])
+    common = _common([tags[rows[0]].get("prefix_hashes", "") for rows in by_name.values()])
     groups = [_Group(rows, tags, common) for rows in by_name.values()]
     room, costs = [len(keys) // ranks] * ranks, [0] * ranks
     parts: list[list[list[int]]] = [[] for _ in range(ranks)]
@@ -90,9 +90,10 @@ def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: i
         if not large_enough and len(unit) > 1:
             waiting = sorted([*waiting, *([group] for group in unit)], key=_cost)
             continue
-        rank = min(large_enough, key=costs.__getitem__) if large_enough else max(range(ranks), key=room.__getitem__)
-        if not large_enough:
-            rows = unit[0].rows
+        if large_enough:
+            rank = min(large_enough, key=costs.__getitem__)
+        else:
+            rank, rows = max(range(ranks), key=room.__getitem__), unit[0].rows
             unit = [_Group(rows[: room[rank]], tags, common)]
             waiting.append([_Group(rows[room[rank] :], tags, common)])
         parts[rank] += [group.rows for group in unit]
@@ -109,7 +110,7 @@ class _Group:
 
     def __init__(self, rows: list[int], tags: Sequence[Mapping[str, Any]], common: int) -> None:
         self.rows, self.common = rows, common
-        self.hashes: str = tags[rows[0]].get("prefixes", "")
+        self.hashes: str = tags[rows[0]].get("prefix_hashes", "")
         shared = min(tags[row]["prompt_len"] for row in rows)
         self.tokens: int = max(0, shared - common) + sum(tags[row]["seq_len"] - shared for row in rows)
         self.weight = _GRADIENT_COST if any(tags[row].get("has_gradient", True) for row in rows) else 1
@@ -127,10 +128,9 @@ def _cost(groups: Sequence[_Group]) -> int:
 
 def _shared(before: str, after: str) -> int:
     """The longest prefix, in tokens, that is known to be common."""
-    number = 0
-    while before[number : number + _HASH] == after[number : number + _HASH] != "":
-        number += _HASH
-    return _PREFIXES[number // _HASH - 1] if number else 0
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    number = sum(1 for _ in equal) // _HASH
+    return _PREFIXES[number - 1] if number else 0
 
 
 def _common(hashes: Sequence[str]) -> int:

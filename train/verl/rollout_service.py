@@ -162,7 +162,7 @@ class RolloutService:
             )
 
     def finish_sampling(self, partition: str, step: int, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of the rollouts that ended since the last call. They are written to the run directory meanwhile.
+        """Metrics of the rollouts that ended since the last call. A thread writes the rollouts to the run directory.
 
         ``seconds`` is the time since the last call by phase (:data:`groundwire.tools.step_timer.PHASES`). With several
         updates per step (``separate_async``) verl samples several times per step and adds up the metrics with ``total``

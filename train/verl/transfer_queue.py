@@ -39,7 +39,7 @@ def row_tag(row: TrainingRow) -> dict[str, Any]:
         "min_global_steps": row.first_version,
         "max_global_steps": row.last_version,
         "has_gradient": row.has_gradient,
-        "prefixes": prefix_hashes(row.prompt_ids),
+        "prefix_hashes": prefix_hashes(row.prompt_ids),
     }
 
 
