@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,9 +129,14 @@ def _cost(groups: Sequence[_Group]) -> int:
 
 def _shared(before: str, after: str) -> int:
     """The longest prefix, in tokens, that is known to be common."""
-    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
-    number = sum(1 for _ in equal) // _HASH
+    number = _equal(before, after)
     return _PREFIXES[number - 1] if number else 0
+
+
+def _equal(before: str, after: str) -> int:
+    """How many first hashes are equal. A hash covers all tokens before, so the first unequal one is found by halving."""
+    most = min(len(before), len(after)) // _HASH
+    return bisect_left(range(_HASH, (most + 1) * _HASH, _HASH), True, key=lambda end: before[:end] != after[:end])
 
 
 def _common(hashes: Sequence[str]) -> int:
@@ -139,13 +145,15 @@ def _common(hashes: Sequence[str]) -> int:
     return _shared(found[0], found[-1]) if found else 0
 
 
-def _units(groups: list[_Group], most: float, known: int = 0) -> list[list[_Group]]:
+def _units(groups: list[_Group], most: float) -> list[list[_Group]]:
     """Groups that begin alike together: with more tokens in common where they would cost more than ``most``."""
     if len(groups) == 1 or _cost(groups) <= most:
         return [groups]
-    if all(len(group.hashes) <= known for group in groups):
+    hashes = [group.hashes for group in groups]
+    known = _equal(min(hashes), max(hashes)) * _HASH
+    if known == len(max(hashes)):
         return [[group] for group in groups]
     alike: dict[str, list[_Group]] = {}
     for group in groups:
         alike.setdefault(group.hashes[: known + _HASH], []).append(group)
-    return [unit for part in alike.values() for unit in _units(part, most, known + _HASH)]
+    return [unit for part in alike.values() for unit in _units(part, most)]
