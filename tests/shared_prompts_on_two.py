@@ -17,6 +17,7 @@ from test_shared_prompts import engine_settings, nested, some_rows
 from verl.utils import tensordict_utils
 from verl.utils.distributed import initialize_global_process_group
 from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, TrainingWorkerConfig
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
@@ -43,11 +44,36 @@ def main() -> None:
             for metric in ("loss", "grad_norm"):
                 assert ours[metric] == pytest.approx(verls[metric], rel=1e-4, abs=1e-7), (strategy, name, metric)
             assert any(ours["grad_norm"]) == (name != "all rows")
+    weights_are_those_that_verl_sends()
     torch.distributed.destroy_process_group()
+
+
+def weights_are_those_that_verl_sends() -> None:
+    """With FSDP 1, before the first pass and after an update."""
+    worker = worker_of("fsdp", ENGINE_VENDOR)
+    engine, verls = worker.engine, FSDPEngineWithLMHead.get_per_tensor_param
+    before = {name: weight.clone() for name, weight in engine.get_per_tensor_param()[0]}
+    for pass_of_verl in range(2):
+        weights, config = engine.get_per_tensor_param()
+        assert config is None
+        ours = {name: weight.clone() for name, weight in weights}
+        theirs = dict(verls(engine)[0])
+        assert set(ours) == set(theirs)
+        for name, weight in theirs.items():
+            assert torch.equal(ours[name], weight) and ours[name].dtype == weight.dtype, name
+            assert torch.equal(ours[name], before[name]) == (pass_of_verl == 0), name
+        worker.train_mini_batch(batch(torch.distributed.get_rank(), "no row"))
 
 
 def learned(strategy: str, without_gradient: str, vendor: str) -> dict[str, list[float]]:
     """The metrics of both mini-batches; the second has the weights after the first."""
+    output = worker_of(strategy, vendor).train_mini_batch(batch(torch.distributed.get_rank(), without_gradient))
+    metrics: dict[str, list[float]] = tensordict_utils.get(output, "metrics")
+    return metrics
+
+
+def worker_of(strategy: str, vendor: str) -> Any:
+    """verl's worker with an actor."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("VERL_ENGINE_VENDOR", vendor)
         settings = engine_settings(Path(folder), strategy)
@@ -59,9 +85,7 @@ def learned(strategy: str, without_gradient: str, vendor: str) -> dict[str, list
         strategy=strategy, rollout_n=4, ppo_mini_batch_size=6, ppo_micro_batch_size_per_gpu=1, use_dynamic_bsz=True
     )
     worker.set_loss_fn(partial(ppo_loss, config=config))
-    output = worker.train_mini_batch(batch(torch.distributed.get_rank(), without_gradient))
-    metrics: dict[str, list[float]] = tensordict_utils.get(output, "metrics")
-    return metrics
+    return worker
 
 
 def batch(rank: int, without_gradient: str) -> Any:

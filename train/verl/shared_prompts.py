@@ -30,6 +30,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name
 from verl.utils.experimental import torch_functional
+from verl.utils.fsdp_utils import fsdp_version
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
@@ -37,6 +38,7 @@ from verl.workers.utils import losses
 from groundwire.tools.startup import freeze_objects
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
+from groundwire.train.verl.full_weights import full_weights, has_persistent_buffers
 from groundwire.train.verl.patching import patched
 from groundwire.train.verl.prompt_tree import PromptTree, micro_batches, prompt_tree
 
@@ -106,6 +108,22 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
                 "log_prob" if forward_only else "ppo",
                 self._most_tokens[forward_only],
             )
+
+    def get_per_tensor_param(self, **options: Any) -> tuple[Iterator[tuple[str, Tensor]], Any]:
+        """As verl's: all weights for the inference server. On several GPUs with FSDP 1 each layer is gathered once."""
+        model = getattr(self.module, "_fsdp_wrapped_module", self.module)
+        as_verl = (
+            fsdp_version(self.module) != 1
+            or torch.distributed.get_world_size() == 1
+            or hasattr(model, "peft_config")
+            or self._is_offload_param
+            or self._qat_enabled
+            or has_persistent_buffers(model)
+        )
+        if as_verl:
+            return super().get_per_tensor_param(**options)
+        units = full_weights(self.module)
+        return (pair for unit in units for pair in transformer_impl.convert_weight_keys(unit, model).items()), None
 
     def _changes_of_verl(self, data: Any, loss_function: Any) -> ExitStack:
         """Within the returned context verl takes our micro-batches and our output layer, where prompts are shared."""
