@@ -60,7 +60,8 @@ def weights_are_those_that_verl_sends() -> None:
         theirs = dict(verls(engine)[0])
         assert set(ours) == set(theirs)
         for name, weight in theirs.items():
-            assert torch.equal(ours[name], weight) and ours[name].dtype == weight.dtype, name
+            assert torch.equal(ours[name], weight), name
+            assert ours[name].dtype == weight.dtype, name
             assert torch.equal(ours[name], before[name]) == (pass_of_verl == 0), name
         worker.train_mini_batch(batch(torch.distributed.get_rank(), "no row"))
 

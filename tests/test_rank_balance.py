@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from groundwire.train.verl.prefix_hashes import prefix_hashes
 from groundwire.train.verl.prompt_tree import prompt_tree
-from groundwire.train.verl.rank_balance import divide_rows, keep_groups_together, prefix_hashes
+from groundwire.train.verl.rank_balance import divide_rows, keep_groups_together
 
 Tag = dict[str, Any]
 

@@ -69,13 +69,14 @@ class Trainer:
         self._config = config
 
     def init(self) -> None:
-        from verl.workers.rollout.router import GlobalRequestLoadBalancer
+        from verl.workers.rollout.router import get_router_handle
 
         from groundwire.train.verl.agent_loop_manager import RolloutManager
         from groundwire.train.verl.samplers import SyncSampler
 
         server = ray.remote(Server).options(num_cpus=0).remote()
-        self._balancer = ray.remote(GlobalRequestLoadBalancer).options(num_cpus=0).remote({"server": server})
+        rollout = self._config.actor_rollout_ref.rollout
+        self._balancer = get_router_handle({"server": server}, rollout.router_config_path)
         self._sampler = SyncSampler(
             trainer_mode="sync", trainer_config={}, max_off_policy_threshold=8, max_off_policy_strategy="drop",
             sampler_kwargs=self._config.trainer.v1.sampler.sampler_kwargs, refill_fn=lambda number: number,

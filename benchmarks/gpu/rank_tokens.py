@@ -21,8 +21,9 @@ from groundwire import domains
 from groundwire.domains import DataError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.policy.pretrained.locate import find_model
+from groundwire.train.verl.prefix_hashes import prefix_hashes
 from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
-from groundwire.train.verl.rank_balance import divide_rows, prefix_hashes
+from groundwire.train.verl.rank_balance import divide_rows
 
 _ROWS, _REPLY, _MICRO_BATCH = 8, 42, 32768
 

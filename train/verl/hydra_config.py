@@ -59,6 +59,7 @@ INSTALL = "uv pip install -e '.[verl]' --override docs/verl-overrides.txt in a c
 
 _SAMPLERS = {"sync": "SyncSampler", "colocate_async": "AsyncSampler", "separate_async": "AsyncSampler"}
 _WORKERS = "actor_rollout_ref.rollout.agent.num_workers"
+_ROUTER = "actor_rollout_ref.rollout.router_config_path"
 _SAMPLER_WORKERS = "trainer.v1.sampler.sampler_kwargs.workers"
 _FIXED = {
     "algorithm.filter_groups.enable": "sampling_budget replaces groups with equal rewards, in all of verl's modes",
@@ -173,6 +174,8 @@ def flat_config(
         flat["algorithm.rollout_correction.rollout_is"] = "token"
     if model is not None:
         flat[SHARED["model"]] = model
+    if not plain.get("actor_rollout_ref.rollout.full_determinism"):  # only verl's own router knows it
+        flat[_ROUTER] = str(Path(__file__).with_name("router.yaml"))
     if not uses_npu(config):
         flat |= without_flash_attn(plain)
         if flat.get(_ATTENTION) == "groundwire_varlen":

@@ -2,29 +2,23 @@
 
 verl divides rows by their lengths alone, which spreads each group over all GPUs. With shared prompts
 (:mod:`.shared_prompts`) each GPU would then compute almost every prompt. Groups often share most of their prompts, too:
-two questions about one database differ in the last tokens. The tags of the rows say so (:func:`prefix_hashes`).
+two questions about one database differ in the last tokens. The tags of the rows say so (:mod:`.prefix_hashes`).
 """
 
 from __future__ import annotations
 
 import itertools
-import zlib
-from array import array
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.train.verl.patching import patched
+from groundwire.train.verl.prefix_hashes import DIGITS, equal_hashes, shared_tokens
 
-__all__ = ["divide_rows", "keep_groups_together", "prefix_hashes"]
+__all__ = ["divide_rows", "keep_groups_together"]
 
 _GRADIENT_COST = 4
 """The cost of a row with a gradient, where that of a row without is 1: both need a forward pass for old
 log-probabilities, and only the first an update, which takes about three times as long."""
-_PREFIXES = [round(64 * 2 ** (number / 8)) for number in range(97)]
-"""The lengths of prompts' first parts that are compared: from 64 tokens to 262,144."""
-_HASH = 4
-"""Digits of a hash. Two prefixes with the same one only lead to a worse division."""
 _PARTS_PER_RANK = 4
 """Groups that begin alike are divided if they cost more than a GPU's work divided by this."""
 
@@ -57,15 +51,6 @@ def _in_order(costs: Sequence[int], k_partitions: int, equal_size: bool) -> list
     """Parts of equal size, with the rows in their order. verl's own division takes 0.2 ms a row, for no use here."""
     size = len(costs) // k_partitions
     return [list(range(part * size, (part + 1) * size)) for part in range(k_partitions)]
-
-
-def prefix_hashes(prompt: Sequence[int]) -> str:
-    """The hashes of the prompt's first parts, from the shortest on: equal beginnings have equal first hashes."""
-    tokens, hashes, before, value = memoryview(array("q", prompt)).cast("B"), "", 0, 0
-    for length in itertools.takewhile(lambda length: length <= len(prompt), _PREFIXES):
-        value = zlib.crc32(tokens[before * 8 : length * 8], value)
-        hashes, before = hashes + f"{value & 0xFFFF:0{_HASH}x}", length
-    return hashes
 
 
 def divide_rows(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], ranks: int) -> list[list[int]]:
@@ -121,28 +106,16 @@ def _cost(groups: Sequence[_Group]) -> int:
     """The cost of groups of one rank, each without what it shares with the one before."""
     ordered = sorted(groups, key=lambda group: group.hashes)
     saved = sum(
-        max(0, _shared(before.hashes, group.hashes) - group.common) * min(before.weight, group.weight)
+        max(0, shared_tokens(before.hashes, group.hashes) - group.common) * min(before.weight, group.weight)
         for before, group in itertools.pairwise(ordered)
     )
     return sum(group.tokens * group.weight for group in groups) - saved
 
 
-def _shared(before: str, after: str) -> int:
-    """The longest prefix, in tokens, that is known to be common."""
-    number = _equal(before, after)
-    return _PREFIXES[number - 1] if number else 0
-
-
-def _equal(before: str, after: str) -> int:
-    """How many first hashes are equal. A hash covers all tokens before, so the first unequal one is found by halving."""
-    most = min(len(before), len(after)) // _HASH
-    return bisect_left(range(_HASH, (most + 1) * _HASH, _HASH), True, key=lambda end: before[:end] != after[:end])
-
-
 def _common(hashes: Sequence[str]) -> int:
     """The longest prefix, in tokens, that is known to be common to all prompts that have hashes."""
     found = sorted(filter(None, hashes))
-    return _shared(found[0], found[-1]) if found else 0
+    return shared_tokens(found[0], found[-1]) if found else 0
 
 
 def _units(groups: list[_Group], most: float) -> list[list[_Group]]:
@@ -150,10 +123,10 @@ def _units(groups: list[_Group], most: float) -> list[list[_Group]]:
     if len(groups) == 1 or _cost(groups) <= most:
         return [groups]
     hashes = [group.hashes for group in groups]
-    known = _equal(min(hashes), max(hashes)) * _HASH
+    known = equal_hashes(min(hashes), max(hashes)) * DIGITS
     if known == len(max(hashes)):
         return [[group] for group in groups]
     alike: dict[str, list[_Group]] = {}
     for group in groups:
-        alike.setdefault(group.hashes[: known + _HASH], []).append(group)
+        alike.setdefault(group.hashes[: known + DIGITS], []).append(group)
     return [unit for part in alike.values() for unit in _units(part, most)]

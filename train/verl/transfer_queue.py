@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from groundwire.tools.startup import freeze_objects
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl.credit_assignment import TrainingRow
-from groundwire.train.verl.rank_balance import prefix_hashes
+from groundwire.train.verl.prefix_hashes import prefix_hashes
 
 __all__ = ["RowWriter", "TransferQueueRows", "WriteCoalescer", "row_fields", "row_tag"]
 
