@@ -2,12 +2,14 @@
 
 It needs no GPU. Groups of 8 replies of 42 tokens to questions of Spider's training part, in the agent's full prompts.
 Prints a line of JSON: the tokens of one GPU, which computes each common beginning once, and those of the fullest of
-several, where groups are divided alone and where groups that begin alike stay together.
+several, where groups are divided alone and where groups that begin alike stay together. With verl it also prints the
+tokens of prompts that the fullest of several inference servers computes, with verl's load balancer and with ours.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import random
 import sys
@@ -49,6 +51,26 @@ def _fullest(prompts: list[torch.Tensor], gpus: int, *, together: bool) -> int:
     return max(_kept([prompts[number] for number in part]) for part in groups)
 
 
+def _fullest_servers(prompts: list[torch.Tensor], servers: int) -> dict[str, int]:
+    """While all groups of the step are open."""
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+    from groundwire.train.verl.prompt_router import PromptRouter
+
+    handles: dict[str, Any] = dict.fromkeys(map(str, range(servers)))
+    verl = GlobalRequestLoadBalancer(handles)
+    verls = [verl.acquire_server(str(group))[0] for group in range(len(prompts))]
+    router = PromptRouter(handles, {})
+    ours = [router.acquire_server(str(group), prompt.tolist())[0] for group, prompt in enumerate(prompts)]
+
+    def fullest(chosen: list[str]) -> int:
+        parts = ([prompt for prompt, each in zip(prompts, chosen, strict=True) if each == name] for name in handles)
+        ordered = (sorted(part, key=torch.Tensor.tolist) for part in parts)
+        return max(len(prompt_tree(part, list(map(len, part))).keep) for part in ordered)
+
+    return {"verl's": fullest(verls), "ours": fullest(ours)}
+
+
 def main() -> int:
     """Print the tokens."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.rank_tokens", description=__doc__)
@@ -68,7 +90,8 @@ def main() -> int:
             f"--groups {options.groups}: a multiple of each of --gpus, and at most {len(tasks)}, the questions"
         )
     prompts = []
-    for task in random.Random(options.seed).sample(list(tasks), options.groups):
+    random.seed(options.seed)  # verl's load balancer draws from it, too
+    for task in random.sample(list(tasks), options.groups):
         messages: Any = sql_messages(str(task["question"]), str(task["db_path"]), full=True)
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         prompts.append(torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]))
@@ -77,6 +100,8 @@ def main() -> int:
     for gpus in options.gpus:
         apart, together = (_fullest(prompts, gpus, together=each) for each in (False, True))
         figures[f"fullest_of_{gpus}"] = {"groups alone": apart, "together": together}
+        if importlib.util.find_spec("verl"):
+            figures[f"fullest_of_{gpus}_servers"] = _fullest_servers(prompts, gpus)
     print(json.dumps(figures))
     return 0
 
