@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from local_actor import LocalActor
 
+from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.verl.rollout_workers import RolloutWorkers
+from groundwire.train.verl.rollout_workers import RolloutWorkers, _share
 
 GROUP = 4
 
@@ -122,3 +123,12 @@ def test_another_error_of_a_worker_ends_the_training(workers: Any) -> None:
 
 def test_seconds_are_means_of_the_workers(workers: Any) -> None:
     assert workers(3, *[lambda: None] * 3).seconds() == {"sampling": 2.0, "waiting": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("runners", "tasks", "workers", "of_each"),
+    [(2048, 256, 24, 88), (2048, 256, 16, 128), (1024, 64, 6, 171), (100, 64, 6, 17), (2, 1, 2, 1)],
+)
+def test_each_process_has_its_share_of_the_runners(runners: int, tasks: int, workers: int, of_each: int) -> None:
+    config = resolve("starter", trainer="verl", n_runners=runners, tasks_per_step=tasks, group_size=8)
+    assert {_share(config, number, workers).n_runners for number in range(workers)} == {of_each}

@@ -221,6 +221,28 @@ def nested(tensors):
     return torch.nested.as_nested_tensor(list(tensors), layout=torch.jagged)
 
 
+def test_what_a_worker_does_not_read_follows_from_what_it_reads():
+    from tensordict import TensorDict
+
+    from groundwire.train.verl.stored_columns import add_derived_columns
+
+    lengths = [(5, 3), (1, 1), (7, 2)]
+    prompts, responses = ([torch.randint(99, (pair[part],)) for pair in lengths] for part in (0, 1))
+    masks = [torch.randint(2, (reply,)) for _, reply in lengths]
+    columns = {
+        "prompts": prompts,
+        "responses": responses,
+        "position_ids": [torch.arange(sum(pair)) for pair in lengths],
+        "loss_mask": masks,
+    }
+    read = {"input_ids": nested(map(torch.cat, zip(prompts, responses, strict=True))), "response_mask": nested(masks)}
+    data = TensorDict(read, batch_size=3)
+    add_derived_columns(data)
+    for name, rows in columns.items():
+        assert [row.tolist() for row in data[name].unbind()] == [row.tolist() for row in rows]
+        assert data[name].dtype == torch.int64
+
+
 def verl_batch(rows, masks):
     """A mini-batch as verl's trainer sends it, with at most 100 tokens a micro-batch."""
     from verl.utils import tensordict_utils

@@ -35,11 +35,8 @@ REWARDS = itertools.cycle((1.0, 0.0))
 QUESTIONS, ROLLOUTS = 3, 4
 
 
-READ = {
-    *("prompts", "responses", "input_ids", "position_ids", "loss_mask", "response_mask"),
-    *("old_log_probs", "advantages"),
-}
-"""What an update reads of a row: verl's ``ppo_loss`` and its engine."""
+READ = {"input_ids", "response_mask", "old_log_probs", "advantages"}
+"""What an update reads of a row. The engine for shared prompts derives what else verl reads."""
 
 
 def read_by_a_worker(batch: Any) -> set[str]:
@@ -141,6 +138,8 @@ class Trainer:
         assert metrics["rollout_corr/kl"] == 0
         assert columns() == before
         assert read_by_a_worker(batch) == read_by_a_worker(trained) == READ
+        self._config.critic.enable, algorithm.rollout_correction.bypass_mode, batch.fields = True, True, None
+        assert trainer._compute_old_log_prob(batch, metrics).fields is None  # a critic reads other columns, too
         return [{"key": key, **tag, **row} for key, tag, row in zip(batch.keys, batch.tags, before, strict=True)]
 
 

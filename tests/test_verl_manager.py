@@ -110,7 +110,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
         rollout_worker=lambda: LocalActor(RolloutWorker()),
     )
     monkeypatch.setattr(RolloutManager, "processes", processes)
-    monkeypatch.setattr(agent_loop_manager, "use_stored_columns", lambda: None)  # it changes verl's trainer
+    monkeypatch.setattr(agent_loop_manager, "use_stored_columns", lambda **_: None)  # it changes verl's trainer
     _module(monkeypatch, "groundwire.train.verl.llm_client", KeyedClient=lambda client: client)  # a class of verl's
     return made
 

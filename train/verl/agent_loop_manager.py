@@ -68,8 +68,9 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        use_stored_columns()
-        if config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS:
+        shared_prompts = config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS
+        use_stored_columns(derive=shared_prompts)
+        if shared_prompts:
             keep_groups_together()
         number = config.actor_rollout_ref.rollout.agent.num_workers
         processes, cls.processes = cls.processes or WorkerProcesses(number), None

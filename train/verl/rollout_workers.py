@@ -210,7 +210,10 @@ def load_tokenizer(verl: Any) -> Any:
 
 def _share(config: RunConfig, number: int, workers: int) -> RunConfig:
     """The settings of worker ``number`` of ``workers``."""
-    share = {"n_runners": -(-config.n_runners // workers), "proxy_port": 0 if number else config.proxy_port}
+    runners = -(-config.n_runners // workers)
+    if config.n_runners >= config.tasks_per_step * config.group_size:  # one for each rollout of a step, here too
+        runners = max(runners, -(-config.tasks_per_step // workers) * config.group_size)
+    share = {"n_runners": runners, "proxy_port": 0 if number else config.proxy_port}
     return config.model_copy(update={**share, "runner_processes": int(config.runner_python is not None)})
 
 

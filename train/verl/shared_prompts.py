@@ -41,6 +41,7 @@ from groundwire.train.policy.attention import VARLEN, tree_block_mask
 from groundwire.train.verl.full_weights import full_weights, has_persistent_buffers
 from groundwire.train.verl.patching import patched
 from groundwire.train.verl.prompt_tree import PromptTree, micro_batches, prompt_tree
+from groundwire.train.verl.stored_columns import add_derived_columns
 
 __all__ = ["SharedPromptsEngine"]
 
@@ -84,6 +85,7 @@ class SharedPromptsEngine(transformer_impl.FSDPEngineWithLMHead):
             torch.OutOfMemoryError: a micro-batch of one row is too large, other GPUs wait for this one, or FSDP 2 keeps
                 gradients of the failed pass, which only its private attributes could clear.
         """
+        add_derived_columns(data)
         if not tensordict_utils.get_non_tensor_data(data, "use_dynamic_bsz", True):
             return super().forward_backward_batch(data, loss_function, forward_only)
         longest = max(map(len, _rows(data["input_ids"])))
