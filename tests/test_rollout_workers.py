@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from local_actor import LocalActor
 from groundwire.train.config.resolve import resolve
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
-from groundwire.train.verl.rollout_workers import RolloutWorkers, _share
+from groundwire.train.verl.rollout_workers import RolloutWorkers, _share, _Starts
 
 GROUP = 4
 
@@ -132,3 +134,52 @@ def test_seconds_are_means_of_the_workers(workers: Any) -> None:
 def test_each_process_has_its_share_of_the_runners(runners: int, tasks: int, workers: int, of_each: int) -> None:
     config = resolve("starter", trainer="verl", n_runners=runners, tasks_per_step=tasks, group_size=8)
     assert {_share(config, number, workers).n_runners for number in range(workers)} == {of_each}
+
+
+async def test_groups_start_one_after_the_other_while_their_agents_need_the_processor() -> None:
+    starts, calls, all_called = _Starts(), list[int](), asyncio.Event()
+
+    async def agent(group: int) -> None:
+        for _ in range(3):
+            work()
+            await asyncio.sleep(0)
+        calls.append(group)
+        if len(calls) == 20:
+            all_called.set()
+        await all_called.wait()
+
+    async def rollouts(group: int) -> int:
+        await asyncio.gather(*(agent(group) for _ in range(4)))
+        return group
+
+    def work() -> None:
+        end = time.monotonic() + 0.004
+        while time.monotonic() < end:
+            pass
+
+    assert await asyncio.gather(*(starts.run(partial(rollouts, group)) for group in range(5))) == [*range(5)]
+    assert calls == sorted(calls)
+
+
+async def test_groups_that_wait_start_while_others_run_and_a_cancelled_one_ends() -> None:
+    starts, open_groups, ended, all_open = _Starts(), list[int](), list[int](), asyncio.Event()
+
+    async def rollouts(group: int) -> None:
+        open_groups.append(group)
+        if len(open_groups) == 5:
+            all_open.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(group)
+
+    running = [asyncio.ensure_future(starts.run(partial(rollouts, group))) for group in range(5)]
+    await all_open.wait()
+    for each in running:
+        each.cancel()
+    waiting = asyncio.ensure_future(starts.run(partial(rollouts, 5)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(*running, waiting, return_exceptions=True)
+    assert sorted(ended)[:5] == [*range(5)]
+    assert all(each.cancelled() for each in [*running, waiting])

@@ -34,13 +34,15 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _CHECK_S = 0.5
 _MAX_BLOCKED_S = 60.0
+_MOST_START_S = 0.2  # of a group whose agents keep the processor longer
+_TIMER_S, _LATE_S, _TIMERS_IN_TIME = 0.001, 0.002, 3
 
 
 class RolloutWorker:
     """An actor of Ray with a store, a proxy and agents of its own. It runs rollouts after :meth:`start`."""
 
     def __init__(self) -> None:
-        self._timer = StepTimer()
+        self._timer, self._starts = StepTimer(), _Starts()
 
     def load(self) -> None:
         """Import what verl's client needs, which takes seconds."""
@@ -86,7 +88,11 @@ class RolloutWorker:
 
         Raises as :meth:`.RolloutRuntime.run` does.
         """
-        running = asyncio.wrap_future(self._runtime.submit(lambda each: each.run(requests, deadline_s=deadline_s)))
+        running = asyncio.wrap_future(
+            self._runtime.submit(
+                lambda collector: self._starts.run(lambda: collector.run(requests, deadline_s=deadline_s))
+            )
+        )
         while not (await asyncio.wait({running}, timeout=_CHECK_S))[0]:
             if failure := self._runtime.runner_failure():
                 raise RolloutsFailedError(failure)
@@ -99,6 +105,37 @@ class RolloutWorker:
     def stop(self) -> None:
         """End all parts."""
         self._runtime.__exit__(None, None, None)
+
+
+class _Starts:
+    """Starts groups one after the other, each when the event loop has nothing to do but wait.
+
+    Agents need the processor before their first call. Started together, all of them would call at the end of that time.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def run(self, group: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run ``group`` when it is its turn."""
+        running: asyncio.Future[T] | None = None
+        try:
+            async with self._turn:
+                running = asyncio.ensure_future(group())
+                await _idle()
+            return await running
+        finally:
+            if running is not None:
+                running.cancel()  # without effect on a group that has ended
+
+
+async def _idle() -> None:
+    """Return when the event loop has run timers in time for a while, or after :data:`_MOST_START_S`."""
+    loop, in_time = asyncio.get_running_loop(), 0
+    end = loop.time() + _MOST_START_S
+    while in_time < _TIMERS_IN_TIME and (due := loop.time() + _TIMER_S) < end:
+        await asyncio.sleep(_TIMER_S)
+        in_time = in_time + 1 if loop.time() < due + _LATE_S else 0
 
 
 class _Worker:
