@@ -189,6 +189,7 @@ def test_a_step_of_rollouts_becomes_rows_in_verls_queue(
     monkeypatch.setenv("FIRST_ROLLOUT", str(tmp_path / "first_rollout"))
     monkeypatch.setenv("ROWS", str(tmp_path / "rows.json"))
     monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", "groundwire")  # as a run sets it
     run = RunDir.create(tmp_path, backend="custom", domain="spider", config={})
     config = resolve(
         "starter", trainer="verl", backend="custom", agent=agent, reward=f"{__name__}:in_turns",

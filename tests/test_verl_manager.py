@@ -26,10 +26,11 @@ from groundwire.adapters import Endpoint, Question
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.config.verl_names import SHARED_PROMPTS
 from groundwire.train.policy import STARTER
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.verl import agent_loop_manager, rollout_workers, transfer_queue
-from groundwire.train.verl.agent_loop_manager import RolloutManager, minibatch_prompts
+from groundwire.train.verl.agent_loop_manager import RolloutManager, _shares_prompts, minibatch_prompts
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rollout_workers import RolloutWorker
 from groundwire.train.verl.transfer_queue import RowWriter, TransferQueueRows
@@ -113,6 +114,29 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> _TransferQueue:
     monkeypatch.setattr(agent_loop_manager, "use_stored_columns", lambda **_: None)  # it changes verl's trainer
     _module(monkeypatch, "groundwire.train.verl.llm_client", KeyedClient=lambda client: client)  # a class of verl's
     return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "vendor", "expected"),
+    [
+        ({}, "groundwire", True),
+        ({"actor.strategy": "fsdp2"}, "groundwire", True),
+        ({"actor.strategy": "megatron"}, "groundwire", False),
+        ({"ref.strategy": "megatron"}, "groundwire", False),
+        ({"model.external_lib": "groundwire.train.policy.attention"}, "groundwire", False),
+        ({}, "nvidia", False),
+    ],
+)
+def test_workers_derive_columns_only_with_the_engine_that_does(
+    settings: dict[str, str], vendor: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERL_ENGINE_VENDOR", vendor)
+    values = {"model.external_lib": SHARED_PROMPTS, "actor.strategy": "fsdp", "ref.strategy": "fsdp", **settings}
+    sections: dict[str, Any] = {}
+    for key, value in values.items():
+        section, name = key.split(".")
+        sections[section] = SimpleNamespace(**{name: value})
+    assert _shares_prompts(SimpleNamespace(actor_rollout_ref=SimpleNamespace(**sections))) == expected
 
 
 async def test_statuses_that_are_set_at_the_same_time_are_one_call(queue: _TransferQueue) -> None:

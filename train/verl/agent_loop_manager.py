@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from typing import Any, ClassVar
 from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
-from groundwire.train.config.verl_names import MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
+from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
 from groundwire.train.rollouts.factory import make_watch
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.old_logprobs import OldLogprobs
@@ -68,7 +69,7 @@ class RolloutManager:
         if teacher_client is not None:
             raise ValueError("distillation.enabled is set, but agents' rollouts cannot be distilled: turn it off")
         silence_libraries()
-        shared_prompts = config.actor_rollout_ref.model.external_lib == SHARED_PROMPTS
+        shared_prompts = _shares_prompts(config)
         use_stored_columns(derive=shared_prompts)
         if shared_prompts:
             keep_groups_together()
@@ -126,6 +127,16 @@ class RolloutManager:
         prompts = minibatch_prompts(rows, updates, group_size=n, devices=trainer.nnodes * trainer.n_gpus_per_node)
         for section in (self._verl.actor_rollout_ref.actor, self._verl.critic):
             section.ppo_mini_batch_size = prompts
+
+
+def _shares_prompts(verl: Any) -> bool:
+    """Whether verl's workers have the engine of :mod:`.shared_prompts`; Megatron, for example, has its own."""
+    actor_rollout = verl.actor_rollout_ref
+    return (
+        actor_rollout.model.external_lib == SHARED_PROMPTS
+        and {actor_rollout.actor.strategy, actor_rollout.ref.strategy} <= {"fsdp", "fsdp2"}
+        and os.environ.get("VERL_ENGINE_VENDOR") == ENGINE_VENDOR
+    )
 
 
 def minibatch_prompts(rows: int, updates: int, *, group_size: int, devices: int) -> int:
