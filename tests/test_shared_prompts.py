@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from groundwire.train.config.verl_names import ENGINE_VENDOR
 from groundwire.train.policy.attention import VARLEN, tree_block_mask
 from groundwire.train.verl.prompt_tree import micro_batches, prompt_tree
+from groundwire.train.verl.stored_columns import add_derived_columns
 
 SHAPE = LlamaConfig(
     vocab_size=60,
@@ -222,10 +223,6 @@ def nested(tensors):
 
 
 def test_what_a_worker_does_not_read_follows_from_what_it_reads():
-    from tensordict import TensorDict
-
-    from groundwire.train.verl.stored_columns import add_derived_columns
-
     lengths = [(5, 3), (1, 1), (7, 2)]
     prompts, responses = ([torch.randint(99, (pair[part],)) for pair in lengths] for part in (0, 1))
     masks = [torch.randint(2, (reply,)) for _, reply in lengths]
@@ -235,8 +232,7 @@ def test_what_a_worker_does_not_read_follows_from_what_it_reads():
         "position_ids": [torch.arange(sum(pair)) for pair in lengths],
         "loss_mask": masks,
     }
-    read = {"input_ids": nested(map(torch.cat, zip(prompts, responses, strict=True))), "response_mask": nested(masks)}
-    data = TensorDict(read, batch_size=3)
+    data = {"input_ids": nested(map(torch.cat, zip(prompts, responses, strict=True))), "response_mask": nested(masks)}
     add_derived_columns(data)
     for name, rows in columns.items():
         assert [row.tolist() for row in data[name].unbind()] == [row.tolist() for row in rows]
