@@ -20,6 +20,7 @@ import certifi
 import fork_server
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 import groundwire.train.store._lazy_agentlightning  # noqa: F401  (before anything of agentlightning)
 
@@ -41,6 +42,10 @@ os.environ["SSL_CERT_FILE"] = os.path.join(tempfile.mkdtemp(), "ca.pem")
 Path(os.environ["SSL_CERT_FILE"]).write_text(_CERTIFICATE + _END)
 # Tests send Ctrl-C to what they start; a shell that starts pytest in the background has it ignored by all of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test depends on time: on a busy machine the first example of Hypothesis takes a second.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 WORDS = "database question query name select from where singer age count order by tool sql result correct the of a is"
 

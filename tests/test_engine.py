@@ -185,7 +185,9 @@ def test_the_prefix_cache_is_bounded_and_does_not_change_replies(tiny_policy):
         engine.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(
         st.tuples(st.integers(0, 9), st.integers(1, 9), st.sampled_from([0.0, 0.001]), st.booleans()),
