@@ -1,7 +1,7 @@
 """The whole weights of a model that FSDP 1 has divided among GPUs, one layer after the other.
 
-verl gathers each layer, divides it again, and then gathers each of its tensors alone. On two H100s the weights of 254
-tensors were in vLLM after 0.5 s so, and are after 0.3 s with this module.
+verl gathers each layer, divides it again, and then gathers each of its tensors alone. On two H100s its transfer of 254
+tensors to vLLM took 0.5 s; with this module it takes 0.3 s.
 """
 
 from __future__ import annotations

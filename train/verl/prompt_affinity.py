@@ -21,7 +21,7 @@ def rollouts_together(groups: int, group_size: int, servers: int) -> int:
 
 
 class PromptAffinity:
-    """Keys for verl's client, which sends a new key to the server with the fewest requests, and then always there.
+    """Keys for verl's client: requests with the same key go to the same server (:mod:`.prompt_router`).
 
     At most ``together`` rollouts have the same key.
     """

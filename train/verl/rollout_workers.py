@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _CHECK_S = 0.5
 _MAX_BLOCKED_S = 60.0
 _MOST_START_S = 0.2  # of a group whose agents keep the processor longer
-_TIMER_S, _LATE_S, _TIMERS_IN_TIME = 0.001, 0.002, 3
+_TIMER_S, _LATE_S, _TIMERS_IN_TIME = 0.001, 0.002, 3  # a busy loop runs a timer late; one in time may be chance
 
 
 class RolloutWorker:
@@ -122,14 +122,14 @@ class _Starts:
         try:
             async with self._turn:
                 running = asyncio.ensure_future(group())
-                await _idle()
+                await _until_idle()
             return await running
         finally:
             if running is not None:
                 running.cancel()  # without effect on a group that has ended
 
 
-async def _idle() -> None:
+async def _until_idle() -> None:
     """Return when the event loop has run timers in time for a while, or after :data:`_MOST_START_S`."""
     loop, in_time = asyncio.get_running_loop(), 0
     end = loop.time() + _MOST_START_S
