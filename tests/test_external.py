@@ -371,7 +371,7 @@ async def test_a_run_whose_runners_have_another_reward_ends_with_both_names(piec
     config = resolve(
         "fast",
         external_store_address=pieces.address,
-        reward="spider_dense",
+        reward="spider_test_suite",
         n_runners=0,
         steps=1,
         val_tasks=2,
@@ -380,9 +380,9 @@ async def test_a_run_whose_runners_have_another_reward_ends_with_both_names(piec
     folder = RunDir.create(str(tmp_path), backend="langgraph", domain="spider", config=config.to_dict()).path
     done = await asyncio.to_thread(run, "-m", "train.run", "--resume", str(folder))
     assert done.returncode == 1
-    assert "--domain spider --reward spider_dense" in done.stdout
+    assert "--domain spider --reward spider_test_suite" in done.stdout
     assert "none of 2 validation rollouts could be judged; the first failed of refused: " in done.stderr
-    assert "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_dense'" in done.stderr
+    assert "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_test_suite'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -121,7 +121,7 @@ from groundwire.rewards import get
 from groundwire.tools.schema import table_info
 from groundwire.rewards.spider.execution_match import execution_match
 agent_backend(lambda task: "SELECT 3")
-get("spider_exec_match"), get("spider_dense"), get("executes")
+get("spider_exec_match"), get("spider_test_suite"), get("executes")
 print(execution_match("SELECT n FROM t", "SELECT n FROM t", "a.sqlite").score, table_info("a.sqlite").text)
 """
     done = _python("-c", code, base=base, folder=tmp_path)

@@ -197,9 +197,9 @@ def test_a_runner_refuses_judge_options_of_no_use() -> None:
     ("settings", "message"),
     [
         (
-            {"reward": "spider_dense"},
-            "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_dense': start train.run and "
-            "train.runner with the same --reward",
+            {"reward": "spider_test_suite"},
+            "this runner's reward is 'spider_exec_match', and the rollout's is 'spider_test_suite': start train.run "
+            "and train.runner with the same --reward",
         ),
         ({"agent": "os:system"}, "this runner's agent is None, and the rollout's is 'os:system'"),
         (
@@ -378,10 +378,10 @@ async def test_a_runner_without_its_data_stops_at_once() -> None:
 
 
 def test_a_trainer_without_runners_shows_the_command_for_them() -> None:
-    config = resolve("fast", reward="spider_dense", external_store_address=STORE, n_runners=0)
+    config = resolve("fast", reward="spider_test_suite", external_store_address=STORE, n_runners=0)
     assert prepare(config).notes[-1] == (
         f"runners: start them with python -m train.runner --external-store-address {STORE} --backend langgraph "
-        "--domain spider --reward spider_dense"
+        "--domain spider --reward spider_test_suite"
     )
 
 

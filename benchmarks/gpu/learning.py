@@ -28,7 +28,6 @@ Settings = Mapping[str, Any]
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "turns": {"credit": "turns"},
-    "spider_dense": {"reward": "spider_dense"},
     "dynamic": {"sampling_budget": 3},
     "verl": {"trainer": "verl"},
     "verl_async": {"trainer": "verl", "trainer.v1.trainer_mode": "colocate_async", "steps": 40},

@@ -1,1 +1,1 @@
-"""Rewards for text-to-SQL: execution match by the official rules, and a dense reward."""
+"""Rewards for text-to-SQL: execution match by the official rules."""
