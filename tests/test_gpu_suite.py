@@ -167,6 +167,8 @@ def test_parts_share_no_training_database_and_have_all_validation_questions(tmp_
     assert len({task["db_id"] for part in parts for task in part.train}) == 2
     assert all([task["id"] for task in part.validation] == ["d0", "d1"] for part in parts)
     assert counts["questions for sft"] == counts["databases for grpo"] == 1
+    both = get("spider").load(str(tmp_path / "all"))
+    assert sorted(task["query"] for task in both.train) == [car["query"], TRAIN[0]["query"]]
 
 
 def _rows(*rewards: float) -> list[dict[str, Any]]:
@@ -186,6 +188,18 @@ def test_stages_are_compared_with_the_one_before_and_seeds_together() -> None:
     }
     assert (found["sft -> turns"]["won"], found["sft -> turns"]["lost"], found["sft -> turns"]["p"]) == (2, 0, 0.5)
     assert found["sft -> all seeds"]["p"] == pytest.approx(0.0833, abs=1e-3)
+
+
+def test_grpo_is_compared_with_sft_for_the_same_time() -> None:
+    stages = {"sft": _rows(1, 0, 0, 0), "SFT for longer": _rows(1, 1, 0, 0)}
+    found = differences({**stages, "seed 0": _rows(1, 1, 1, 0), "seed 1": _rows(1, 1, 1, 1)})
+    compared = {name: each["difference"] for name, each in found.items() if "longer" in name}
+    assert compared == {
+        "sft -> SFT for longer": 0.25,
+        "SFT for longer -> seed 0": 0.25,
+        "SFT for longer -> seed 1": 0.5,
+        "SFT for longer -> all seeds": 0.375,
+    }
 
 
 def test_seeds_that_only_vary_are_no_significant_gain() -> None:

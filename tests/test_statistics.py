@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from groundwire.train.algorithms.statistics import (
-    bootstrap,
+    bounded_interval,
     confidence_interval,
     paired_interval,
     pass_at_k,
@@ -48,10 +49,9 @@ def _rollout(task: str, reward: float, **changes: Any) -> dict[str, Any]:
     [
         ([[0.0]] * 8, wilson(0, 8)),
         ([[1.0]] * 8, wilson(8, 8)),
-        ([[0.0, 0.0]] * 4, wilson(0, 4)),  # [0, 0] from a bootstrap
+        ([[0.0, 0.0]] * 4, wilson(0, 4)),
         ([[1.0] * 16] * 12 + [[0.0] * 16] * 8, wilson(12, 20)),  # equal samples count as one
         ([[1.0]] * 12 + [[0.0]] * 8, wilson(12, 20)),
-        ([[0.5]] * 8, wilson(4, 8)),
         ([], [0.0, 1.0]),
     ],
 )
@@ -59,19 +59,46 @@ def test_the_interval_of_an_accuracy_is_wilsons(questions: Sequence[Sequence[flo
     assert confidence_interval(questions) == interval
 
 
-def test_several_samples_count_as_many_as_have_the_same_variance() -> None:
-    questions = [[float((5 * n + sample) % 7 < 3) for sample in range(4)] for n in range(50)]
-    share = sum(map(sum, questions)) / 200
-    low, high = confidence_interval(questions)
-    widths = [high - low for low, high in (wilson(200 * share, 200), wilson(50 * share, 50))]
-    assert widths[0] <= high - low <= widths[1]
-    assert [low, high] == pytest.approx(bootstrap(questions), abs=0.025)
+def test_the_interval_of_scores_of_0_and_1_with_one_more_at_the_ends_is_clopper_and_pearsons() -> None:
+    assert bounded_interval([[1.0]] * 12 + [[0.0]] * 8, (0.0, 1.0)) == pytest.approx([0.3605, 0.8088], abs=1e-2)
+    assert bounded_interval([[0.0]] * 8, (0.0, 1.0)) == pytest.approx([0.0, 0.3694], abs=1e-2)
 
 
-def test_other_scores_are_bootstrapped() -> None:
-    questions = [[0.1], [0.9], [0.4, 0.6], [1.0]]
-    assert confidence_interval(questions) == bootstrap(questions)
-    assert confidence_interval([[-2.0]] * 3) == [-2.0, -2.0]
+def test_equal_scores_outside_of_0_to_1_have_an_interval_too() -> None:
+    assert confidence_interval([[-1.0]] * 8) == pytest.approx([-1.0, -0.261], abs=0.02)  # of -1 to 1
+    assert confidence_interval([[1.1]] * 3) == pytest.approx([0.321, 1.1], abs=0.02)  # of 0 to 1.1
+    low, high = confidence_interval([[0.5]] * 8)
+    assert low < 0.45
+    assert high > 0.55
+
+
+def _partial(random: random.Random, right: float = 0.12) -> float:
+    return 1.0 if random.random() < right else random.choice([0.0, 0.125, 0.25])
+
+
+_SCORES: dict[str, tuple[Callable[[random.Random], list[float]], float]] = {
+    "partial credit": (lambda random: [_partial(random)], 0.12 + 0.88 * 0.125),
+    "rarely right, from -1 to 1": (lambda random: [1.0 if random.random() < 0.1 else -1.0], -0.8),
+    "eight samples": (lambda random: _samples(random, random.betavariate(0.1, 0.9)), 0.1),
+}
+_CHANGES: dict[str, tuple[Callable[[random.Random], tuple[float, float]], float]] = {
+    "no change": (lambda random: (_partial(random), _partial(random)), 0.0),
+    "few questions gain much": (lambda random: (0.1, 0.9 if random.random() < 0.1 else 0.1), 0.08),
+}
+
+
+def _samples(random: random.Random, accuracy: float) -> list[float]:
+    return [float(random.random() < accuracy) for _ in range(8)]
+
+
+@pytest.mark.parametrize("questions", [5, 10, 20])
+@pytest.mark.parametrize("name", [*_SCORES, *_CHANGES])
+def test_an_interval_of_few_scores_covers_the_mean_as_often_as_it_says(name: str, questions: int) -> None:
+    draw, truth = (_SCORES | _CHANGES)[name]
+    interval: Callable[[Any], list[float]] = confidence_interval if name in _SCORES else paired_interval
+    source = random.Random(questions)
+    intervals = [interval([draw(source) for _ in range(questions)]) for _ in range(150)]
+    assert sum(low <= truth <= high for low, high in intervals) / 150 >= 0.93
 
 
 @pytest.mark.parametrize(
@@ -96,8 +123,6 @@ def test_equal_differences_have_an_interval_too() -> None:
     assert paired_interval([(0.0, 1.0)] * 8) == [0.5412, 1.0]
     assert paired_interval([(0.5, 0.5)] * 8)[0] < 0 < paired_interval([(0.5, 0.5)] * 8)[1]
     assert paired_interval([]) == [-1.0, 1.0]
-    scores = [(0.2, 0.5), (0.1, 0.7), (0.5, 0.4), (0.3, 0.3)]
-    assert paired_interval(scores) == bootstrap([[after - before] for before, after in scores])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

@@ -19,9 +19,9 @@ except speed, scaling, update and uneven use the model of --model.
   stop    SIGTERM during a run: its files, the remaining processes, and --resume
   constrained  replies with a JSON schema, and calls of a required tool
   learning     supervised fine-tuning on two thirds of Spider's training
-          databases, then GRPO on the others, for each agent and seed;
-          evaluations of all validation questions before, between and after,
-          paired
+          databases, then GRPO on the others, for each agent and seed; beside
+          them SFT alone for the time of both; evaluations of all validation
+          questions before, between and after, paired
   medical      the same with the medical questions
 
 What a small real model learns, on one GPU:

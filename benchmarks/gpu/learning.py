@@ -1,5 +1,7 @@
 """Does a real model learn? Zero-shot, supervised fine-tuning (SFT), then GRPO; all validation questions after each.
 
+Beside them the controls :data:`CONTROLS`: SFT alone for the time of SFT and GRPO together.
+
 The parts ``learning`` (Spider) and ``medical`` of the GPU suite. Programs that do not wait for each other run at once.
 """
 
@@ -22,7 +24,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.overrides import parse_overrides
 from groundwire.train.evaluation.run_reader import final_rows
 
-__all__ = ["VARIANTS", "part_learning", "part_medical", "write_parts"]
+__all__ = ["CONTROLS", "VARIANTS", "part_learning", "part_medical", "write_parts"]
 
 Settings = Mapping[str, Any]
 
@@ -33,6 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "verl_async": {"trainer": "verl", "trainer.v1.trainer_mode": "colocate_async", "steps": 40},
 }
 """What further GRPO runs with the first agent and seed change."""
+CONTROLS = ("SFT for longer", "SFT for longer on all")
+"""SFT from the same model for the time of SFT and GRPO: on the questions for SFT, and on those for GRPO, too."""
 _KINDS = {"greedy": {"val_temperature": 0}, "sampled": {"val_temperature": 1}}
 _TRAINING = {
     "group_size": 8,
@@ -80,6 +84,8 @@ class Experiment:
     changed: Settings = field(default_factory=dict)
     """What the GRPO runs change."""
     variants: Sequence[str] = ()
+    all_questions: str | None = None
+    """The folder with the questions of both parts."""
     data: Settings = field(default_factory=dict)
     """Figures of the data."""
 
@@ -99,6 +105,7 @@ def part_learning(suite: Suite) -> dict[str, Any]:
             supervised={**prompt, "data_dir": str(first), "backend": ",".join(agents), "epochs": 30, "val_tasks": 100},
             agent={**prompt, "data_dir": str(second), "reward": "spider_exec_match", "n_runners": 384},
             variants=options.variants,
+            all_questions=str(first.parent / "all"),
             data=counts,
         ),
     ).result
@@ -127,6 +134,8 @@ def part_medical(suite: Suite) -> dict[str, Any]:
 def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path, Path, dict[str, Any]]:
     """Two folders, for SFT and GRPO, each with all validation questions and its part of the training databases.
 
+    Beside them the folder ``all`` has both parts.
+
     The databases for SFT have about ``sft_share`` of the training questions. Golds without rows are left out of
     training. Also returns the sizes.
     """
@@ -140,7 +149,7 @@ def write_parts(data_dir: str | None, out: Path, sft_share: float) -> tuple[Path
         name = min(shares, key=lambda name: sum(counts[each] for each in parts[name]) / shares[name])
         parts[name].add(database)
     source, figures = domain.database_folders(data_dir)[0], {"validation": len(data.validation)}
-    for name, part in parts.items():
+    for name, part in {**parts, "all": set(databases)}.items():
         folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
         train = [task for task in data.train if task["db_id"] in part]
@@ -168,9 +177,11 @@ class _Run:
         with ThreadPoolExecutor(at_once) as self._evaluations, ThreadPoolExecutor(at_once) as runs:
             for agent in experiment.agents:
                 self._start_evaluations("zero", agent, suite.model)
-            if model := self._supervise():
+            if model := self._supervise("sft", self.options.sft_s):
                 for agent in experiment.agents:
                     self._start_evaluations("sft", agent, model)
+                for control in CONTROLS[: 1 if experiment.all_questions is None else 2]:
+                    runs.submit(self._recorded, self._control, control)  # beside GRPO, as fast or slow as it
                 for agent, stage, changed in self._stages():
                     runs.submit(self._recorded, self._train, stage, agent, model, changed)
 
@@ -189,18 +200,28 @@ class _Run:
         except Exception as error:
             self._write("errors", " ".join(map(str, arguments[:2])), f"{type(error).__name__}: {error}")
 
-    def _supervise(self) -> str | None:
-        """The folder of the fine-tuned model."""
-        out = self.suite.out / "sft" / self.experiment.part
+    def _control(self, name: str) -> None:
+        """SFT for the time of SFT and GRPO together; the time ends it, not the number of epochs."""
+        changed: dict[str, Any] = {"epochs": 1000}
+        if name == CONTROLS[1]:
+            changed["data_dir"] = self.experiment.all_questions
+        if model := self._supervise(name, self.options.sft_s + self.options.grpo_s, changed):
+            for agent in self.experiment.agents:
+                self._start_evaluations(name, agent, model)
+
+    def _supervise(self, stage: str, seconds: float, changed: Settings | None = None) -> str | None:
+        """The folder of the model after ``seconds`` of SFT for each agent."""
+        name, seconds = self._name(stage), seconds * len(self.experiment.agents)
+        out = self.suite.out / "sft" / name
         settings = {**self.experiment.supervised, "model": self.suite.model, "device": self.options.device}
-        settings |= {"time_limit_s": self.options.sft_s * len(self.experiment.agents), "output_dir": str(out)}
+        settings |= {"time_limit_s": seconds, "output_dir": str(out), **(changed or {})}
         if self.options.questions:
             settings["val_tasks"] = self.options.questions
-        name = f"{self.experiment.part}-sft"
-        self._write("programs", name, self.suite.run(name, ["-m", "groundwire.train.sft", *_pairs(settings)]))
+        command = ["-m", "groundwire.train.sft", *_pairs(settings)]
+        self._write("programs", name, self.suite.run(name, command, limit_s=seconds + self.options.limit))
         folder = max(out.glob("2*/model"), default=None)
         if folder is not None and (folder.parent / "summary.json").exists():
-            self._write("training", "sft", json.loads((folder.parent / "summary.json").read_text()))
+            self._write("training", stage, json.loads((folder.parent / "summary.json").read_text()))
         return None if folder is None else str(folder)
 
     def _train(self, stage: str, agent: str, model: str, changed: Settings) -> None:

@@ -22,19 +22,24 @@ _SQL_ERRORS = ("no such column", "no such table", "ambiguous column", "syntax er
 
 
 def differences(stages: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
-    """The paired differences of an agent's stages: ``zero``, ``sft``, ``seed 0``, ..., and variants of the first seed.
+    """The paired differences of an agent's stages: ``zero``, ``sft``, ``seed 0``, ..., variants of the first seed, and
+    the controls ``SFT for longer …``.
 
     ``all seeds`` is the mean over the seeds of each question.
     """
     seeds = sorted(name for name in stages if name.startswith("seed "))
-    variants = [name for name in stages if name not in ("zero", "sft", *seeds)]
-    pairs = [("zero", "sft"), *(("sft", name) for name in (*seeds, *variants))]
+    controls = sorted(name for name in stages if name.startswith("SFT for longer"))
+    variants = [name for name in stages if name not in ("zero", "sft", *seeds, *controls)]
+    pairs = [("zero", "sft"), *(("sft", name) for name in (*seeds, *variants, *controls))]
     pairs += [(seed, name) for seed in seeds[:1] for name in variants]
+    pairs += [(control, seed) for control in controls for seed in seeds]
     found = {f"{a} -> {b}": _compared(stages[a], stages[b]) for a, b in pairs if a in stages and b in stages}
-    if len(seeds) > 1 and "sft" in stages:
-        together = [row for seed in seeds for row in stages[seed]]
+    together = [row for seed in seeds for row in stages[seed]]
+    for base in ("sft", *controls) if len(seeds) > 1 else ():
         # A mean over seeds beats a single 0 more often than it loses against a 1, which McNemar's test takes for a win.
-        found["sft -> all seeds"] = _compared(stages["sft"], together) | {"p": _normal_p(stages["sft"], together)}
+        if base in stages:
+            compared = _compared(stages[base], together) | {"p": _normal_p(stages[base], together)}
+            found[f"{base} -> all seeds"] = compared
     return found
 
 

@@ -63,7 +63,7 @@ def read_options(description: str, parts: Collection[str]) -> argparse.Namespace
     add("--verl-s", type=_positive, default=1200.0, help="seconds of a run with verl; default: %(default)g")
     add("--sft-share", type=_share, default=2 / 3, help="of the training questions for SFT, by database; default: 2/3")
     add("--learning-rate", type=_positive, default=2e-5, help="of GRPO; default: %(default)g")
-    add("--at-once", type=_count, default=3, help="GRPO runs at once, and evaluations; default: 3")
+    add("--at-once", type=_count, default=3, help="GRPO runs and controls at once, and evaluations; default: 3")
     add("--samples", type=_count, default=1, help="per question; 8 for pass@8; default: %(default)s")
     add("--questions", type=int, default=0, help="validation questions; default: all")
     parser.add_argument(

@@ -14,12 +14,19 @@ from typing import Any
 
 from groundwire.domains import Breakdowns
 from groundwire.rewards.rescore import RIGHT
-from groundwire.train.algorithms.statistics import confidence_interval, mcnemar, paired_interval, pass_at_k
+from groundwire.train.algorithms.statistics import (
+    FEW_QUESTIONS,
+    confidence_interval,
+    mcnemar,
+    paired_interval,
+    pass_at_k,
+)
 
 __all__ = [
     "compare",
     "compute_accuracy",
     "compute_metrics",
+    "few_questions",
     "format_accuracy",
     "format_change",
     "is_judged",
@@ -116,6 +123,13 @@ def compare(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any]:
         "lost": lost,
         "p": mcnemar(len(won), len(lost)),
     }
+
+
+def few_questions(count: int) -> str:
+    """What to know of figures of so few questions; empty if they are enough."""
+    if count >= FEW_QUESTIONS:
+        return ""
+    return f"{count} questions are few: only large differences stand out from chance; {FEW_QUESTIONS} or more say more"
 
 
 def format_accuracy(value: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from groundwire.domains import Breakdowns
-from groundwire.train.evaluation.metrics import format_accuracy, format_change
+from groundwire.train.evaluation.metrics import few_questions, format_accuracy, format_change
 from groundwire.train.evaluation.speed import SPEED_COLUMNS, speed_cells
 
 __all__ = ["changes", "comparison", "details", "speed_table", "table"]
@@ -55,6 +55,7 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
     samples = metrics["n"] / metrics["questions"] if metrics["questions"] else 0
     each = f", {samples:.3g} samples each" if samples > 1 else ""
     lines = [f"{metrics['metric_name']} {_with_interval(metrics)} of {metrics['questions']} questions{each} (95 %)"]
+    lines += filter(None, [few_questions(metrics["questions"])])
     if "mixed_groups" in metrics:
         lines.append(
             f"samples: unequal rewards on {metrics['mixed_groups']:.3f} of the questions (GRPO learns from these), "
@@ -100,6 +101,7 @@ def comparison(result: Mapping[str, Any], names: Sequence[str], form: str) -> st
         f"A: {names[0]}: {a:.3f}",
         f"B: {names[1]}: {b:.3f}",
         f"B - A: {format_change(result)} on {result['questions']} questions that both judged",
+        *filter(None, [few_questions(result["questions"])]),
         f"B won {won} and lost {lost}, equal on {result['questions'] - won - lost}; McNemar's exact test: "
         f"p = {result['p']:.3g}",
     ]

@@ -35,7 +35,7 @@ from groundwire.train.evaluation.diagnosis import (
     nothing_judged,
     nothing_to_train,
 )
-from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
 from groundwire.train.evaluation.run_reader import read_pass_rates
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import (
@@ -284,6 +284,8 @@ class LocalTrainer:
         config = self.config
         count = config.val_tasks if step in (0, config.steps) else config.val_every_tasks
         tasks = choose_tasks(self.data.validation, count)
+        if step == 0 and (note := few_questions(len(tasks))):
+            self.callback.on_note(note)
         validations: dict[str, Any] = {}
         for temperature in validation_temperatures(config, step):
             requests = validation_requests(

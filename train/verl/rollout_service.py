@@ -29,7 +29,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, lasting_failure, nothing_judged
-from groundwire.train.evaluation.metrics import compute_accuracy
+from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
@@ -195,7 +195,8 @@ class RolloutService:
             if not self._agent_checked:
                 self._agent_checked = True
                 models = (call.model for result in results for call in result.calls)
-                for note in agent_notes(rows, models, MODEL_NAME):
+                few = few_questions(len({row["task_id"] for row in rows}))
+                for note in [*agent_notes(rows, models, MODEL_NAME), *([few] if few else [])]:
                     _log.warning("%s", note)
             breakdowns = domains.breakdowns_of(domains.get(self._config.domain))
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rows, breakdowns)
