@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from groundwire.adapters.tracing import Triplet, trajectories
-from groundwire.train.algorithms.credit import CallCredit, assign_credit, normalize, token_credit
+from groundwire.train.algorithms.credit import CallCredit, assign_credit, normalize, rewards_differ, token_credit
 
 
 def _call(
@@ -100,12 +101,11 @@ def test_turns_compares_calls_that_read_the_same_prompt() -> None:
     made = assign_credit([(1.0, good), (0.0, bad), (0.5, other)], credit="turns")
     advantages = [[call.advantage for call in calls] for calls in made]
     assert [each[0] for each in advantages] == pytest.approx([1.0, -1.0, 0.0], abs=1e-4)
-    assert advantages[0][1] == pytest.approx(HIGH, abs=1e-4)  # the first calls of agent b
-    assert advantages[1][1] == pytest.approx(LOW, abs=1e-4)  # the calls with prompt 50
-    assert advantages[2][1] == pytest.approx(-LOW, abs=1e-4)
-    everything = normalize([1.0] * 3 + [0.0] * 3 + [0.5] * 2)
-    assert advantages[0][2] == everything[2]
-    assert advantages[1][2] == everything[5]
+    assert advantages[0][1] == pytest.approx(1.0, abs=1e-4)  # the first calls of agent b
+    assert advantages[1][1] == pytest.approx(-0.5, abs=1e-4)  # the calls with prompt 50
+    assert advantages[2][1] == pytest.approx(0.5, abs=1e-4)
+    assert advantages[0][2] == pytest.approx(1.0, abs=1e-4)  # all calls, whose mean is 0.5
+    assert advantages[1][2] == pytest.approx(-1.0, abs=1e-4)
 
 
 def test_a_rollout_is_not_only_compared_with_itself() -> None:
@@ -114,6 +114,63 @@ def test_a_rollout_is_not_only_compared_with_itself() -> None:
         [pytest.approx(HIGH)] * 2,
         [pytest.approx(LOW)] * 2,
     ]
+
+
+def _chain(number: int, length: int, **changes: Any) -> list[Triplet]:
+    """Calls that begin with the same prompt."""
+    return [replace(_call(number + 1), prompt_ids=[1, *[number] * place], **changes) for place in range(length)]
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_equal_rewards_teach_nothing_however_many_calls_they_took(scale: bool) -> None:
+    group = [(1.0, _chain(number, 2 + number % 2)) for number in range(4)]
+    credits = assign_credit(group, credit="turns", discount=0.9, scale=scale)
+    assert {call.advantage for calls in credits for call in calls} == {0.0}
+    assert not rewards_differ(group, credit="turns")
+
+
+def test_a_discount_does_not_outweigh_right_against_wrong() -> None:
+    """The deviation is that of the rewards: of two right answers the longer is 0.1 worse, not as bad as a wrong one."""
+    group = [
+        (reward, _chain(number, length)) for number, (reward, length) in enumerate([(1, 1), (1, 2), (1, 2), (0, 1)])
+    ]
+    [short], [long, _], _, [wrong] = assign_credit(group, credit="turns", discount=0.9)
+    assert short.advantage - long.advantage == pytest.approx(0.1 / 0.5, abs=1e-4)
+    assert short.advantage - wrong.advantage == pytest.approx(1.0 / 0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("credit", ["broadcast", "turns"])
+def test_a_call_cost_is_compared_in_units_of_the_reward(credit: Any) -> None:
+    group = [(1.0, _chain(0, 1)), (1.0, _chain(1, 3)), (0.0, _chain(2, 1))]
+    [short], [long, *_], [wrong] = assign_credit(group, credit=credit, call_cost=0.05)
+    deviation = 3**-0.5
+    assert [call.returns for call in (short, long, wrong)] == pytest.approx([0.95, 0.85, -0.05])
+    assert short.advantage - long.advantage == pytest.approx(0.1 / deviation, abs=1e-4)
+    assert short.advantage - wrong.advantage == pytest.approx(1.0 / deviation, abs=1e-4)
+
+
+@pytest.mark.parametrize("credit", ["broadcast", "turns"])
+def test_with_equal_rewards_a_call_cost_prefers_fewer_calls_and_is_no_teaching(credit: Any) -> None:
+    group = [(1.0, _chain(0, 1)), (1.0, _chain(1, 3))]
+    [[short], [long, *_]] = assign_credit(
+        group, credit=credit, call_cost=0.05, discount=0.9 if credit == "turns" else 1
+    )
+    costs = 0.05 * (0.9 + 0.81) if credit == "turns" else 0.1
+    assert short.advantage - long.advantage == pytest.approx(costs, abs=1e-6)  # undivided
+    assert not rewards_differ(group, credit=credit)
+
+
+@pytest.mark.parametrize("credit", ["last", "discount"])
+def test_the_choices_of_a_request_have_one_weight(credit: Any) -> None:
+    calls = [_call(1), *[_call(2 + choice, choice=choice) for choice in range(3)]]
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(9)])], credit=credit, discount=0.5)
+    assert [call.weight for call in credits] == [0.0 if credit == "last" else 0.5, 1.0, 1.0, 1.0]
+
+
+def test_a_request_whose_first_choice_is_not_trained_is_a_request_of_its_own() -> None:
+    calls = [_call(1), _call(3, choice=1), _call(4, choice=2)]
+    [credits, _] = assign_credit([(1.0, calls), (0.0, [_call(9)])], credit="last")
+    assert [call.weight for call in credits] == [0.0, 1.0, 1.0]
 
 
 def test_tokens_have_the_advantage_of_their_call() -> None:

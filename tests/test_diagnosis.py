@@ -198,7 +198,7 @@ def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:
     path = _run(tmp_path, *rows, credit="turns", credit_discount=0.5, agent_match="write")
     assert CliRunner().invoke(app, [path, "ro-1"]).stdout.splitlines()[1:3] == [
         "call 1 (write_query): return 0.5, advantage 0, weight 1",
-        "call 2 (rewrite_query): return 0, advantage -0.707, weight 1",
+        "call 2 (rewrite_query): return 0, advantage -1.41, weight 1",
     ]
     path = _run(tmp_path / "verl", *rows, trainer="verl", verl={"algorithm.adv_estimator": "rloo"})
     assert "advantage" not in CliRunner().invoke(app, [path, "ro-1"]).stdout

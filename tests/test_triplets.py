@@ -67,6 +67,15 @@ def test_agent_match_is_a_regex_over_agent_names() -> None:
         calls_of_agents(calls, "(")
 
 
+def test_the_reward_of_a_call_that_is_not_trained_counts_for_the_trained_one_before_it() -> None:
+    calls = [
+        *(call(1, agent="tool", reward=9.0), call(2, agent="plan", choice=0), call(3, agent="plan", choice=1)),
+        *(call(4, agent="tool", reward=0.5, choice=0), call(5, agent="tool", reward=0.5, choice=1)),
+        *(call(6, agent="tool", reward=0.25), call(7, agent="plan", reward=1.0)),
+    ]
+    assert [(c.sequence, c.reward) for c in calls_of_agents(calls, "plan")] == [(2, 0.75), (3, 0.75), (7, 1.0)]
+
+
 def emitted(sequence: int, value: Any, primary: str | None = None) -> Span:
     """A reward that an agent emitted while it worked."""
     span = reward(sequence, value, primary)

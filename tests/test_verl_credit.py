@@ -168,9 +168,29 @@ def test_with_turns_a_row_has_the_advantage_of_each_of_its_calls() -> None:
     group = [(0, _outcome([first, GROWING[1]]), 0.0), (1, _outcome([_call(1, [1, 2], [9])]), 0.0)]
     high, _ = normalize([1.0, 0.0])
     rows = training_rows(group, uid="u", step=4, credit="turns")
-    expected = [[high, high, 0.0, normalize([0.5, 0.0, 0.0])[1]], [-high, 0.0, 0.0, 0.0]]
+    expected = [[high, high, 0.0, (0 - 0.5 / 3) / (0.5 * 2**-0.5 + 1e-6)], [-high, 0.0, 0.0, 0.0]]
     torch.testing.assert_close(_advantages(rows), torch.tensor(expected))
     assert [row_fields(row, "spider")["rm_scores"].sum().item() for row in rows] == [0.0, 0.0]
+
+
+def test_with_turns_the_reward_of_a_constrained_or_other_agents_call_is_in_the_returns() -> None:
+    def rows(**changes: Any) -> list[TrainingRow]:
+        pairs = [
+            [_call(1, [1, 2], [3]), replace(_call(2, [5], [6]), reward=reward, **changes)] for reward in (1.0, 0.0)
+        ]
+        group = [(session, _outcome(calls), 0.0) for session, calls in enumerate(pairs)]
+        return training_rows(group, uid="u", step=4, credit="turns", agent_match="" if changes else "write")
+
+    high, low = normalize([1.0, 0.0])
+    for made in (rows(), rows(grammar="{}"), rows(logprobs=[])):
+        assert [row.advantages for row in made] == [[high], [low]]
+        assert all(row.teaches for row in made)
+
+
+def test_rows_of_equal_rewards_do_not_teach_with_a_call_cost() -> None:
+    group = [(session, _outcome(APART[: 1 + session]), 1.0) for session in range(2)]
+    rows = training_rows(group, uid="u", step=4, call_cost=0.1)
+    assert all(row.has_gradient and not row.teaches for row in rows)
 
 
 @pytest.mark.parametrize("credit", ["turns", "broadcast"])

@@ -8,7 +8,15 @@ The proxy (:mod:`groundwire.adapters.tracing.proxy`) is not imported here: it ne
 
 from __future__ import annotations
 
-from groundwire.adapters.tracing.calls import LLMCall, all_calls_from_spans, calls_from_spans, from_span, to_span
+from groundwire.adapters.tracing.calls import (
+    LLMCall,
+    all_calls_from_spans,
+    calls_from_spans,
+    from_span,
+    same_request,
+    select_calls,
+    to_span,
+)
 from groundwire.adapters.tracing.reward_spans import reward_from_spans
 from groundwire.adapters.tracing.trajectories import Trajectory, Triplet, calls_of_agents, trajectories, triplets
 
@@ -21,6 +29,8 @@ __all__ = [
     "calls_of_agents",
     "from_span",
     "reward_from_spans",
+    "same_request",
+    "select_calls",
     "to_span",
     "trajectories",
     "triplets",

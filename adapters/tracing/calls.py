@@ -12,7 +12,7 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ __all__ = [
     "calls_from_spans",
     "check_ids",
     "from_span",
+    "same_request",
+    "select_calls",
     "to_json",
     "to_span",
 ]
@@ -226,6 +228,27 @@ def all_calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
 def calls_from_spans(spans: Iterable[Any]) -> list[LLMCall]:
     """The calls that can be trained on, in order: those without an :attr:`LLMCall.untrainable_reason`."""
     return [call for call in all_calls_from_spans(spans) if not call.untrainable_reason]
+
+
+def same_request(before: int | None, choice: int | None) -> bool:
+    """Whether two calls, one after the other, are choices of one request, by their :attr:`LLMCall.choice`."""
+    return before is not None and choice is not None and before < choice
+
+
+def select_calls(calls: Iterable[LLMCall], selected: Callable[[LLMCall], object]) -> list[LLMCall]:
+    """The selected calls. A reward that was emitted for another one is added to that of the last selected before it:
+    it is what followed from it, as the rewards between two decisions are of the first one.
+    """
+    kept: list[LLMCall] = []
+    before, first = None, 0  # the last selected request begins at ``first``
+    for call in calls:
+        if selected(call):
+            first = first if kept and same_request(kept[-1].choice, call.choice) else len(kept)
+            kept.append(call)
+        elif call.reward is not None and not same_request(before, call.choice):  # choices share their request's reward
+            kept[first:] = [replace(each, reward=(each.reward or 0.0) + call.reward) for each in kept[first:]]
+        before = call.choice
+    return kept
 
 
 def _pack(typecode: str, values: Sequence[float]) -> str:

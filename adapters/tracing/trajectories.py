@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from groundwire.adapters.tracing.calls import LLMCall
+from groundwire.adapters.tracing.calls import LLMCall, select_calls
 
 __all__ = ["Trajectory", "Triplet", "calls_of_agents", "trajectories", "triplets"]
 
@@ -27,7 +27,7 @@ class Triplet:
     reward: float | None
     """The rollout's reward, the same for each of its triplets; None if it has none."""
     call_reward: float | None
-    """The reward that the agent emitted for this call; None if there is none."""
+    """The reward that the agent emitted for this call, with those of :func:`select_calls`; None if there is none."""
     agent: str
     sequence: int
     choice: int | None
@@ -41,7 +41,8 @@ class Triplet:
 
 
 def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[LLMCall]:
-    """The calls of the agents in whose name ``re.search`` finds ``agent_match``; all calls if it is None.
+    """The calls of the agents in whose name ``re.search`` finds ``agent_match``, as :func:`select_calls`; all calls if
+    it is None.
 
     ``"write"`` selects write_query and rewrite_query. Raises ``ValueError`` if it is not a regular expression.
     """
@@ -51,7 +52,7 @@ def calls_of_agents(calls: Iterable[LLMCall], agent_match: str | None) -> list[L
         pattern = re.compile(agent_match)
     except re.error as error:
         raise ValueError(f"agent_match {agent_match!r} is not a regular expression: {error}") from error
-    return [call for call in calls if pattern.search(call.agent)]
+    return select_calls(calls, lambda call: pattern.search(call.agent))
 
 
 def triplets(calls: Iterable[LLMCall], reward: float | None) -> list[Triplet]:

@@ -1,18 +1,25 @@
 """The return, the advantage and the weight of each LLM call of a group's rollouts, the same for both trainers.
 
-The return of call k of a rollout is ``G_k = r_k + discount * G_(k+1)``. ``r_k`` is the reward that the agent emitted
-for the call; to that of the last call the rollout's reward is added. The advantage of a call is
-``(G - mean) / (std + 1e-6)`` over comparable returns of the group, and its tokens are trained with
-``weight * advantage``. The modes are cases of it:
+The return of call k of a rollout is ``G_k = r_k - call_cost + discount * G_(k+1)``. ``r_k`` is the reward that the
+agent emitted for the call; to that of the last call the rollout's reward is added. The advantage of a call is
+``(G - mean) / (std + 1e-6)``: the mean is over comparable returns of the group, and the standard deviation is that of
+its rollouts' rewards. Tokens are trained with ``weight * advantage``. The modes are cases of it:
 
-=========== ======================== ===================================== ==========================
-mode        return of a call         compared with                         weight of a call
-=========== ======================== ===================================== ==========================
-broadcast   the rollout's reward     the rollouts of the group             1
-last        the rollout's reward     the rollouts of the group             1 for the last, else 0
-discount    the rollout's reward     the rollouts of the group             discount ** (calls after it)
-turns       ``G_k``                  comparable calls of the group         1
-=========== ======================== ===================================== ==========================
+=========== ========================================= ========================== ==============================
+mode        return of a call                          compared with              weight of a call
+=========== ========================================= ========================== ==============================
+broadcast   the rollout's reward - call_cost * calls  the rollouts of the group  1
+last        the same                                  the rollouts of the group  1 for the last, else 0
+discount    the same                                  the rollouts of the group  discount ** (calls after it)
+turns       ``G_k``                                   comparable calls           1
+=========== ========================================= ========================== ==============================
+
+A rollout's reward is that of the whole rollout, with the emitted ones for ``turns``, without costs and discount. If all
+of a group are equal, nothing can be learnt from them: the advantages are 0. Only costs are compared then, undivided.
+Dividing by the deviation of the returns instead would make the smallest cost or discount as large as right against
+wrong wherever all rollouts are right, and a call would have to lift accuracy by more than it is ever worth.
+
+The choices (``n``) of one request are one call here: they have its return and its weight.
 
 Comparing rollouts is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1): a rollout of five calls weighs no more in
 its group's mean than a rollout of one. Comparable calls read the same prompt ids (anchor states: Feng et al. 2025,
@@ -26,16 +33,25 @@ compared all the same; or their rollout's reward is 0 (``zero``).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from groundwire.adapters.tracing import Trajectory, Triplet
+from groundwire.adapters.tracing import Trajectory, Triplet, same_request
 
-__all__ = ["CallCredit", "Credit", "Truncated", "assign_credit", "normalize", "token_credit", "trained_reward"]
+__all__ = [
+    "CallCredit",
+    "Credit",
+    "Truncated",
+    "assign_credit",
+    "normalize",
+    "rewards_differ",
+    "token_credit",
+    "trained_reward",
+]
 
 Credit = Literal["broadcast", "last", "discount", "turns"]
 Truncated = Literal["train", "mask", "zero"]
@@ -58,25 +74,40 @@ def assign_credit(
     discount: float = 1.0,
     scale: bool = True,
     truncated: Truncated = "train",
+    call_cost: float = 0.0,
 ) -> list[list[CallCredit]]:
     """The credits of a group's rollouts, each given as its reward and its trained calls in order.
 
     A rollout without trained calls has no part in the comparison. If fewer than two are left, nothing can be compared,
     and every advantage is 0. Without ``scale`` they are not divided by the standard deviation.
     """
-    rollouts = [(trained_reward(reward, calls, truncated), calls) for reward, calls in rollouts]
-    returns = [_returns(reward, calls, credit, discount) for reward, calls in rollouts]
+    calls = [each for _, each in rollouts]
+    rewards = [_rewards(reward, each, credit, truncated) for reward, each in rollouts]
+    returns = [_returns(each, credit, discount, call_cost) for each in rewards]
+    deviation = _deviation([sum(each) for each in rewards if each])
+    compared = returns if deviation else [_returns([0.0] * len(each), credit, discount, call_cost) for each in rewards]
+    divisor = deviation + np.float32(1e-6) if scale and deviation else np.float32(1)
+    steps = [_steps(each) for each in calls]
     if credit == "turns":
-        advantages = _call_advantages([calls for _, calls in rollouts], returns, scale)
+        advantages = _call_advantages(calls, steps, compared, divisor)
     else:
-        present = [index for index, (_, calls) in enumerate(rollouts) if calls]
-        compared = normalize([rollouts[index][0] for index in present], scale=scale)
-        of_rollout = dict(zip(present, compared, strict=True))
-        advantages = [[of_rollout[index]] * len(calls) if calls else [] for index, (_, calls) in enumerate(rollouts)]
+        of_rollout = iter(_advantages([each[0] for each in compared if each], divisor))
+        advantages = [[next(of_rollout)] * len(each) if each else [] for each in calls]
     return [
-        [CallCredit(*each) for each in zip(*of_calls, _weights(calls, credit, discount, truncated), strict=True)]
-        for (_, calls), *of_calls in zip(rollouts, returns, advantages, strict=True)
+        [
+            CallCredit(of_requests[step], advantage, _weight(call, steps[-1] - step, credit, discount, truncated))
+            for call, step, advantage in zip(of_rollout, steps, advantages, strict=True)
+        ]
+        for of_rollout, steps, of_requests, advantages in zip(calls, steps, returns, advantages, strict=True)
     ]
+
+
+def rewards_differ(
+    rollouts: Sequence[tuple[float, Sequence[Triplet]]], *, credit: Credit = "broadcast", truncated: Truncated = "train"
+) -> bool:
+    """Whether a group teaches anything: the rewards that :func:`assign_credit` compares are not all equal."""
+    rewards = [_rewards(reward, calls, credit, truncated) for reward, calls in rollouts]
+    return bool(_deviation([sum(each) for each in rewards if each]))
 
 
 def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated) -> float:
@@ -86,16 +117,9 @@ def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated
 
 def normalize(returns: Sequence[float], *, scale: bool = True) -> list[float]:
     """``(return - mean) / (std + 1e-6)`` in float32, with the unbiased standard deviation; without ``scale`` the
-    numerator (Liu et al. 2025, "Dr. GRPO", arXiv:2503.20783).
-
-    Equal returns, or a single one, give 0: the mean's rounding error over 1e-6 would be up to 0.06.
+    numerator (Liu et al. 2025, "Dr. GRPO", arXiv:2503.20783). Equal returns, or a single one, give 0.
     """
-    values = np.array(returns, np.float32)
-    if len(returns) < 2 or np.ptp(values) <= 1e-6 * np.abs(values).max():
-        return [0.0] * len(returns)
-    deviation = np.float32(np.std(values, ddof=1, dtype=np.float64)) if scale else np.float32(1)
-    scaled: list[float] = ((values - values.mean()) / (deviation + np.float32(1e-6 * scale))).tolist()
-    return scaled
+    return _advantages(returns, _deviation(returns) + np.float32(1e-6) if scale else np.float32(1))
 
 
 def token_credit(trajectory: Trajectory, credits: Mapping[int, CallCredit]) -> tuple[list[int], list[float]]:
@@ -116,56 +140,79 @@ def token_credit(trajectory: Trajectory, credits: Mapping[int, CallCredit]) -> t
 def _steps(calls: Sequence[Triplet]) -> list[int]:
     """The ordinal of the request of each call: the choices of one request are one step."""
     steps: list[int] = []
-    for call in calls:
-        steps.append((steps[-1] if steps else -1) + (0 if call.choice and steps else 1))
+    for before, call in zip([None, *(call.choice for call in calls)], calls, strict=False):
+        steps.append((steps[-1] if steps else -1) + (not same_request(before, call.choice)))
     return steps
 
 
-def _returns(reward: float, calls: Sequence[Triplet], credit: Credit, discount: float) -> list[float]:
-    if credit != "turns" or not calls:
-        return [reward] * len(calls)
-    steps = _steps(calls)
-    rewards = [0.0] * (steps[-1] + 1)
-    for step, call in zip(steps, calls, strict=True):
-        rewards[step] = call.call_reward or 0.0
-    rewards[-1] += reward
-    for step in range(len(rewards) - 2, -1, -1):
-        rewards[step] += discount * rewards[step + 1]
-    return [rewards[step] for step in steps]
+def _rewards(reward: float, calls: Sequence[Triplet], credit: Credit, truncated: Truncated) -> list[float]:
+    """The reward of each request of a rollout; empty without calls."""
+    rewards: dict[int, float] = {}
+    for step, call in zip(_steps(calls), calls, strict=True):
+        rewards[step] = (call.call_reward or 0.0) if credit == "turns" else 0.0
+    if rewards:
+        rewards[len(rewards) - 1] += trained_reward(reward, calls, truncated)
+    return list(rewards.values())
 
 
-def _weights(calls: Sequence[Triplet], credit: Credit, discount: float, truncated: Truncated) -> list[float]:
-    after = [len(calls) - 1 - place for place in range(len(calls))]
+def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cost: float) -> list[float]:
+    """The return of each request of a rollout."""
+    if credit != "turns":
+        return [sum(rewards) - call_cost * len(rewards)] * len(rewards)
+    returns = [reward - call_cost for reward in rewards]
+    for step in range(len(returns) - 2, -1, -1):
+        returns[step] += discount * returns[step + 1]
+    return returns
+
+
+def _weight(call: Triplet, requests_after: int, credit: Credit, discount: float, truncated: Truncated) -> float:
+    if truncated == "mask" and call.truncated:
+        return 0.0
     if credit == "last":
-        weights = [float(count == 0) for count in after]
-    else:
-        weights = [discount**count if credit == "discount" else 1.0 for count in after]
-    masked = truncated == "mask"
-    return [0.0 if masked and call.truncated else weight for call, weight in zip(calls, weights, strict=True)]
+        return float(requests_after == 0)
+    return discount**requests_after if credit == "discount" else 1.0
+
+
+def _deviation(values: Sequence[float]) -> np.float32:
+    """The unbiased standard deviation; 0 if the values are equal but for rounding, or fewer than two."""
+    given = np.array(values, np.float32)
+    # The mean's rounding error over 1e-6 would be an advantage of up to 0.06.
+    if len(values) < 2 or np.ptp(given) <= 1e-6 * np.abs(given).max():
+        return np.float32(0)
+    return np.float32(np.std(given, ddof=1, dtype=np.float64))
+
+
+def _advantages(returns: Sequence[float], divisor: np.float32) -> list[float]:
+    """``(return - mean) / divisor``; equal returns, or a single one, give 0."""
+    values = np.array(returns, np.float32)
+    advantages = (values - values.mean()) / divisor if _deviation(returns) else np.zeros_like(values)
+    return [float(each) for each in advantages]
 
 
 def _call_advantages(
-    rollouts: Sequence[Sequence[Triplet]], returns: Sequence[Sequence[float]], scale: bool
+    rollouts: Sequence[Sequence[Triplet]],
+    steps: Sequence[Sequence[int]],
+    returns: Sequence[Sequence[float]],
+    divisor: np.float32,
 ) -> list[list[float]]:
-    """The advantage of each call among the comparable calls of its group."""
+    """The advantage of each call among the comparable calls of its group. ``returns`` are those of requests."""
     sets: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     keys: dict[tuple[int, int], tuple[Hashable, ...]] = {}
     for index, calls in enumerate(rollouts):
-        ordinals = Counter[str]()
-        for place, call in enumerate(calls):
-            if not call.choice:
-                ordinals[call.agent] += 1
-            keys[index, place] = (tuple(call.prompt_ids), (call.agent, ordinals[call.agent]), "all")
+        requests: defaultdict[str, dict[int, int]] = defaultdict(dict)  # of each agent: their ordinals by step
+        for place, (call, step) in enumerate(zip(calls, steps[index], strict=True)):
+            ordinal = requests[call.agent].setdefault(step, len(requests[call.agent]))
+            keys[index, place] = (tuple(call.prompt_ids), (call.agent, ordinal), "all")
             for key in keys[index, place]:
                 sets[key].append((index, place))
     advantages = [[0.0] * len(calls) for calls in rollouts]
-    normalized: dict[Hashable, dict[tuple[int, int], float]] = {}
+    compared: dict[Hashable, dict[tuple[int, int], float]] = {}
     for (index, place), candidates in keys.items():
         for key in candidates:
             if len({member for member, _ in sets[key]}) > 1:
-                if key not in normalized:
-                    values = [returns[member][at] for member, at in sets[key]]
-                    normalized[key] = dict(zip(sets[key], normalize(values, scale=scale), strict=True))
-                advantages[index][place] = normalized[key][index, place]
+                if key not in compared:
+                    values = [returns[member][steps[member][at]] for member, at in sets[key]]
+                    compared[key] = dict(zip(sets[key], _advantages(values, divisor), strict=True))
+                advantages[index][place] = compared[key][index, place]
                 break
     return advantages

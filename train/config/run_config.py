@@ -187,10 +187,16 @@ class RunConfig(AgentSettings):
         "or each call's own return (turns)",
     )
     credit_discount: float = _training(
-        0.9,
-        "Factor from a call to the one before: of its weight with credit discount, of its return with turns",
+        1.0,
+        "Factor from a call to the one before: of its return with credit turns, of its weight with discount (without "
+        "it 0.9)",
         gt=0,
         le=1,
+    )
+    call_cost: float = _training(
+        0.0,
+        "Cost of each trained LLM call, subtracted from its rollout's reward in the update alone: prefers fewer calls",
+        ge=0,
     )
     agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
         None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
@@ -302,9 +308,11 @@ class RunConfig(AgentSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_process_at_least(cls, values: Any) -> Any:
+    def _defaults_of_other_values(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("runner_python") and not values.get("runner_processes"):
-            return {**values, "runner_processes": 1}
+            values = {**values, "runner_processes": 1}
+        if isinstance(values, dict) and values.get("credit") == "discount":
+            values = {"credit_discount": 0.9, **values}
         return values
 
     @model_validator(mode="after")
@@ -314,6 +322,11 @@ class RunConfig(AgentSettings):
         for name, low in {**least, "n_runners": 0 if external else 1}.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {low}")
+        if self.credit == "discount" and self.credit_discount == 1:
+            raise ConfigError(
+                "credit is discount with a credit_discount of 1: all calls would weigh the same, as with "
+                "credit=broadcast; give a credit_discount below 1, such as 0.9"
+            )
         if self.runner_processes and external:
             given = "runner_python" if self.runner_python else "runner_processes"
             raise ConfigError(

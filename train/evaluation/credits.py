@@ -43,6 +43,7 @@ def row_credits(rows: Sequence[Row], settings: Mapping[str, Any]) -> list[list[C
             discount=settings.get("credit_discount", 1.0),
             scale=settings.get("scale_rewards", True),
             truncated=settings.get("truncated") or "train",
+            call_cost=settings.get("call_cost", 0.0),
         )
         for index, each in zip(indices, assigned, strict=True):
             credits[index] = each

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from groundwire.adapters import Backend
-from groundwire.adapters.tracing import calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.rewards import Reward
 from groundwire.rewards.watch import Watched
@@ -269,7 +269,7 @@ class LocalTrainer:
             ScoredRollout(
                 group=result.request.group,
                 reward=result.reward,
-                trajectories=trajectories(triplets(calls_of_agents(result.calls, match), result.reward)),
+                trajectories=trajectories(triplets(result.trained_calls(match), result.reward)),
             )
             for result in results
             if result.reward is not None

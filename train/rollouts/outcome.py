@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, reward_from_spans
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, reward_from_spans, select_calls
 from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
@@ -126,6 +126,13 @@ class RolloutResult:
     def succeeded(self) -> bool:
         """Whether it has a reward and did not fail."""
         return self.status == "succeeded"
+
+    def trained_calls(self, agent_match: str | None) -> list[LLMCall]:
+        """The calls of the agents that ``agent_match`` selects, with the rewards emitted for calls that are not trained
+        (:func:`.select_calls`).
+        """
+        calls = sorted((*self.calls, *self.untrainable), key=lambda call: (call.sequence, call.started))
+        return calls_of_agents(select_calls(calls, lambda call: not call.untrainable_reason), agent_match)
 
     def to_row(self, step: int) -> dict[str, Any]:
         """The rollout as a row of ``rollouts.parquet``."""

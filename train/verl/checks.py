@@ -27,7 +27,7 @@ def check(config: RunConfig, data: TaskData) -> None:
     if estimator := other_estimator(config):
         print(
             f"warning: with algorithm.adv_estimator={estimator} verl computes the advantages from the rewards of rows: "
-            "credit and credit_discount have no effect",
+            "credit, credit_discount and call_cost have no effect",
             file=sys.stderr,
         )
     if len(data.train) < config.tasks_per_step:

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from groundwire.adapters.tracing import Trajectory, Triplet, calls_of_agents, trajectories, triplets
+from groundwire.adapters.tracing import Trajectory, Triplet, select_calls, trajectories, triplets
 from groundwire.train.algorithms.credit import (
     CallCredit,
     Credit,
     Truncated,
     assign_credit,
+    rewards_differ,
     token_credit,
     trained_reward,
 )
@@ -47,6 +48,8 @@ class TrainingRow:
     last_version: int
     """Versions of the weights at the first and at the last sampled token."""
     step: int
+    teaches: bool = False
+    """Whether it has a gradient because the rewards of its group differ, not only the costs of its calls."""
     info: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -61,9 +64,10 @@ def training_rows(
     uid: str,
     step: int,
     credit: Credit | None = "broadcast",
-    discount: float = 0.9,
+    discount: float = 1.0,
     scale: bool = True,
     truncated: Truncated = "train",
+    call_cost: float = 0.0,
     agent_match: str | None = None,
 ) -> list[TrainingRow]:
     """The rows of the rollouts of a prompt, each given as its session, its result and its reward.
@@ -72,16 +76,24 @@ def training_rows(
     selects: verl's workers compute log-probabilities over the whole vocabulary, and those of a constrained call are
     over the tokens that its grammar allows. Without ``credit`` the rows carry no advantages and train all these calls.
     """
-    calls = [triplets(calls_of_agents(result.calls, agent_match), reward) for _, result, reward in rollouts]
-    trained = [[call for call in each if not call.grammar] for each in calls]
+    calls = [result.trained_calls(agent_match) for _, result, _ in rollouts]
+    free = [triplets(select_calls(each, lambda call: not call.grammar), None) for each in calls]
     scored = [
-        (trained_reward(reward, each, truncated), each) for (*_, reward), each in zip(rollouts, trained, strict=True)
+        (trained_reward(reward, each, truncated), each) for (*_, reward), each in zip(rollouts, free, strict=True)
     ]
-    assigned = assign_credit(scored, credit=credit or "broadcast", discount=discount, scale=scale, truncated=truncated)
+    mode = credit or "broadcast"
+    assigned = assign_credit(
+        scored, credit=mode, discount=discount, scale=scale, truncated=truncated, call_cost=call_cost
+    )
+    differ = rewards_differ(scored, credit=mode, truncated=truncated)
     rows: list[TrainingRow] = []
-    for (session, result, _), turns, (reward, free), credits in zip(rollouts, calls, scored, assigned, strict=True):
-        by_call = {id(turn): CallCredit(reward, 0.0, 0.0) for turn in turns}
-        by_call |= {id(turn): each for turn, each in zip(free, credits, strict=True)}
+    for (session, result, _), of_agents, (reward, trained), credits in zip(
+        rollouts, calls, scored, assigned, strict=True
+    ):
+        turns = triplets(of_agents, reward)
+        by_place = {(call.sequence, call.choice): each for call, each in zip(trained, credits, strict=True)}
+        nothing = CallCredit(reward, 0.0, 0.0)
+        by_call = {id(turn): by_place.get((turn.sequence, turn.choice), nothing) for turn in turns}
         parts = _trained_parts(turns, by_call)
         for index, (trajectory, mask, advantages) in enumerate(parts):
             versions = [_weights_versions(turn, step) for turn in trajectory.triplets]
@@ -100,6 +112,7 @@ def training_rows(
                     first_version=min(first for first, _ in versions),
                     last_version=max(last for _, last in versions),
                     step=step,
+                    teaches=differ and (credit is None or any(advantages)),
                     info={name: float(value) for name, value in result.reward_components.items()},
                 )
             )

@@ -249,11 +249,11 @@ class RolloutService:
         replaced = False
         if training:
             self._empty_groups = 0 if usable else self._empty_groups + 1
-            has_gradient = usable and _has_gradient(rows)
-            replaced = usable and not has_gradient and self._replaced[prompt.step] < self._max_replaced
+            teaches = usable and any(row.teaches for row in rows)
+            replaced = usable and not teaches and self._replaced[prompt.step] < self._max_replaced
             self._replaced[prompt.step] += replaced
-            counts.update(groups=1, groups_used=int(has_gradient), groups_replaced=int(replaced))
-            if has_gradient:
+            counts.update(groups=1, groups_used=int(teaches), groups_replaced=int(replaced))
+            if teaches:
                 counts.update(rollouts_trained=len(used), tokens_trained=sum(sum(row.mask) for row in rows))
         finished = usable and not replaced
         if training and finished:
@@ -291,6 +291,7 @@ class RolloutService:
                 discount=config.credit_discount,
                 scale=config.scale_rewards,
                 truncated=config.truncated,
+                call_cost=config.call_cost,
                 agent_match=config.agent_match,
             )
         rows = training_rows(scored, uid=prompt.uid, step=prompt.step, credit=None)
@@ -318,13 +319,6 @@ class RolloutService:
 
 def _failure(result: RolloutResult) -> str:
     return "" if result.succeeded else f"the last failed of {result.status}: {result.message[:300]}"
-
-
-def _has_gradient(rows: Sequence[TrainingRow]) -> bool:
-    """Whether the group has an advantage other than 0. verl's own estimators are taken to compare the rewards."""
-    if any(row.advantages is None for row in rows):
-        return len({row.reward for row in rows}) > 1
-    return any(row.has_gradient for row in rows)
 
 
 def _batch_counts(rows: Sequence[TrainingRow]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from groundwire.adapters.tracing import Trajectory, Triplet
 from groundwire.tools.files import shorten_repr
-from groundwire.train.algorithms.credit import assign_credit, token_credit
+from groundwire.train.algorithms.credit import CallCredit, assign_credit, rewards_differ, token_credit
 from groundwire.train.algorithms.losses import (
     clipped_policy_loss,
     kl_to_reference,
@@ -114,12 +114,12 @@ class GRPO:
         for rollout in rollouts:
             batch.setdefault(rollout.group, []).append(rollout)
         scored = [(group, self._items(group)) for group in batch.values()]
-        used = [(group, items) for group, items in scored if any(any(item.advantages) for item in items)]
-        groups = [items for _, items in used]
+        used = [group for group, items in scored if self._teaches(group, items)]
+        groups = [items for _, items in scored if _has_gradient(items)]
         metrics: dict[str, float] = {
             "groups": len(batch),
-            "groups_used": len(groups),
-            "rollouts_trained": sum(bool(rollout.calls) for group, _ in used for rollout in group),
+            "groups_used": len(used),
+            "rollouts_trained": sum(bool(rollout.calls) for group in used for rollout in group),
         }
         if config.kl_coef or config.entropy_coef:
             groups = [items for _, items in scored if items]
@@ -145,8 +145,8 @@ class GRPO:
         return metrics
 
     def has_gradient(self, group: Sequence[ScoredRollout]) -> bool:
-        """Whether a group of rollouts has an advantage other than 0."""
-        return any(any(item.advantages) for item in self._items(group))
+        """Whether the rewards of a group differ, and so give it an advantage other than 0."""
+        return self._teaches(group, self._items(group))
 
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
@@ -161,21 +161,29 @@ class GRPO:
         self.updates = state["updates"]
         self._random.setstate(_random_state(state))
 
-    def _items(self, group: Sequence[ScoredRollout]) -> list[Item]:
-        """The trajectories of a group's rollouts with their tokens' advantages."""
+    def credits(self, group: Sequence[ScoredRollout]) -> list[list[CallCredit]]:
+        """What the calls of each rollout of a group are trained with."""
         config = self.config
-        calls = [rollout.calls for rollout in group]
-        credits = assign_credit(
-            [(rollout.reward, each) for rollout, each in zip(group, calls, strict=True)],
+        return assign_credit(
+            [(rollout.reward, rollout.calls) for rollout in group],
             credit=config.credit,
             discount=config.credit_discount,
             scale=config.scale_rewards,
             truncated=config.truncated,
+            call_cost=config.call_cost,
         )
+
+    def _teaches(self, group: Sequence[ScoredRollout], items: Sequence[Item]) -> bool:
+        scored = [(rollout.reward, rollout.calls) for rollout in group]
+        differ = rewards_differ(scored, credit=self.config.credit, truncated=self.config.truncated)
+        return differ and _has_gradient(items)
+
+    def _items(self, group: Sequence[ScoredRollout]) -> list[Item]:
+        """The trajectories of a group's rollouts with their tokens' advantages."""
         by_call = {
             id(call): credit
-            for rollout in zip(calls, credits, strict=True)
-            for call, credit in zip(*rollout, strict=True)
+            for rollout, credits in zip(group, self.credits(group), strict=True)
+            for call, credit in zip(rollout.calls, credits, strict=True)
         }
         made = [
             Item(trajectory, *token_credit(trajectory, by_call))
@@ -323,6 +331,10 @@ class GRPO:
                     forbidden[start:end] = ~self._constraints.replay(triplet.grammar, triplet.response_ids)
                 start = end
         return forbidden
+
+
+def _has_gradient(items: Sequence[Item]) -> bool:
+    return any(any(item.advantages) for item in items)
 
 
 def check_state(model: torch.nn.Module, state: Any) -> None:

@@ -46,10 +46,12 @@ class GRPOConfig:
     """Optimizer steps per batch of rollouts; clipping has an effect from the second on."""
     credit: Credit = "broadcast"
     """How a rollout's reward and its calls' rewards become the advantages of its calls."""
-    credit_discount: float = 0.9
+    credit_discount: float = 1.0
     """With ``discount`` the factor of a call's weight, with ``turns`` of its return, to the call before."""
+    call_cost: float = 0.0
+    """What each call costs its rollout."""
     scale_rewards: bool = True
-    """Whether advantages are divided by the standard deviation of the returns."""
+    """Whether advantages are divided by the standard deviation of the group's rewards."""
     truncated: Truncated = "train"
     """What happens to replies that were cut off at the limit of tokens."""
     temperature: float = 1.0
