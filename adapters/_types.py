@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import quote
 
+from groundwire.tools.text import valid_texts
 from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = [
@@ -67,11 +68,15 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The agent's answer and its steps."""
+    """The agent's answer and its steps, in valid Unicode."""
 
     text: str
     """The answer to be judged: the final query or prose, according to the question's ``form``."""
     steps: list[AgentStep] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", valid_texts(self.text))
+        object.__setattr__(self, "steps", valid_texts(self.steps))
 
 
 class BackendError(Exception):

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic_core import to_json
+
 from groundwire.tools.errors import UserError
+from groundwire.tools.text import valid_texts
 from groundwire.tools.types import AnswerForm
 
 __all__ = [
@@ -46,6 +49,9 @@ Values without a label follow by name.
 """
 
 
+_REPLACED = "\ufffd".encode()
+
+
 class DataError(UserError):
     """The domain's data is missing or broken; the message names the path, the problem and the remedy."""
 
@@ -61,6 +67,8 @@ class TaskData:
     """Number of training tasks left out, by reason, e.g. ``{"gold returns no rows": 254}``."""
     folder: str | None = None
     """The ``data_dir`` with which another process reads the same data; None if it is the given one."""
+    notes: tuple[str, ...] = ()
+    """What :func:`load_split` has to say about the tasks."""
 
 
 class Domain(Protocol):
@@ -84,8 +92,18 @@ class Domain(Protocol):
 def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -> TaskData:
     """The domain's data with the tasks of ``split`` for validation: ``train``, ``validation`` (also None), or another.
 
-    A domain's optional method ``load_split(split, data_dir)`` reads others. Raises :class:`DataError`.
+    A domain's optional method ``load_split(split, data_dir)`` reads others. The texts of the tasks are valid Unicode.
+    Raises :class:`DataError`.
     """
+    data = _load_split(domain, split, data_dir)
+    train, validation = valid_texts(data.train), valid_texts(data.validation)
+    tasks = [*train, *validation]
+    damaged = sum(_REPLACED in to_json(task, fallback=repr) for task in tasks)
+    note = f"{damaged:,} of {len(tasks):,} tasks have U+FFFD in place of a character that was cut or not decoded"
+    return replace(data, train=train, validation=validation, notes=(note,) if damaged else ())
+
+
+def _load_split(domain: Domain, split: str | None, data_dir: str | None) -> TaskData:
     own = getattr(domain, "load_split", None)
     if split in (None, "validation", "train") or own is None:
         data = domain.load(data_dir)

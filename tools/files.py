@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import reprlib
 import stat
 from pathlib import Path
@@ -16,10 +17,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from groundwire.tools.text import valid_text
+
 __all__ = ["MAX_BYTES", "first_error", "parse_json", "read_bytes", "read_json", "shorten_repr"]
 
 MAX_BYTES = 64 << 20
 """Size of the largest JSON or settings file that is read: its values may take twenty times the memory."""
+_ESCAPES = re.compile(r"\\\\|\\u([dD][89a-fA-F][0-9a-fA-F]{2})")
+"""The escaped halves of surrogate pairs. An escaped backslash is no beginning of one."""
 
 
 def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
@@ -35,15 +40,23 @@ def read_bytes(file: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ``ValueError``, also for lone surrogates and for more than 200 nested values."""
+    """The value of a JSON text, with U+FFFD for half of a surrogate pair, escaped or not.
+
+    Raises ``ValueError``, also for more than 200 nested values.
+    """
     if isinstance(text, bytes):
-        text = text.decode(json.detect_encoding(text))
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
         return from_json(text)
-    except ValueError as error:
-        if "hex escape" not in str(error):
+    except ValueError:
+        valid = valid_text(_ESCAPES.sub(_unescape_surrogate, text))
+        if valid == text:
             raise
-        raise ValueError(f"a surrogate without its pair, or an incomplete \\u escape: {error}") from error
+        return from_json(valid)
+
+
+def _unescape_surrogate(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 16)) if escape[1] else escape[0]
 
 
 def read_json(file: Path) -> Any:

@@ -1,4 +1,4 @@
-"""Removes secrets from text that leaves a process: error messages, log lines, spans, files.
+"""Makes text fit to leave a process in error messages, log lines, spans and files: no secrets, and valid Unicode.
 
 A provider may repeat the key that it refuses, and an error may quote a URL with a password. Known secrets are the
 values of environment variables with names like ``OPENAI_API_KEY``, and those that :func:`register_secret` was given. A
@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
+
+from groundwire.tools.text import valid_text
 
 __all__ = ["MIN_LENGTH", "has_credentials", "mask_secrets", "masked_values", "register_secret", "secret_masker"]
 
@@ -31,7 +33,10 @@ def register_secret(value: str | None) -> None:
 
 
 def mask_secrets(text: str) -> str:
-    """``text`` with each known secret replaced by ``$NAME`` or ``***``, and URLs without user and password."""
+    """``text`` with each known secret replaced by ``$NAME`` or ``***``, and URLs without user and password.
+
+    It is valid Unicode (:func:`groundwire.tools.text.valid_text`).
+    """
     return secret_masker()(text)
 
 
@@ -44,6 +49,7 @@ def secret_masker() -> Callable[[str], str]:
     ordered = sorted((form for form in forms if len(form) >= MIN_LENGTH), key=len, reverse=True)
 
     def mask(text: str) -> str:
+        text = valid_text(text)
         for form in ordered:
             if form in text:
                 text = text.replace(form, forms[form])
@@ -53,12 +59,14 @@ def secret_masker() -> Callable[[str], str]:
 
 
 def masked_values(value: Any, mask: Callable[[str], str] | None = None) -> Any:
-    """``value`` with all its texts masked, also inside of lists, tuples and mappings."""
+    """``value`` with all its texts masked, also inside of lists, tuples and mappings, whose names are valid Unicode."""
     mask = mask or secret_masker()
     if isinstance(value, str):
         return mask(value)
     if isinstance(value, Mapping):
-        return {key: masked_values(each, mask) for key, each in value.items()}
+        return {
+            valid_text(key) if isinstance(key, str) else key: masked_values(each, mask) for key, each in value.items()
+        }
     if isinstance(value, list | tuple) and not set(map(type, value)) <= _NUMBERS:  # token ids are long lists
         return [masked_values(each, mask) for each in value]
     return value

@@ -21,6 +21,7 @@ import pydantic_core
 from groundwire.adapters.tracing import semconv
 from groundwire.adapters.tracing.reward_spans import call_rewards
 from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.tools.text import valid_texts
 
 __all__ = [
     "UNKNOWN_GRAMMAR",
@@ -130,21 +131,21 @@ def check_ids(values: Iterable[int]) -> list[int]:
 
 
 def to_json(value: Any) -> str:
-    """``value`` as compact JSON. Non-ASCII characters are escaped only if ``value`` contains a lone surrogate."""
+    """``value`` as compact JSON in valid Unicode."""
     try:
         return pydantic_core.to_json(value).decode()
-    except ValueError:
-        return json.dumps(value, separators=(",", ":"))
+    except ValueError:  # it has half of a surrogate pair
+        return json.dumps(valid_texts(value), separators=(",", ":"), ensure_ascii=False)
 
 
 def to_span(call: LLMCall) -> SpanRecord:
     """The span of a call. Attributes are str, int or lists of str, which every store accepts."""
     attributes: dict[str, Any] = {
         semconv.OPERATION: "chat",
-        semconv.REQUEST_MODEL: _valid_unicode(call.model),
-        semconv.AGENT: _valid_unicode(call.agent),
+        semconv.REQUEST_MODEL: call.model,
+        semconv.AGENT: call.agent,
         semconv.INPUT_MESSAGES: call.messages_json,
-        semconv.FINISH_REASONS: [_valid_unicode(call.finish_reason)],
+        semconv.FINISH_REASONS: [call.finish_reason],
         semconv.INPUT_TOKENS: len(call.prompt_ids) or call.prompt_tokens,
         semconv.OUTPUT_TOKENS: len(call.response_ids) or call.response_tokens,
         semconv.STATUS: call.status,
@@ -152,8 +153,7 @@ def to_span(call: LLMCall) -> SpanRecord:
         semconv.RESPONSE_IDS: _pack(_UINT32, call.response_ids),
         semconv.LOGPROBS: _pack("f", call.logprobs),
     }
-    error = _valid_unicode(call.error)
-    texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: error}
+    texts = {semconv.TOOLS: call.tools_json, semconv.OUTPUT_MESSAGES: call.reply_json, semconv.ERROR: call.error}
     texts |= {semconv.GRAMMAR: call.grammar, semconv.CALL_ID: call.call_id, semconv.RESPONSE_ID: call.reply_id}
     texts[semconv.WIRE_API] = call.wire_api
     attributes.update({name: text for name, text in texts.items() if text})
@@ -171,7 +171,7 @@ def to_span(call: LLMCall) -> SpanRecord:
         attributes=attributes,
         start_time=call.started,
         end_time=call.ended,
-        error=error if error or call.status not in _OK else None,
+        error=call.error if call.error or call.status not in _OK else None,
     )
 
 
@@ -264,7 +264,3 @@ def _unpack(typecode: str, text: str) -> list[Any]:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tolist()
-
-
-def _valid_unicode(value: str) -> str:
-    return value.encode("utf-8", "replace").decode()

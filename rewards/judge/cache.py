@@ -54,9 +54,8 @@ class JudgeCache:
 
     def store(self, key: str, *, model: str, reply: str) -> None:
         """Store a readable reply, unless there is one."""
-        text = reply.encode("utf-8", "replace").decode()  # SQLite refuses lone surrogates
         insert = "INSERT OR IGNORE INTO verdicts (key, model, reply) VALUES (?, ?, ?)"
-        self._do(lambda db: db.execute(insert, (key, model, text)))
+        self._do(lambda db: db.execute(insert, (key, model, reply)))
 
     def reserve(self, usd: float, *, max_calls: int | None, max_usd: float | None) -> None:
         """Count a request that costs at most ``usd``. Raises :class:`rewards.JudgeAbstainedError` at a cap."""

@@ -154,8 +154,13 @@ def prepare(
             model_notes.append(note)
         if config.trainer != "verl" and config.device != "cpu":
             _check_device(config.device)
-    left_out = [f"      left out of training: {count} ({reason})" for reason, count in data.left_out.items()]
-    notes = [f"data: {data.source}", *left_out, *(f"reward: {note}" for note in reward_notes), *model_notes]
+    more = [*(f"left out of training: {count} ({reason})" for reason, count in data.left_out.items()), *data.notes]
+    notes = [
+        f"data: {data.source}",
+        *(f"      {each}" for each in more),
+        *(f"reward: {note}" for note in reward_notes),
+        *model_notes,
+    ]
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
     return Job(

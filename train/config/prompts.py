@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.files import read_json, shorten_repr
+from groundwire.tools.text import valid_texts
 from groundwire.train.config.errors import ConfigError
 
 __all__ = ["read_prompts"]
@@ -20,7 +21,7 @@ def read_prompts(value: Any) -> Any:
     Raises :class:`ConfigError`, which names the file and the prompt.
     """
     if not isinstance(value, str | Path):
-        return value
+        return valid_texts(value)
     try:
         prompts = read_json(Path(value))
     except OSError as error:

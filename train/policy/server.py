@@ -321,10 +321,7 @@ class PolicyServer(HttpServer):
         return tuple(chain.from_iterable(self._token_ids(text[start:end]) for start, end in pairwise(places)))
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
-        try:
-            return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
-        except TypeError as error:  # the tokenizers take only valid Unicode
-            raise ChatRequestError("the messages have a surrogate without its pair", param="messages") from error
+        return tuple(self._engine.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _part_starts(tokenizer: Any) -> re.Pattern[str]:

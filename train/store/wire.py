@@ -139,23 +139,22 @@ class RunnerStore(Protocol):
 
 
 def span_fields(span: SpanRecord, mask: Callable[[str], str] | None = None) -> dict[str, Any]:
-    """``span`` with the fields of Agent Lightning's ``Span``, without secrets.
+    """``span`` with the fields of Agent Lightning's ``Span``, without secrets and in valid Unicode.
 
     ``mask`` is a :func:`secret_masker` for many spans.
     """
     mask = mask or secret_masker()
     trace_id = secrets.token_hex(16)
     return {
-        "name": span.name,
+        "name": mask(span.name),
         "rollout_id": span.rollout_id,
         "attempt_id": span.attempt_id,
         "sequence_id": span.sequence_id,
         "trace_id": trace_id,
         "span_id": span.span_id,
         "parent_id": None,
-        "attributes": {
-            name: value if name in _PACKED else masked_values(value, mask) for name, value in span.attributes.items()
-        },
+        "attributes": masked_values({name: each for name, each in span.attributes.items() if name not in _PACKED}, mask)
+        | {name: span.attributes[name] for name in _PACKED if name in span.attributes},
         "start_time": span.start_time,
         "end_time": span.end_time,
         "status": {"status_code": "OK"}

@@ -18,6 +18,7 @@ from pydantic_core import to_json
 
 from groundwire.adapters import Endpoint, LitAgentBackend
 from groundwire.adapters.tracing.emitted_spans import current_emissions
+from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM
 from groundwire.train.store.client import StoreClient
 from groundwire.train.store.limits import check_request
@@ -68,7 +69,7 @@ class EmissionTracer(Tracer):
         emissions = current_emissions()
         if emissions is None:
             raise RuntimeError(f"{name} was emitted outside of a rollout: emit it in the agent, or in what it calls")
-        span = DummyTracer().create_span(name, attributes, timestamp, status)
+        span = DummyTracer().create_span(valid_text(name), valid_texts(attributes), timestamp, status)
         _check(span)
         emissions.add(
             span.name,

@@ -1,0 +1,85 @@
+"""Half of a surrogate pair, which UTF-8 cannot hold, becomes U+FFFD wherever text comes in or goes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groundwire.adapters import Answer
+from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.spans import SpanRecord
+from groundwire.adapters.tracing.wire.exchange import parse_reply, read_request
+from groundwire.domains import load_split, task_list
+from groundwire.tools import text
+from groundwire.tools.files import parse_json
+from groundwire.tools.secrets import masked_values
+from groundwire.tools.text import valid_text, valid_texts
+from groundwire.train.config.prompts import read_prompts
+from groundwire.train.store.spans import lightning_span
+
+ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
+BAD, GOOD = "cut \ud83d", "cut \ufffd"
+
+
+@given(ANY_TEXT)
+def test_any_text_becomes_valid_and_valid_text_stays_as_it_is(any_text: str) -> None:
+    valid = valid_text(any_text)
+    assert valid_text(valid.encode().decode()) is valid or valid == valid.encode().decode()
+    assert [each for each in valid if each != "\ufffd"] == [
+        each for each in any_text.encode("utf-16", "surrogatepass").decode("utf-16", "ignore") if each != "\ufffd"
+    ]
+
+
+def test_halves_that_belong_together_are_one_character() -> None:
+    assert valid_texts({"\ud83d\ude00": ["\ud83d", ("\ude00", 1)]}) == {"\U0001f600": ["\ufffd", ("\ufffd", 1)]}
+
+
+def test_values_without_such_text_are_the_same_objects() -> None:
+    value = {"a": ["é", 1, {"b": object()}]}
+    assert valid_texts(value) is value
+
+
+@given(st.recursive(ANY_TEXT | st.just("\\ud83d") | st.integers(), lambda inner: st.lists(inner, max_size=3)))
+def test_json_has_the_value_that_was_written_in_valid_text(value: Any) -> None:
+    assert parse_json(json.dumps(value)) == valid_texts(value)
+    assert parse_json(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")) == valid_texts(value)
+
+
+def test_text_is_made_valid_where_it_enters_and_where_it_leaves() -> None:
+    ids = {"rollout_id": "r", "attempt_id": "a", "sequence_id": 1, "start_time": 0.0, "end_time": 0.0}
+    span = SpanRecord(name=BAD, attributes={BAD: [BAD]}, error=BAD, **ids)  # type: ignore[arg-type]
+    stored = lightning_span(span)
+    assert (stored.name, stored.attributes, stored.status.description) == (GOOD, {GOOD: [GOOD]}, GOOD)
+    step = {"agent": BAD, "kind": "tool", "input": BAD, "output": BAD, "ok": True}
+    answer = Answer(text=BAD, steps=[step])  # type: ignore[list-item]
+    assert dataclasses.astuple(answer) == (GOOD, [{**step, "agent": GOOD, "input": GOOD, "output": GOOD}])
+    body = json.dumps({"messages": [{"content": BAD}]}).encode()
+    assert read_request(body) == parse_reply(body) == {"messages": [{"content": GOOD}]}
+    assert to_json({BAD: BAD}) == f'{{"{GOOD}":"{GOOD}"}}'
+    assert masked_values({BAD: BAD}) == read_prompts({BAD: BAD}) == {GOOD: GOOD}
+
+
+def test_tasks_are_made_valid_and_their_share_is_said(tmp_path: Path) -> None:
+    rows = [{"question": f"{n}?", "hint": BAD if n < 2 else "é"} for n in range(5)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    for tasks in (rows, str(file)):
+        data = load_split(task_list(tasks), None)
+        assert sorted(task["hint"] for task in (*data.train, *data.validation)) == [GOOD, GOOD, "é", "é", "é"]
+        assert data.notes == ("2 of 5 tasks have U+FFFD in place of a character that was cut or not decoded",)
+
+
+def test_what_was_replaced_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(text, "_first", [])
+    with caplog.at_level(logging.WARNING):
+        valid_texts([BAD, BAD])
+    assert [record.getMessage() for record in caplog.records] == [
+        "half of a character (a surrogate without its pair) becomes U+FFFD; first here: 'cut \\ud83d'"
+    ]
