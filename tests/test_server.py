@@ -366,7 +366,7 @@ async def test_sampling_parameters_reach_the_engine(scripted):
     await client.chat.completions.create(model="policy", messages=HELLO, max_completion_tokens=8, stop="x")
     first, second, third = engine.samplings
     assert (first.temperature, first.top_p, first.max_tokens, first.stop, first.seed) == (0.25, 0.5, 7, ("x", "y"), 3)
-    assert second.seed == 4  # the choices of one request differ
+    assert second.seed not in (3, 4)  # the choices of a request differ from each other and from other seeds'
     assert (third.temperature, third.top_p, third.max_tokens, third.stop, third.seed) == (1.0, 1.0, 8, ("x",), None)
 
 

@@ -18,7 +18,7 @@ __all__ = ["Checkpoints", "step_number"]
 
 _KEPT = 2
 _VALIDATION = "validation.json"
-_FIGURES = {"step": int, "accuracy": float, "n": int, "total": int}
+_FIGURES = {"step": int, "accuracy": float, "n": int, "total": int, "scores": dict}
 
 
 class Checkpoints:
@@ -44,7 +44,9 @@ class Checkpoints:
             (part / _VALIDATION).write_text(json.dumps({name: figures[name] for name in _FIGURES}) + "\n")
 
     def best(self) -> dict[str, Any] | None:
-        """The ``step`` of the best model, and its validation's ``accuracy``, ``n`` and ``total``; None without one."""
+        """The ``step`` of the best model, with the ``accuracy``, ``n`` and ``total`` of its validation and the
+        ``scores`` of its questions by task id; None without one.
+        """
         with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged file counts as none
             figures = read_json(self.folder / "best" / _VALIDATION)
             return {name: kind(figures[name]) for name, kind in _FIGURES.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.domains import Task
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = [
     "validation_temperatures",
 ]
 
+_GOLDEN = 2654435769  # 2**32 over the golden ratio
 VALIDATIONS = {"validation": "greedy", "validation_sampled": "sampled"}
 """The validations in a line of ``metrics.jsonl`` and in summaries, with the way of sampling."""
 
@@ -44,16 +46,23 @@ def validation_missing(config: RunConfig, line: Mapping[str, Any]) -> bool:
 
 
 def choose_tasks(tasks: Sequence[Task], count: int) -> list[Task]:
-    """``count`` tasks (0 is all), evenly spaced in ``tasks``: the same for every run and seed, from all databases."""
+    """``count`` tasks (0 is all), evenly spaced in ``tasks``: the same for every run and seed, from all databases.
+
+    A smaller number of them is a part of a larger one: multiples of the golden ratio are spread evenly, however many.
+    """
     if count <= 0 or count >= len(tasks):
         return list(tasks)
-    return [tasks[int((i + 0.5) * len(tasks) / count)] for i in range(count)]
+    order = sorted(range(len(tasks)), key=lambda index: index * _GOLDEN % 2**32)
+    return [tasks[index] for index in sorted(order[:count])]
 
 
 def validation_requests(
-    tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int
+    tasks: Iterable[Task], *, temperature: float, max_tokens: int, seed: int, sample: int = 0
 ) -> list[RolloutRequest]:
-    """One rollout per task; a ``temperature`` of 0 is greedy."""
+    """One rollout per task, the one of number ``sample``; a ``temperature`` of 0 is greedy.
+
+    A task's seed is independent of those of other runs' ``seed``, of other samples and of training.
+    """
     from groundwire.train.rollouts.outcome import RolloutRequest  # slow: imports the store
 
     return [
@@ -61,7 +70,11 @@ def validation_requests(
             task=task,
             group=str(task["id"]),
             mode="val",
-            sampling={"temperature": temperature, "max_tokens": max_tokens, "seed": seed * 1_000_003 + index},
+            sampling={
+                "temperature": temperature,
+                "max_tokens": max_tokens,
+                "seed": derive_seed(seed, "validation", task["id"], sample),
+            },
         )
-        for index, task in enumerate(tasks)
+        for task in tasks
     ]

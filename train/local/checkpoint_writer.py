@@ -19,6 +19,7 @@ from groundwire.train.policy.pretrained.model_files import save_policy
 
 __all__ = ["CheckpointWriter"]
 
+_ROUNDING = 1e-9
 _DISK_FULL_BYTES = 8 << 20
 """A failed write with less free space than this is reported as a full disk."""
 
@@ -35,11 +36,15 @@ class CheckpointWriter:
             self._save_policy(folder)
             torch.save(self._grpo.state(), folder / "trainer.pt")
 
-    def keep_best(self, step: int, validation: Mapping[str, Any]) -> None:
-        """Save the policy if its validation is the best so far."""
-        accuracy, best = validation["accuracy"], self._run.checkpoints.best()
-        if accuracy is not None and (best is None or accuracy > best["accuracy"]):
-            with self._run.checkpoints.write_best(step, validation) as folder, self._named_disk_errors(folder):
+    def keep_best(self, step: int, validation: Mapping[str, Any], scores: Mapping[str, float]) -> None:
+        """Save the policy if its validation is the best so far; ``scores`` are those of its questions.
+
+        Validations may have different numbers of questions, which are not equally hard: those that both judged decide.
+        """
+        best = self._run.checkpoints.best()
+        if scores and (best is None or _is_better(scores, best["scores"])):
+            figures = {**validation, "scores": scores}
+            with self._run.checkpoints.write_best(step, figures) as folder, self._named_disk_errors(folder):
                 self._save_policy(folder)
 
     def _save_policy(self, folder: Path) -> None:
@@ -55,3 +60,9 @@ class CheckpointWriter:
             if shutil.disk_usage(folder).free < _DISK_FULL_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._run.path)) from error
             raise
+
+
+def _is_better(scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Whether the mean of the questions that both judged is higher, or they share none."""
+    gains = [score - best[task] for task, score in scores.items() if task in best]
+    return sum(gains) > _ROUNDING if gains else True

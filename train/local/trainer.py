@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from statistics import mean
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ from groundwire.train.evaluation.diagnosis import (
     nothing_judged,
     nothing_to_train,
 )
-from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
+from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.run_reader import read_pass_rates
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import (
@@ -121,6 +122,7 @@ class LocalTrainer:
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
+        self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
         self._steps_without_data = _MAX_EMPTY_STEPS - 1
         backend = backend or make_backend(config)
@@ -301,7 +303,9 @@ class LocalTrainer:
                     raise RolloutsFailedError(reason)
             self._check_judged(rows)
             self._failure_notes.show(rows)
-            validations[validation_name(temperature)] = compute_accuracy(rows, self._breakdowns)
+            name = validation_name(temperature)
+            validations[name] = compute_accuracy(rows, self._breakdowns)
+            self._scores[name] = {task: mean(scores) for task, scores in scores_by_question(rows).items()}
         return validations
 
     def _print_notes(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -362,9 +366,10 @@ class LocalTrainer:
 
     def _keep_best(self, line: Mapping[str, Any]) -> None:
         """Keep the policy if it has the best validation. That of the model at the start does not count."""
-        validation = line.get(validation_name(self.config.val_temperature))
+        name = validation_name(self.config.val_temperature)
+        validation = line.get(name)
         if self.config.keep_best and line["step"] and validation:
-            self.checkpoints.keep_best(line["step"], validation)
+            self.checkpoints.keep_best(line["step"], validation, self._scores[name])
 
 
 def _means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.tools.files import shorten_repr
 from groundwire.train.policy.chat.fields import check_other_fields, warn_once
 from groundwire.train.policy.errors import ChatRequestError
@@ -260,7 +261,7 @@ class ChatRequest(_Object):
                 stop=tuple(self.stop_strings),
                 stop_token_ids=tuple(self.stop_token_ids),
                 grammar=grammar,
-                seed=None if self.seed is None else self.seed + choice,
+                seed=derive_seed(self.seed, choice) if self.seed is not None and choice else self.seed,
                 session=self.session,
             )
             for choice in range(self.n)
