@@ -7,7 +7,7 @@ computed raises :class:`RewardError` and never becomes a number.
 
 from __future__ import annotations
 
-from groundwire.rewards._functions import reward_function
+from groundwire.rewards._functions import reward_function, with_time_limit
 from groundwire.rewards._registry import check, get, names, notes
 from groundwire.rewards._types import (
     METRIC,
@@ -15,6 +15,7 @@ from groundwire.rewards._types import (
     Reward,
     RewardError,
     UnusableRewardError,
+    components,
     total,
 )
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
@@ -28,9 +29,11 @@ __all__ = [
     "RewardError",
     "UnusableRewardError",
     "check",
+    "components",
     "get",
     "names",
     "notes",
     "reward_function",
     "total",
+    "with_time_limit",
 ]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.rewards._types import METRIC, Reward
+from groundwire.rewards._types import METRIC, Reward, components
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
 
@@ -57,16 +57,13 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
         finally:
             for future in work:
                 future.cancel()
-        components: dict[str, float] = {}
+        summed: dict[str, float] = {}
         for (weight, name, _), value in zip(terms, values, strict=True):
-            if not isinstance(value, Mapping):
-                components[name] = weight * value
-                continue
-            for component, number in value.items():
+            for component, number in components(value).items():
                 if component.startswith(METRIC):
-                    components[f"{METRIC}{name}.{component.removeprefix(METRIC)}"] = number
+                    summed[f"{METRIC}{name}.{component.removeprefix(METRIC)}"] = number
                 else:
-                    components[f"{name}.{component}"] = weight * number
-        return components
+                    summed[f"{name}.{component}" if component else name] = weight * number
+        return summed
 
     return reward

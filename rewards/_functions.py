@@ -12,7 +12,7 @@ from groundwire.rewards._types import Reward, RewardError, UnusableRewardError
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 
-__all__ = ["reward_function"]
+__all__ = ["reward_function", "with_time_limit"]
 
 
 def reward_function(function: Callable[..., Any]) -> Reward:
@@ -42,6 +42,34 @@ def reward_function(function: Callable[..., Any]) -> Reward:
         return await value if inspect.isawaitable(value) else value
 
     return reward
+
+
+def with_time_limit(reward: Reward, timeout_s: float) -> Reward:
+    """``reward``, whose value after ``timeout_s`` seconds is a :class:`RewardError` that names the limit.
+
+    Nothing waits for a call that is over time: the thread of a plain function runs on.
+    """
+
+    async def call(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Any:
+        try:
+            return await reward(task, answer, steps)
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end the event loop
+            raise RewardError(f"the reward raised {error!r}") from error
+
+    @wraps(reward)
+    async def limited(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Any:
+        work = asyncio.ensure_future(call(task, answer, steps))
+        try:
+            await asyncio.wait({work}, timeout=timeout_s)  # wait_for() would wait until a cancelled reward ends
+            if work.done():
+                return work.result()
+        finally:
+            work.cancel()
+        raise RewardError(
+            f"the reward gave no value within reward_timeout_s, {timeout_s:g} s: make it faster, or the limit longer"
+        )
+
+    return limited
 
 
 def _argument_count(function: Callable[..., Any], name: str) -> int:

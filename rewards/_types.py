@@ -17,7 +17,7 @@ from typing import Any
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
 
-__all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "UnusableRewardError", "total"]
+__all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "UnusableRewardError", "components", "total"]
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
 """``async (task, answer, steps) -> float | components``. ``task`` is the row of the domain's data, gold included."""
@@ -45,18 +45,38 @@ class UnusableRewardError(UnknownNameError):
     """The reward of a name cannot be imported, or cannot be called with ``(task, answer, steps)``."""
 
 
-def total(value: float | Mapping[str, float]) -> float:
+def components(value: Any) -> dict[str, float]:
+    """The named numbers of a reward; one number alone is ``{"": number}``.
+
+    A number is whatever Python, NumPy, torch or ``decimal`` call one: ``True``, an array or a tensor of one element.
+    Raises :class:`RewardError` for anything else: a number as text, no component but metrics, one that is not finite.
+    """
+    named = {str(name): each for name, each in value.items()} if isinstance(value, Mapping) else {"": value}
+    try:
+        numbers = {name: _number(each) for name, each in named.items()}
+    except Exception as error:  # a value's own conversion may raise anything
+        raise RewardError(f"the reward is {value!r:.300}; it must be a number, or a dict of named numbers") from error
+    if all(name.startswith(METRIC) for name in numbers):
+        raise RewardError(f"the reward is {value!r:.300}; it must have a number besides the metrics, even if it is 0")
+    if not all(map(math.isfinite, numbers.values())):
+        raise RewardError(f"the reward is {value!r:.300}; it must be finite")
+    return numbers
+
+
+def total(value: Any) -> float:
     """The trainer's scalar: the value, or the sum of its components without the metrics.
 
-    Raises :class:`RewardError` if the result is not a finite number.
+    Raises :class:`RewardError` as :func:`components` does.
     """
-    try:
-        if isinstance(value, Mapping):
-            result = float(sum(number for name, number in value.items() if not name.startswith(METRIC)))
-        else:
-            result = float(value)
-    except (TypeError, ValueError) as error:
-        raise RewardError(f"the reward is {value!r}; it must be a number, or a dict of named numbers") from error
+    result = sum(number for name, number in components(value).items() if not name.startswith(METRIC))
     if not math.isfinite(result):
-        raise RewardError(f"the reward is {value!r}; it must be finite")
+        raise RewardError(f"the reward is {value!r:.300}; its sum must be finite")
     return result
+
+
+def _number(value: Any) -> float:
+    element = getattr(value, "item", None)
+    value = element() if callable(element) else value  # of an array or a tensor; raises for more than one
+    if isinstance(value, str | bytes | bytearray):
+        raise TypeError("text")
+    return float(value)

@@ -93,8 +93,8 @@ def test_the_local_grader_is_announced() -> None:
         ),
         ((*HYBRID, "--judge-base-url", "http://h/v1"), "judge base_url is given without the judge's model"),
         (
-            (*HYBRID, "--judge-model", "m", "--judge", "deadline_s=99"),
-            "judge deadline_s is 99, and rollout_timeout_s 60",
+            (*HYBRID, "--judge-model", "m", "--judge", "deadline_s=199"),
+            "judge deadline_s is 199, and reward_timeout_s 120",
         ),
         (("--reward", "spider_exec_match*2"), "reward 'spider_exec_match*2' cannot be parsed from '*2' on"),
         (("--reward", "0.5*spider_match"), "unknown reward 'spider_match'; known: bird_efficiency, "),

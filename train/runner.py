@@ -37,7 +37,6 @@ from groundwire.train.store.health import check_store
 
 __all__ = ["app"]
 
-_TIMEOUT_S = 60.0  # of a rollout that brings no limit of its own
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -104,7 +103,7 @@ def main(
             domain=domain,
             reward=reward,
             judge=judge_settings,
-            rollout_timeout_s=max(judge_settings.deadline_s, _TIMEOUT_S),
+            reward_timeout_s=max(judge_settings.deadline_s, AgentSettings.model_fields["reward_timeout_s"].default),
         )
         token = token_for(external_store_address, token_file)
         os.environ.pop(VARIABLE, None)  # agents and their processes do not get the token

@@ -184,7 +184,7 @@ def _make_reward(
             raise ConfigError(f"the agent returns its own reward, so reward {config.reward} has no use: leave it out")
         return _reward_of_agent, ["the agent returns it"]
     if given is not None:
-        return given, []
+        return rewards.with_time_limit(given, config.reward_timeout_s), []
     name = config.reward or domain.default_reward
     if not name and not runs_elsewhere(name, config):
         raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")

@@ -111,7 +111,10 @@ class AgentSettings(Settings):
         False, "Show primary and foreign keys in the schema. The starter policy never saw any", old_name="keys"
     )
     execution_truncate: int = _agent(72, "Characters of a query result in the prompt", ge=0)
-    rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take", gt=0)
+    rollout_timeout_s: float = _rollouts(60.0, "Seconds that one rollout may take, without its reward", gt=0)
+    reward_timeout_s: float = _rollouts(
+        120.0, "Seconds that the reward of one rollout may take; then the rollout fails of it", gt=0
+    )
     failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
         "",
         "Which failed rollouts score 0 (zero) or are left out (drop), where it is not the default, e.g. agent=drop; "
@@ -121,11 +124,10 @@ class AgentSettings(Settings):
 
     @model_validator(mode="after")
     def _judge_in_time(self) -> AgentSettings:
-        if self.judge.model is not None and self.judge.deadline_s > self.rollout_timeout_s:
-            # The store ends an attempt after twice the rollout's timeout, its verdict included.
+        if self.judge.model is not None and self.judge.deadline_s > self.reward_timeout_s:
             raise ConfigError(
-                f"judge deadline_s is {self.judge.deadline_s:g}, and rollout_timeout_s {self.rollout_timeout_s:g}: "
-                "a verdict may take as long as a rollout at most"
+                f"judge deadline_s is {self.judge.deadline_s:g}, and reward_timeout_s {self.reward_timeout_s:g}: "
+                "a verdict may take as long as a reward at most"
             )
         return self
 

@@ -51,7 +51,8 @@ class RolloutCollector:
     ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
     has ended.
 
-    ``on_result`` gets each result, before it is returned.
+    After ``attempt_timeout_s`` seconds the store gives up an attempt. ``on_result`` gets each result, before it is
+    returned.
 
     For runners in other processes: the resource ``resources_id`` of the store has the current address of the proxy,
     ``settings`` and named ``prompts`` are those of their agents, a runner that is silent for ``unresponsive_s`` seconds
@@ -67,7 +68,7 @@ class RolloutCollector:
         model: str,
         retries: int = 1,
         failures: str = "",
-        rollout_timeout_s: float = 120.0,
+        attempt_timeout_s: float = 240.0,
         poll_s: float = 0.5,
         notify_runners: Callable[[], None] = lambda: None,
         resources_id: str = "rs-run",
@@ -83,7 +84,7 @@ class RolloutCollector:
         self._on_result = on_result
         self._zero_failures = zero_failures(failures)
         self._config = RolloutConfig(
-            timeout_seconds=2 * rollout_timeout_s,
+            timeout_seconds=attempt_timeout_s,
             unresponsive_seconds=unresponsive_s,
             max_attempts=1 + retries,
             retry_condition=["failed", "timeout", "unresponsive"],

@@ -88,13 +88,16 @@ def _reject_ignored(config: RunConfig, parameters: Collection[str]) -> None:
 
 
 def make_reward(settings: AgentSettings, domain: Domain) -> rewards.Reward:
-    """The reward of a run, with its judge. Raises :class:`groundwire.tools.plugins.UnknownNameError`."""
+    """The reward of a run, with its judge and its time limit.
+
+    Raises :class:`groundwire.tools.plugins.UnknownNameError`.
+    """
     name = settings.reward or domain.default_reward
     if runs_elsewhere(name, settings):
         return _reward_elsewhere
     if not name:
         return _no_reward
-    return rewards.get(name, judge=settings.judge)
+    return rewards.with_time_limit(rewards.get(name, judge=settings.judge), settings.reward_timeout_s)
 
 
 def runs_elsewhere(reward: str, settings: AgentSettings) -> bool:

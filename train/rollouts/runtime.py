@@ -194,7 +194,7 @@ class RolloutRuntime:
             model=MODEL_NAME,
             retries=config.retries,
             failures=config.failures,
-            rollout_timeout_s=config.rollout_timeout_s,
+            attempt_timeout_s=2 * config.rollout_timeout_s + config.reward_timeout_s,
             notify_runners=runners.notify,
             resources_id=self._resources_id,
             settings=config.for_agents(),

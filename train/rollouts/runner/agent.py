@@ -169,9 +169,11 @@ class RolloutAgent:
         policy, endpoint = _policy(resources, rollout)
         async with self._private(rollout.input) as (private, _):
             value = await self._lit_agents.run(private, policy, rollout, endpoint)
-        if not isinstance(value, int | float):
-            raise rewards.RewardError(f"the agent's rollout returned {value!r:.200}: it returns its reward as a number")
-        return reward_span({"primary": rewards.total(value)})
+        try:
+            return _reward_span(value)
+        except rewards.RewardError as error:
+            message = f"the agent's rollout returned {value!r:.200}: it returns its reward as a number"
+            raise rewards.RewardError(message) from error
 
     async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> ReportedSpan:
         """The reward's span. Raises only :class:`rewards.RewardError`."""
@@ -181,10 +183,15 @@ class RolloutAgent:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too
             raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
-        total = rewards.total(score)
-        if not isinstance(score, dict):
-            return reward_span({"primary": total})
-        return reward_span({"total": total, **{name: value for name, value in score.items() if name != "total"}})
+        return _reward_span(score)
+
+
+def _reward_span(value: Any) -> ReportedSpan:
+    """The span of what a reward returned. Raises :class:`rewards.RewardError` if that is no reward."""
+    total, named = rewards.total(value), rewards.components(value)
+    if not isinstance(value, Mapping):
+        return reward_span({"primary": total})
+    return reward_span({"total": total, **{name: number for name, number in named.items() if name != "total"}})
 
 
 def _policy(resources: Mapping[str, Any], rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:
@@ -209,7 +216,7 @@ class RemoteRolloutAgent:
     """
 
     def __init__(self, check: RequestCheck) -> None:
-        self._check, self._reward = check, make_reward(check.settings, check.domain)
+        self._check = check
         self._agents: dict[AgentSettings, RolloutAgent] = {}
         self._copies = DatabaseCopies()
         self._agent_for({})
@@ -244,7 +251,7 @@ class RemoteRolloutAgent:
             self._agents[settings] = RolloutAgent(
                 backend=make_backend(settings),
                 domain=check.domain,
-                reward=self._reward,
+                reward=make_reward(settings, check.domain),
                 timeout_s=settings.rollout_timeout_s,
                 failures=settings.failures,
                 check=check,

@@ -39,6 +39,7 @@ _PER_ROLLOUT = {
     "show_keys",
     "execution_truncate",
     "rollout_timeout_s",
+    "reward_timeout_s",
     "failures",
 }
 _SAMPLING = {

@@ -1,0 +1,135 @@
+"""What a reward may return, how long it may take, and that no value or delay of one ends a run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from groundwire import rewards
+from groundwire.rewards import RewardError, reward_function, with_time_limit
+from groundwire.rewards._compose import combine
+from groundwire.train.rollouts.runner.agent import _reward_span
+
+
+class _Raises:
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, 1, np.float32(1), np.int64(1), np.array(1.0), np.array([1.0]), torch.tensor(1.0), torch.tensor([1]),
+     torch.tensor(1.0, requires_grad=True), Decimal(1), Fraction(1), {"a": True}, {"a": np.array([1]), "metric/b": 7},
+     {1: 0.5, "b": Decimal("0.5")}],
+)  # fmt: skip
+def test_whatever_is_one_number_is_a_reward(value: Any) -> None:
+    assert rewards.total(value) == 1.0
+    values = {name: each for name, each in _reward_span(value).attributes.items() if name.endswith(".value")}
+    assert all(type(each) is float for each in values.values())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "0.5", "great", b"1", np.str_("1"), np.array("1"), 1j, np.complex64(1), [1.0], (1.0, "good"),
+     np.array([1, 2]), torch.zeros(2), math.nan, -math.inf, 10**400, Decimal("NaN"), Decimal("sNaN"), _Raises(), {},
+     {"metric/a": 1.0}, {"a": None}, {"a": "1"}, {"a": {"b": 1.0}}, {"a": 1.0, "metric/b": math.nan},
+     {"a": 1e308, "b": 1e308}],
+)  # fmt: skip
+def test_anything_else_is_no_reward_and_the_error_shows_it(value: Any) -> None:
+    with pytest.raises(RewardError, match="the reward is ") as caught:
+        rewards.total(value)
+    assert repr(value)[:20] in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [{}, {"metric/a": 1.0}, "1", None, math.nan])
+async def test_a_term_of_a_sum_that_is_no_reward_is_none_of_the_sum(value: Any) -> None:
+    async def term(task: Any, answer: str, steps: Any) -> Any:
+        return value
+
+    async def one(task: Any, answer: str, steps: Any) -> Any:
+        return Decimal(1)
+
+    assert await combine([(0.5, "one", one)])({}, "", []) == {"one": 0.5}
+    with pytest.raises(RewardError, match="the reward is "):
+        await combine([(1.0, "one", one), (1.0, "term", term)])({}, "", [])
+
+
+class _Scorer:
+    async def __call__(self, task: Any, answer: str) -> float:
+        return 1.0
+
+    def score(self, task: Any, answer: str, factor: float) -> float:
+        return factor
+
+
+async def _async(task: Any, answer: str) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_async, _Scorer(), partial(_Scorer()), partial(_async), partial(_Scorer().score, factor=1.0),
+     lambda task, answer: asyncio.sleep(0, 1.0), lambda task, answer: 1],
+)  # fmt: skip
+async def test_functions_objects_and_partials_are_rewards_sync_or_async(function: Callable[..., Any]) -> None:
+    assert await reward_function(function)({}, "x", []) == 1.0
+
+
+@pytest.mark.parametrize("value", [_Scorer, 1.0, "text", None])
+def test_what_is_no_function_is_refused_before_a_run(value: Any) -> None:
+    with pytest.raises(rewards.UnusableRewardError, match="write it as: def reward"):
+        reward_function(value)
+
+
+async def test_a_reward_that_takes_too_long_is_a_failure_that_names_its_limit() -> None:
+    released = threading.Event()
+
+    async def never(task: Any, answer: str) -> float:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(60)  # it does not let itself be cancelled
+        return 1.0
+
+    def blocks(task: Any, answer: str) -> float:
+        released.wait(60)
+        return 1.0
+
+    for function in (never, blocks):
+        with pytest.raises(RewardError, match=r"no value within reward_timeout_s, 0\.1 s: make it faster"):
+            await with_time_limit(reward_function(function), 0.1)({}, "", [])
+    released.set()
+
+
+async def test_a_timeout_of_the_rewards_own_stays_its_own_and_an_exit_ends_no_run() -> None:
+    def times_out(task: Any, answer: str) -> float:
+        raise TimeoutError("the grader")
+
+    async def leaves(task: Any, answer: str) -> float:
+        raise SystemExit(3)
+
+    with pytest.raises(TimeoutError, match="the grader"):
+        await with_time_limit(reward_function(times_out), 60)({}, "", [])
+    with pytest.raises(RewardError, match=r"the reward raised SystemExit\(3\)"):
+        await with_time_limit(reward_function(leaves), 60)({}, "", [])
+
+
+async def test_a_plain_reward_that_blocks_does_not_hold_up_others() -> None:
+    both = threading.Barrier(2)  # each of two calls waits for the other
+
+    def meets(task: Any, answer: str) -> float:
+        both.wait(60)
+        return 1.0
+
+    reward = with_time_limit(reward_function(meets), 60)
+    assert await asyncio.gather(reward({}, "", []), reward({}, "", [])) == [1.0, 1.0]
