@@ -9,15 +9,13 @@ from groundwire.domains._types import (
     Domain,
     Task,
     TaskData,
-    answer_form,
     breakdowns_of,
     database_folders,
-    gold_columns,
     is_inside,
     load_split,
-    visible_columns,
     watch_reward,
 )
+from groundwire.domains.columns import check_shown, columns_line, gold_answer, visible_columns
 from groundwire.domains.task_list import TaskList, task_list
 
 __all__ = [
@@ -27,12 +25,13 @@ __all__ = [
     "Task",
     "TaskData",
     "TaskList",
-    "answer_form",
     "breakdowns_of",
     "check",
+    "check_shown",
+    "columns_line",
     "database_folders",
     "get",
-    "gold_columns",
+    "gold_answer",
     "is_inside",
     "load_split",
     "names",

@@ -12,35 +12,25 @@ from pydantic_core import to_json
 
 from groundwire.tools.errors import UserError
 from groundwire.tools.text import valid_texts
-from groundwire.tools.types import AnswerForm
 
 __all__ = [
-    "GOLD_COLUMNS",
     "Breakdowns",
     "DataError",
     "Domain",
     "Task",
     "TaskData",
-    "answer_form",
     "breakdowns_of",
     "database_folders",
-    "gold_columns",
     "is_inside",
     "load_split",
-    "visible_columns",
     "watch_reward",
 ]
 
 Task = Mapping[str, Any]
 """A row of the domain's data with its gold answer, and at least ``id`` and ``question``.
 
-Only the trainer and the reward see the whole row. An agent gets :func:`visible_columns`.
+Only the trainer and the reward see the whole row. An agent gets :func:`groundwire.domains.visible_columns`.
 """
-
-GOLD_COLUMNS = (
-    "query", "sql", "answer", "answers", "gold", "expected", "reference", "solution", "target", "label", "labels",
-)  # fmt: skip
-"""The columns that hold a gold answer, in a domain that does not name its own."""
 
 Breakdowns = Mapping[str, Mapping[str, str]]
 """Task columns by which accuracy is also reported: for each the labels of its values, in display order.
@@ -72,9 +62,11 @@ class TaskData:
 
 
 class Domain(Protocol):
-    """A set of tasks with one reward. The optional attribute ``form`` is the form of answers: :func:`answer_form`.
+    """A set of tasks with one reward. The optional attribute ``form`` is the form of answers, ``sql`` or ``prose``;
+    without it the reward says it (:func:`groundwire.rewards.judges_sql`).
 
-    The optional attribute ``bundled`` is the folder of data that ships with the domain.
+    The optional attribute ``gold_columns`` names the columns that hold the gold answer or are made from it, the answer
+    itself first, and ``bundled`` is the folder of data that ships with the domain.
     """
 
     name: str
@@ -120,28 +112,6 @@ def watch_reward(domain: Domain, tasks: Sequence[Task]) -> str | None:
     """
     own = getattr(domain, "watch_reward", None)
     found: str | None = own(tasks) if own is not None else None
-    return found
-
-
-def answer_form(domain: Domain) -> AnswerForm:
-    """The domain's attribute ``form``; ``sql`` if it has none."""
-    form: AnswerForm = getattr(domain, "form", "sql")
-    return form
-
-
-def visible_columns(domain: Domain, task: Task) -> dict[str, Any]:
-    """The columns of ``task`` that its agent may see: all but those that hold the gold answer.
-
-    A domain's optional attribute ``gold_columns`` names them. Without it they are the columns with a usual name of one:
-    query, sql, answer, answers, gold, expected, reference, solution, target, label, labels.
-    """
-    gold = gold_columns(domain)
-    return {name: value for name, value in task.items() if name not in gold}
-
-
-def gold_columns(domain: Domain) -> tuple[str, ...]:
-    """The columns that hold the gold answer, the answer itself first; see :func:`visible_columns`."""
-    found: tuple[str, ...] = getattr(domain, "gold_columns", GOLD_COLUMNS)
     return found
 
 

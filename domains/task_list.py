@@ -11,26 +11,22 @@ from typing import Any
 from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.tools.files import shorten_repr
-from groundwire.tools.types import AnswerForm
 
 __all__ = ["TaskList", "is_file", "task_list"]
 
 _SUFFIXES = (".parquet", ".csv", ".json", ".jsonl")
 _DATABASE = ("database", "db_path")
-_QUERY = ("query", "sql")
 _TEXTS = {"text_columns": ("question",), "optional_columns": _DATABASE}
 
 
 class TaskList:
-    """A domain with the given tasks. Its ``form`` is ``sql`` if every task has a gold query, else ``prose``."""
+    """A domain with the given tasks. The reward says whether their answers are SQL."""
 
     name = "tasks"
     default_reward = ""
 
     def __init__(self, data: TaskData) -> None:
         self._data = data
-        tasks = [*data.train, *data.validation]
-        self.form: AnswerForm = "sql" if all(any(task.get(name) for name in _QUERY) for task in tasks) else "prose"
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """The tasks."""

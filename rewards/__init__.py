@@ -7,6 +7,7 @@ computed raises :class:`RewardError` and never becomes a number.
 
 from __future__ import annotations
 
+from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import reward_function, with_time_limit
 from groundwire.rewards._registry import check, get, names, notes
 from groundwire.rewards._types import (
@@ -15,7 +16,9 @@ from groundwire.rewards._types import (
     Reward,
     RewardError,
     UnusableRewardError,
+    answer_form,
     components,
+    judges_sql,
     total,
 )
 from groundwire.rewards.judge.settings import JudgeSettings, JudgeSettingsError
@@ -25,13 +28,17 @@ __all__ = [
     "JudgeAbstainedError",
     "JudgeSettings",
     "JudgeSettingsError",
+    "RecordedTask",
     "Reward",
     "RewardError",
     "UnusableRewardError",
+    "answer_form",
     "check",
     "components",
     "get",
+    "judges_sql",
     "names",
+    "names_read",
     "notes",
     "reward_function",
     "total",

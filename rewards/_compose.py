@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from groundwire.rewards._types import METRIC, Reward, components
+from groundwire.rewards._types import METRIC, Reward, answer_form, components, judges_sql
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
 
@@ -66,4 +66,4 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
                     summed[f"{name}.{component}" if component else name] = weight * number
         return summed
 
-    return reward
+    return judges_sql(reward) if any(answer_form(function) == "sql" for _, _, function in terms) else reward

@@ -10,14 +10,27 @@ UserError
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from groundwire.tools.plugins import UnknownNameError
-from groundwire.tools.types import AgentStep
+from groundwire.tools.types import AgentStep, AnswerForm
 
-__all__ = ["METRIC", "JudgeAbstainedError", "Reward", "RewardError", "UnusableRewardError", "components", "total"]
+__all__ = [
+    "METRIC",
+    "JudgeAbstainedError",
+    "Reward",
+    "RewardError",
+    "UnusableRewardError",
+    "answer_form",
+    "components",
+    "judges_sql",
+    "total",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Reward = Callable[[Mapping[str, Any], str, Sequence[AgentStep]], Awaitable[float | dict[str, float]]]
 """``async (task, answer, steps) -> float | components``. ``task`` is the row of the domain's data, gold included."""
@@ -43,6 +56,19 @@ class JudgeAbstainedError(RewardError):
 
 class UnusableRewardError(UnknownNameError):
     """The reward of a name cannot be imported, or cannot be called with ``(task, answer, steps)``."""
+
+
+def judges_sql(function: F) -> F:
+    """A decorator for a reward of SQL queries: agents are then asked for one, and it is found in their answers."""
+    setattr(function, "form", "sql")  # noqa: B010 - a function has no such attribute for a type checker
+    return function
+
+
+def answer_form(reward: Any) -> AnswerForm | None:
+    """The form of the answers that ``reward`` judges, as far as it says so: see :func:`judges_sql`."""
+    inner = inspect.unwrap(reward)
+    forms = (getattr(each, "form", None) for each in (reward, inner, getattr(inner, "func", None)))
+    return next((form for form in forms if form), None)
 
 
 def components(value: Any) -> dict[str, float]:

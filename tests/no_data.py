@@ -10,7 +10,7 @@ from groundwire.domains import Task
 class NoData:
     """Its tasks name their database themselves, if they need one; nothing can be loaded."""
 
-    name, default_reward = "test", "test"
+    name, default_reward, form = "test", "test", "sql"
 
     def load(self, data_dir: str | None = None) -> Any:
         raise AssertionError

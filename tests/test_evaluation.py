@@ -311,7 +311,7 @@ def test_an_evaluation_that_cannot_start_leaves_no_folder(tmp_path: Path) -> Non
         done = _evaluate("--tasks", "1", *arguments, "--output-dir", str(tmp_path / output))
         *before, last = done.stderr.strip().splitlines()
         assert (done.returncode, message in last) == (status, True)
-        assert all(line.startswith(("data: ", "run: ")) or not line for line in before)
+        assert all(line.startswith(("data: ", "the agent sees: ", "run: ")) or not line for line in before)
         assert not list(tmp_path.glob("out/*"))
 
 

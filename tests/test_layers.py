@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import re
 import subprocess
@@ -175,11 +176,12 @@ def ask(question):
     return reply.json()["choices"][0]["message"]["content"]
 
 def answer(task):
+    assert "zone" not in task and task.city == "Bonn"
     with concurrent.futures.ThreadPoolExecutor() as threads:
         return threads.submit(ask, task.question).result()
 
 async def reward(task, answer, steps):
-    return float(answer == "SELECT 1")
+    return float(answer == "SELECT 1" and task["zone"] == "a")
 """
 
 
@@ -191,20 +193,22 @@ async def test_an_agent_runs_in_its_own_environment_which_needs_the_base_only(
     python.write_text(f'#!/bin/sh\nPYTHONPATH={base["PYTHONPATH"]!r} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
+    tasks = [{"question": question, "zone": "a", "city": "Bonn"} for question in ("one", "two")]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
     settings: dict[str, Any] = {"n_runners": 3, "retries": 0, "quiet": True, "reward": "own_app:reward"}
     async with ScriptedPolicyServer(replies=lambda _: "SELECT 1") as policy:
         settings |= {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path}
         result = await asyncio.to_thread(
             evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings
         )
-        words = ["--agent", "own_app:answer", "--domain", "tasks.jsonl", "--reward", "own_app:missing"]
+        words = ["--domain", "tasks.jsonl", "--reward", "own_app:reward", "--agent", "own_app:missing"]
         words += ["--runner-python", str(python), "--base-url", policy.base_url, "--model", policy.model]
         trainer = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         failed = await asyncio.to_thread(
             _python, "-m", "groundwire.train.evaluate", *words, base=trainer, folder=tmp_path
         )
     assert failed.returncode == 1
+    assert "the agent sees: question, city; hidden: zone\n" in failed.stderr  # the trainer cannot import the reward
     assert "the runner process has ended, with status 2" in failed.stderr
     assert (result.accuracy.value, result.accuracy.n) == (1.0, 2)  # all tasks of the file
     assert [len(calls) for calls in result.rollouts["calls"]] == [1, 1]

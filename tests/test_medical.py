@@ -25,6 +25,7 @@ from groundwire.tools.schema import table_info
 from groundwire.tools.sql import run_query
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
+from groundwire.train.rollouts.agent_view import answer_form
 
 medical = domains.get("medical")
 
@@ -138,7 +139,10 @@ def test_no_name_contains_another(rows: dict[str, list[dict[str, Any]]]) -> None
 def test_a_backends_question_has_no_gold_and_asks_for_prose(data: domains.TaskData) -> None:
     for task in (*data.train, *data.validation):
         question = adapters.Question(
-            id=task["id"], text=task["question"], database=medical.database(task), form=domains.answer_form(medical)
+            id=task["id"],
+            text=task["question"],
+            database=medical.database(task),
+            form=answer_form(medical, rewards.get(medical.default_reward)),
         )
         assert question.form == "prose"
         assert task["answer"] not in repr(question)

@@ -16,16 +16,19 @@ from langgraph.prebuilt import ToolNode
 
 from groundwire import domains
 from groundwire.adapters.unmodified.backend import agent_backend
+from groundwire.rewards.spider.execution_match import spider_exec_match
 from groundwire.train.cli.model_checks import check_model
 from groundwire.train.cli.prepare import prepare
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.pretrained.model_settings import read_context_length
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import make_backend
 from groundwire.train.verl.hydra_config import compose_for_run
 
-SPIDER = domains.get("spider").load(None)
+VIEW = AgentView.of(domains.get("spider"), spider_exec_match)
+SPIDER = VIEW.domain.load(None)
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -39,9 +42,8 @@ def model(tmp_path: Path) -> Path:
 
 def _notes(model: Path, **settings: Any) -> list[str]:
     config = resolve("fast", **{"model": str(model), "backend": "langgraph", **settings})
-    domain = domains.get("spider")
-    data = domain.load(None)
-    return check_model(config, model, make_backend(config), domain, [*data.train, *data.validation])
+    data = VIEW.domain.load(None)
+    return check_model(config, model, make_backend(config), VIEW, [*data.train, *data.validation])
 
 
 def _set(file: Path, **values: Any) -> None:
@@ -94,13 +96,13 @@ HELPER = Agent(name="helper")
 )
 def test_an_agent_of_the_users_is_known_to_have_tools(model: Path, agent: Any, uses_tools: bool) -> None:
     (model / "chat_template.jinja").write_text(PLAIN)
-    config, domain = resolve("fast", model=str(model), backend="custom", agent="app:agent"), domains.get("spider")
+    config = resolve("fast", model=str(model), backend="custom", agent="app:agent")
     if uses_tools:
         with pytest.raises(ConfigError, match="has no tools"):
-            check_model(config, model, agent_backend(agent), domain, [])
-    assert check_model(config, model, agent_backend(agent, train_model="small"), domain, []) == []
+            check_model(config, model, agent_backend(agent), VIEW, [])
+    assert check_model(config, model, agent_backend(agent, train_model="small"), VIEW, []) == []
     if not uses_tools:
-        assert check_model(config, model, agent_backend(agent), domain, []) == []
+        assert check_model(config, model, agent_backend(agent), VIEW, []) == []
 
 
 def test_tools_may_be_in_another_of_several_templates(model: Path) -> None:
@@ -115,7 +117,7 @@ def test_a_model_without_a_template_is_refused(model: Path) -> None:
     with pytest.raises(ConfigError, match="has no chat template: use an instruct model"):
         _notes(model)
     config = resolve("fast", model=str(model), backend="custom", agent="app:agent")
-    [note] = check_model(config, model, agent_backend(lambda task: task["question"]), domains.get("spider"), [])
+    [note] = check_model(config, model, agent_backend(lambda task: task["question"]), VIEW, [])
     assert "only completions of plain prompts work" in note  # an agent of the user's may have only these
 
 

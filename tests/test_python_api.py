@@ -21,14 +21,15 @@ import pytest
 import unmodified_agents
 from programs import run as run_program
 
-from groundwire import domains
+from groundwire import domains, rewards
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import DataError
-from groundwire.rewards import RewardError, UnusableRewardError, reward_function
+from groundwire.rewards import RewardError, UnusableRewardError, judges_sql, reward_function
 from groundwire.tools.errors import UserError
 from groundwire.train import evaluate, fit
 from groundwire.train.api.results import training_result
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.rollouts.agent_view import answer_form
 
 # What an author writes: no line of the agent is about training. The loop that is running is that of a notebook.
 SCRIPT = """
@@ -229,15 +230,17 @@ def test_tasks_come_from_data_frames_and_files(tmp_path: Path) -> None:
         domains.task_list(pd.DataFrame({"question": ["a?", "b?"], "n": [1, "two"]}))
 
 
-def test_tasks_with_databases_and_queries_are_sql_tasks(tmp_path: Path) -> None:
+def test_a_column_does_not_make_answers_sql_and_a_reward_of_queries_does(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "shop.sqlite").close()
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"question": "?", "db_path": "shop.sqlite", "query": "SELECT 1"}) + "\n")
     domain = domains.task_list(file, validation=file)
     [task] = domain.load().train
     assert domain.database(task) == str(tmp_path / "shop.sqlite")
-    assert domains.answer_form(domain) == "sql"
-    assert domains.answer_form(domains.task_list(TASKS)) == "prose"
+    own = reward_function(lambda task, answer: float(answer in task["query"]))
+    assert answer_form(domain, own) == answer_form(domain, rewards.get("executes")) == "prose"
+    sums = ("spider_exec_match", "0.9*bird_soft_f1+0.1*executes")
+    assert {answer_form(domain, reward) for reward in (*map(rewards.get, sums), judges_sql(own))} == {"sql"}
     assert domain.database(TASKS[0]) == ""
 
 

@@ -11,7 +11,9 @@ from rich.console import Console
 
 from groundwire import domains
 from groundwire.adapters.tracing import LLMCall
+from groundwire.rewards.spider.execution_match import spider_exec_match
 from groundwire.train.cli.rollout_view import show_rollouts
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 
 
@@ -45,7 +47,9 @@ def test_a_rollout_with_a_tool_call(tmp_path: Path) -> None:
         attempts=1, seconds=1.0,
     )  # fmt: skip
     out = io.StringIO()
-    show_rollouts(Console(file=out, width=200), [result], domains.get("spider"), agent_match=None)
+    show_rollouts(
+        Console(file=out, width=200), [result], AgentView.of(domains.get("spider"), spider_exec_match), agent_match=None
+    )
     shown = out.getvalue()
     for text in (
         "call 1: sql, model gpt-5-mini, responses API, 0.000 s",

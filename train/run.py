@@ -97,7 +97,7 @@ def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:
     results = run_dev(job, endpoint, shown)
     from groundwire.train.cli.rollout_view import show_rollouts
 
-    show_rollouts(shown, results, job.domain, agent_match=job.config.agent_match)
+    show_rollouts(shown, results, job.view, agent_match=job.config.agent_match)
 
 
 if __name__ == "__main__":

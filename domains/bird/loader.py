@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains._readers import check_unique_ids, first_names, given_folder, read_tasks
-from groundwire.domains._types import GOLD_COLUMNS, DataError, Task, TaskData
+from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.bird.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
 from groundwire.domains.text_to_sql.neighbours import watch_reward
@@ -26,6 +26,7 @@ from groundwire.domains.text_to_sql.prepared_folder import REPORT, replaced, rep
 from groundwire.domains.text_to_sql.splits import size_of, split_tasks
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.sql import is_sqlite
+from groundwire.tools.types import AnswerForm
 
 __all__ = ["BirdDomain", "domain"]
 
@@ -47,7 +48,8 @@ class BirdDomain:
 
     name = "bird"
     default_reward = "bird_exec_match"
-    gold_columns = (*GOLD_COLUMNS, "SQL", "difficulty")
+    form: AnswerForm = "sql"
+    gold_columns = ("query", "difficulty")
     breakdowns = {"difficulty": {level: level for level in ("simple", "moderate", "challenging")}}
     write_predictions = staticmethod(write_predictions)
     watch_reward = staticmethod(watch_reward)

@@ -29,6 +29,7 @@ from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left
 from groundwire.domains.text_to_sql.splits import size_of
 from groundwire.tools.files import first_error, shorten_repr
 from groundwire.tools.sql import is_sqlite
+from groundwire.tools.types import AnswerForm
 
 __all__ = [
     "BUNDLED",
@@ -71,6 +72,7 @@ class SpiderDomain:
 
     name = "spider"
     default_reward = "spider_exec_match"
+    form: AnswerForm = "sql"
     gold_columns = ("query", "hardness", *_DROPPED_COLUMNS)
     breakdowns = {
         "hardness": {level: level for level in LEVELS},

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.domains._readers import given_folder
-from groundwire.domains._types import GOLD_COLUMNS, DataError, Task, TaskData
+from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.spider.hardness import LEVELS
 from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.sqlite.databases import Databases
@@ -22,6 +22,7 @@ from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_o
 from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import SPLIT_NAMES, size_of, split_tasks
+from groundwire.tools.types import AnswerForm
 
 __all__ = ["SqliteDomain", "domain"]
 
@@ -37,7 +38,8 @@ class SqliteDomain:
 
     name = "sqlite"
     default_reward = "spider_exec_match"
-    gold_columns = (*GOLD_COLUMNS, "hardness")
+    form: AnswerForm = "sql"
+    gold_columns = ("query", "hardness")
     breakdowns = {"hardness": {level: level for level in LEVELS}}
     write_predictions = staticmethod(write_predictions)
     watch_reward = staticmethod(watch_reward)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from groundwire.rewards._types import RewardError
+from groundwire.rewards._types import RewardError, judges_sql
 from groundwire.rewards.bird.official_rules import efficiency_reward, execution_accuracy, soft_f1, time_ratio
 from groundwire.rewards.spider.execution_match import gold_and_database, gold_rows, reads_table
 from groundwire.tools.sql import (
@@ -110,22 +110,26 @@ def _run(sql: str, database: str) -> QueryResult:
     return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
 
 
+@judges_sql
 async def bird_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`exec_match` of ``task["query"]`` on ``task["db_path"]``, in a thread."""
     return await asyncio.to_thread(exec_match, answer, *gold_and_database(task, "bird_exec_match"))
 
 
+@judges_sql
 async def bird_soft_f1(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`soft_match`, in a thread."""
     return await asyncio.to_thread(soft_match, answer, *gold_and_database(task, "bird_soft_f1"))
 
 
+@judges_sql
 async def bird_r_ves(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`efficiency` by time, in a thread."""
     gold, database = gold_and_database(task, "bird_r_ves")
     return await asyncio.to_thread(efficiency, answer, gold, database, clock="time")
 
 
+@judges_sql
 async def bird_efficiency(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`efficiency` by steps, in a thread."""
     return await asyncio.to_thread(efficiency, answer, *gold_and_database(task, "bird_efficiency"))

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from groundwire.rewards._types import RewardError
+from groundwire.rewards._types import RewardError, judges_sql
 from groundwire.rewards.spider.official_rules import (
     ComparisonTimeoutError,
     Rows,
@@ -164,6 +164,7 @@ def reads_table(path: str, sql: str) -> bool:
     return any(op == "VOpen" or (op == "OpenRead" and page > 1) for _, op, _, page, *_ in program)
 
 
+@judges_sql
 async def spider_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`execution_match` in safe mode, of ``task["query"]`` on ``task["db_path"]``, in a thread."""
     return (await asyncio.to_thread(execution_match, answer, *gold_and_database(task, "spider_exec_match"))).score

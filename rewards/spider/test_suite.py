@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from groundwire.rewards._types import RewardError
+from groundwire.rewards._types import RewardError, judges_sql
 from groundwire.rewards.spider.execution_match import MatchResult, execution_match, gold_and_database
 from groundwire.tools.neighbours import NeighboursError, neighbours_of
 from groundwire.tools.types import AgentStep
@@ -57,6 +57,7 @@ def _tokens(sql: str) -> list[str]:
 _gold_tokens = lru_cache(maxsize=4096)(_tokens)
 
 
+@judges_sql
 async def spider_test_suite(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
     """:func:`suite_match` of ``task["query"]`` on ``task["db_path"]``, in a thread."""
     return (await asyncio.to_thread(suite_match, answer, *gold_and_database(task, "spider_test_suite"))).score

@@ -38,8 +38,8 @@ def fit(
             ``LitAgent`` of Agent Lightning, a :class:`groundwire.adapters.Backend`, or the name of one
             (``module:name``). Without it, the setting ``backend`` names one that ships with the project.
         tasks: dicts, a data frame, a parquet, CSV, JSON or JSONL file, or the name of a domain. A task has at least a
-            ``question``. Columns that hold a gold answer (answer, expected, gold, label, query, solution, ...) reach
-            the reward only.
+            ``question``. Columns that the reward reads, or that are named like a gold answer, reach the reward only;
+            the setting ``agent_columns`` names exceptions.
         reward: a function of (task, answer) or (task, answer, steps), sync or async, that returns a number or a dict
             of numbers; or the name of a registered reward. Without it, the domain's own. A ``LitAgent`` has its own.
         validation: the share of the tasks that is held out, always the same ones (default 0.2), or validation tasks.

@@ -247,7 +247,7 @@ def _optimise_prompts(job: Job, run: RunDir, shown: Console, endpoint: Endpoint 
         from groundwire.train.gepa.trainer import PromptTrainer
 
     config, upstream = job.config, upstream_of(endpoint, job.config)
-    own = default_prompts(job.backend, domains.answer_form(job.domain))
+    own = default_prompts(job.backend, job.view.form)
     try:
         with ProgressDisplay(shown, 1) as display:
             PromptTrainer(
@@ -279,7 +279,7 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
         print(f"warning: {warning}", file=sys.stderr)
     if not (metrics := run.metrics()):
         return {}
-    note = STARTER_NOTES[domains.answer_form(job.domain)] if job.config.model == "starter" else ""
+    note = STARTER_NOTES[job.view.form] if job.config.model == "starter" else ""
     summary = summarize(run, job.config, job.data.source, note=note)
     with suppress(RunDirError):  # a validation cannot be read: the means in the metrics remain
         for name, change in paired_changes(run).items():

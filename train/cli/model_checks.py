@@ -17,6 +17,7 @@ from groundwire.train.policy.pretrained.model_settings import (
     read_context_length,
     read_default_template,
 )
+from groundwire.train.rollouts.agent_view import AgentView
 
 __all__ = ["check_model"]
 
@@ -27,7 +28,7 @@ def check_model(
     config: RunConfig,
     folder: Path,
     backend: adapters.Backend,
-    domain: domains.Domain,
+    view: AgentView,
     tasks: Sequence[domains.Task],
 ) -> list[str]:
     """Notes for the user about the model in ``folder``.
@@ -55,11 +56,12 @@ def check_model(
         return []
     with warnings.catch_warnings(record=True) as caught:  # one note in place of a warning for each database
         warnings.simplefilter("always", CutSchemaWarning)
-        lengths = _long_prompts(config, domain, tasks, first_prompt, tokenizer, limit)
+        lengths = _long_prompts(config, view, tasks, first_prompt, tokenizer, limit)
     notes = []
     if cut := sum(issubclass(each.category, CutSchemaWarning) for each in caught):
+        count = len({view.domain.database(task) for task in tasks})
         notes.append(
-            f"schemas: the prompts leave out tables of {cut:,} of {len({domain.database(task) for task in tasks}):,} "
+            f"schemas: the prompts leave out tables of {cut:,} of {count:,} "
             f"databases, and questions about them cannot be answered; raise table_info_truncate "
             f"({config.table_info_truncate})" + (", or lower example_values" if config.example_values else "")
         )
@@ -92,7 +94,7 @@ def _check_template(model: str, folder: Path) -> None:
 
 def _long_prompts(
     config: RunConfig,
-    domain: domains.Domain,
+    view: AgentView,
     tasks: Sequence[domains.Task],
     first_prompt: FirstPrompt,
     file: Path,
@@ -110,22 +112,15 @@ def _long_prompts(
         raise ConfigError(f"{file} holds no tokenizer: {error}") from error
 
     def count(task: domains.Task) -> int:
-        question = adapters.Question(
-            id=task["id"],
-            text=task["question"],
-            database=domain.database(task),
-            form=domains.answer_form(domain),
-            columns=domains.visible_columns(domain, task),
-        )
         try:
-            text = first_prompt(question, config.prompts)
+            text = first_prompt(view.question(task, view.domain.database(task)), config.prompts)
         except DatabaseError:
             return 0  # its rollouts say so
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     by_database: dict[str, list[domains.Task]] = {}
     for task in tasks:
-        by_database.setdefault(domain.database(task), []).append(task)
+        by_database.setdefault(view.domain.database(task), []).append(task)
     long = []
     for group in by_database.values():
         if count(max(group, key=lambda task: len(task["question"]))) >= limit:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from groundwire.train.config.published import differences
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
-from groundwire.train.rollouts.agent_python import find_agent_python
+from groundwire.train.rollouts.agent_python import find_agent_python, reward_elsewhere
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.factory import make_backend, make_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 
@@ -83,6 +84,8 @@ class Job:
     config: RunConfig
     data: domains.TaskData
     domain: domains.Domain
+    view: AgentView
+    """What agents see of its tasks."""
     backend: adapters.Backend
     reward: rewards.Reward
     objects: Objects
@@ -137,10 +140,13 @@ def prepare(
     if config.runner_python:
         config = config.model_copy(update={"runner_python": find_agent_python(config.runner_python)})
     backend = _make_backend(config, objects.agent)
-    _check_prompts(config, backend, domain)
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
+    view = AgentView.of(domain, reward, config.agent_columns)
+    _check_prompts(config, backend, view.form)
     data = domains.load_split(domain, split, config.data_dir)
-    _check_references(config, domain, data)
+    tasks = [*data.train, *data.validation]
+    domains.check_shown(tasks, view.shown)
+    _check_references(config, view, data)
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
@@ -148,7 +154,7 @@ def prepare(
     if own_model:
         folder = _find_model(config.model, config.trainer)
         if folder is not None:
-            model_notes = check_model(config, folder, backend, domain, [*data.train, *data.validation])
+            model_notes = check_model(config, folder, backend, view, tasks)
         if config.learning_rate is None and config.trainer != "gepa":
             config, note = _with_learning_rate(config, folder)
             model_notes.append(note)
@@ -158,6 +164,7 @@ def prepare(
     notes = [
         f"data: {data.source}",
         *(f"      {each}" for each in more),
+        _columns_note(config, view, tasks, backend),
         *(f"reward: {note}" for note in reward_notes),
         *model_notes,
     ]
@@ -167,10 +174,11 @@ def prepare(
         config=config,
         data=data,
         domain=domain,
+        view=view,
         backend=backend,
         reward=reward,
         objects=objects,
-        databases=DatabaseStates.of({domain.database(task) for task in (*data.train, *data.validation)} - {""}),
+        databases=DatabaseStates.of({domain.database(task) for task in tasks} - {""}),
         notes=notes,
     )
 
@@ -186,10 +194,18 @@ def _make_reward(
     if given is not None:
         return rewards.with_time_limit(given, config.reward_timeout_s), []
     name = config.reward or domain.default_reward
-    if not name and not runs_elsewhere(name, config):
+    if runs_elsewhere(name, config):
+        return reward_elsewhere(str(config.runner_python), name), []
+    if not name:
         raise ConfigError("the tasks have no reward: give a function of (task, answer), or the name of a reward")
-    notes = [] if runs_elsewhere(name, config) else check_judge(name, config.judge)
-    return make_reward(config, domain), notes
+    return make_reward(config, domain), check_judge(name, config.judge)
+
+
+def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Task], backend: adapters.Backend) -> str:
+    elsewhere = config.runner_python and not (config.reward or view.domain.default_reward)
+    if isinstance(backend, adapters.LitAgentBackend) or elsewhere:
+        return "the agent sees: every column (a LitAgent gets the whole task and returns its reward); hidden: nothing"
+    return view.line(tasks)
 
 
 async def _reward_of_agent(task: domains.Task, answer: str, steps: Any) -> float:
@@ -220,9 +236,9 @@ def _make_backend(config: RunConfig, objects: Mapping[str, Any]) -> adapters.Bac
     return backend
 
 
-def _check_prompts(config: RunConfig, backend: adapters.Backend, domain: domains.Domain) -> None:
+def _check_prompts(config: RunConfig, backend: adapters.Backend, form: AnswerForm) -> None:
     """Raise :class:`ConfigError` for a prompt that the agent has not, if it says which it has."""
-    known = default_prompts(backend, domains.answer_form(domain))
+    known = default_prompts(backend, form)
     if known and (unknown := sorted(config.prompts.keys() - known.keys())):
         raise ConfigError(f"prompts: the agent has no prompt {unknown[0]!r:.60}; it has {', '.join(known)}")
 
@@ -233,10 +249,10 @@ def default_prompts(backend: adapters.Backend, form: AnswerForm) -> dict[str, st
     return dict(named(form)) if named is not None else {}
 
 
-def _check_references(config: RunConfig, domain: domains.Domain, data: domains.TaskData) -> None:
+def _check_references(config: RunConfig, view: AgentView, data: domains.TaskData) -> None:
     """Raise :class:`CommandError` if a judge needs reference answers that tasks do not have."""
-    name = config.reward or domain.default_reward or ""
-    if "rule_judge_hybrid" not in name or domains.answer_form(domain) != "prose":
+    name = config.reward or view.domain.default_reward or ""
+    if "rule_judge_hybrid" not in name or view.form != "prose":
         return
     if config.judge.teacher is not None or config.judge.without_reference:
         return

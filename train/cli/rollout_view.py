@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, triplets
-from groundwire.domains import Domain, answer_form, gold_columns
 from groundwire.tools.sql import QueryError, render, run_query
 from groundwire.train.evaluation.metrics import format_accuracy
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.outcome import RolloutResult
 
 __all__ = ["show_rollouts"]
@@ -22,7 +22,7 @@ _SHOWN_ROWS = 200
 
 
 def show_rollouts(
-    console: Console, results: Sequence[RolloutResult], domain: Domain, *, agent_match: str | None
+    console: Console, results: Sequence[RolloutResult], view: AgentView, *, agent_match: str | None
 ) -> None:
     """Print what happened in ``results``."""
 
@@ -49,7 +49,7 @@ def show_rollouts(
             show("triplet", f"{triplet.sequence}: {triplet.agent or 'agent'}, reward {triplet.reward}{emitted}")
             show("", f"prompt ids   {_shorten(triplet.prompt_ids)}")
             show("", f"response ids {_shorten(triplet.response_ids)}")
-        _show_reward(show, result, domain)
+        _show_reward(show, result, view)
     rewards = [result.reward for result in results if result.reward is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     calls = sum(len(result.calls) + len(result.untrainable) for result in results)
@@ -73,12 +73,11 @@ def _show_call(show: Any, call: LLMCall, shown: list[Mapping[str, Any]]) -> None
             show(role, f"calls {function.get('name')}({function.get('arguments')})")
 
 
-def _show_reward(show: Any, result: RolloutResult, domain: Domain) -> None:
+def _show_reward(show: Any, result: RolloutResult, view: AgentView) -> None:
     """The gold answer and the agent's, each with the rows of its query, and the reward."""
     task = result.request.task
-    golds = [str(task[name]) for name in gold_columns(domain) if isinstance(task.get(name), str)]
-    is_query, database = answer_form(domain) == "sql", domain.database(task)
-    for label, text in [("gold", golds[0] if golds else ""), ("answer", result.answer or result.message)]:
+    is_query, database = view.form == "sql", view.domain.database(task)
+    for label, text in [("gold", view.gold(task)), ("answer", result.answer or result.message)]:
         show(label, text or "(empty)")
         if is_query and database and text and (label == "gold" or result.answer):
             show("", f"rows {_rows(database, text)}")

@@ -67,6 +67,11 @@ def _split_names(value: Any) -> Any:
     return list(dict.fromkeys(filter(None, names))) if isinstance(names, Iterable) else names
 
 
+def _join_names(value: Any) -> Any:
+    names = _split_names(value)
+    return ",".join(names) if isinstance(names, list) and all(isinstance(name, str) for name in names) else value
+
+
 class AgentSettings(Settings):
     """The settings that agents use. A runner on another machine receives them with each rollout."""
 
@@ -98,6 +103,11 @@ class AgentSettings(Settings):
         "domain's own reward",
     )
     judge: JudgeSettings = _agent(JudgeSettings, "Settings of the judge, for rewards that ask one", strict=False)
+    agent_columns: Annotated[str, BeforeValidator(_join_names)] = _agent(
+        "",
+        "Columns that your agent needs although the reward reads them, or although they are named like a gold answer",
+        metavar="NAME,NAME",
+    )
     max_turns: int = _agent(2, "Queries that the agent may write for one question: the first and its rewrites", ge=1)
     check_last: bool = _agent(False, "Also check the last query that max_turns allows, which no rewrite can follow")
     prompt_profile: Literal["short", "full"] = _agent(

@@ -24,6 +24,7 @@ from groundwire.train.evaluation.diagnosis import agent_notes, lasting_failure, 
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
+from groundwire.train.rollouts.agent_view import answer_form
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.outcome import RolloutResult
@@ -77,7 +78,7 @@ def evaluate(
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
             sample_rows = [result.to_row(0) for result in results]
-            if domains.answer_form(domain) == "sql":
+            if answer_form(domain, reward) == "sql":
                 # In the event loop of the rollouts, which has the reward's connections.
                 turn_scores = runtime.wait(runtime.submit(partial(_all_turn_scores, reward, results)))
                 for each, scores in zip(sample_rows, turn_scores, strict=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
+from groundwire.domains import gold_answer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
 from groundwire.train.evaluation.credits import credit_lines, row_credits
@@ -33,7 +34,6 @@ MAX_TRAJECTORIES = 6  # per rollout
 MAX_TURNS = 24  # per rollout
 
 _CUT = " … "
-_GOLD_COLUMNS = ("query", "gold", "answer")
 _MAX_ABOUT = 40  # characters of a task's column that is shown as a badge
 
 Note = Mapping[str, Any]
@@ -149,11 +149,12 @@ def _evenly_spaced(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def _task(task: Mapping[str, Any]) -> dict[str, Any]:
-    gold = next((str(task[name]) for name in _GOLD_COLUMNS if task.get(name)), "")
-    hidden = ("id", "question", *_GOLD_COLUMNS)
-    texts = {name: value for name, value in task.items() if name not in hidden and isinstance(value, str)}
+    gold = gold_answer(task)
+    texts = {name: value for name, value in task.items() if name not in ("id", "question") and value != gold}
     about = {
-        name: value for name, value in texts.items() if 0 < len(value) <= _MAX_ABOUT and not Path(value).is_absolute()
+        name: value
+        for name, value in texts.items()
+        if isinstance(value, str) and 0 < len(value) <= _MAX_ABOUT and not Path(value).is_absolute()
     }
     return {"question": _shorten(str(task.get("question", ""))), "gold": _shorten(gold), "about": about}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -84,6 +85,7 @@ class RolloutRuntime:
         self._engine, self._config, self._run_dir = engine, config, run
         self._bundled: Path | None = getattr(domain, "bundled", None)
 
+        @wraps(reward)
         async def timed_reward(task: Any, answer: str, steps: Any) -> float | dict[str, float]:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
@@ -99,6 +101,7 @@ class RolloutRuntime:
             reward=timed_reward,
             timeout_s=config.rollout_timeout_s,
             failures=config.failures,
+            agent_columns=config.agent_columns,
             check=check,
         )
         # If the loop is blocked for longer than a rollout may take, none of the running rollouts can succeed.

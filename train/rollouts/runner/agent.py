@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from groundwire import adapters, rewards
 from groundwire.adapters.tracing.sampling import attempt_sampling
-from groundwire.domains import Domain, answer_form, visible_columns
+from groundwire.domains import Domain
 from groundwire.tools.errors import UserError
 from groundwire.tools.sql import DatabaseCopies
 from groundwire.train.config.failures import zero_failures
 from groundwire.train.config.run_config import AgentSettings
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RequestRefusedError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runner.attempts import (
@@ -57,9 +58,9 @@ class AttemptRunner(Protocol):
 class RolloutAgent:
     """Runs one backend on the tasks of one domain, scored by one reward.
 
-    ``failures`` is the setting of that name; ``check`` is for the requests of a store that other processes can write
-    to. An agent gets one of the ``copies`` of its database, unless its backend has ``reads_only = True``; the reward
-    reads the original.
+    ``failures`` and ``agent_columns`` are the settings of these names; ``check`` is for the requests of a store that
+    other processes can write to. An agent gets one of the ``copies`` of its database, unless its backend has
+    ``reads_only = True``; the reward reads the original.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class RolloutAgent:
         reward: rewards.Reward,
         timeout_s: float = 120.0,
         failures: str = "",
+        agent_columns: str = "",
         check: RequestCheck | None = None,
         copies: DatabaseCopies | None = None,
     ) -> None:
         self._copies = copies or DatabaseCopies()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
+        self.view = AgentView.of(domain, reward, agent_columns)
         self._check, self._final = check, _NEVER_RETRIED | zero_failures(failures)
         self._lit_agents: LitAgents | None = None
 
@@ -111,15 +114,8 @@ class RolloutAgent:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""
         _, endpoint = _policy(resources, rollout)
         async with self._private(task) as (private, database):
-            question = adapters.Question(
-                id=task["id"],
-                text=task["question"],
-                database=database,
-                form=answer_form(self.domain),
-                columns=visible_columns(self.domain, private),
-            )
             try:
-                return await self.backend.run(question, endpoint)
+                return await self.backend.run(self.view.question(private, database), endpoint)
             except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as error:  # an agent's SystemExit or KeyboardInterrupt ends its rollout, not the run
@@ -178,7 +174,7 @@ class RolloutAgent:
     async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> ReportedSpan:
         """The reward's span. Raises only :class:`rewards.RewardError`."""
         try:
-            score = await self.reward(task, answer.text, answer.steps)
+            score = await self.view.score(self.reward, task, answer.text, answer.steps)
         except rewards.RewardError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too
@@ -254,6 +250,7 @@ class RemoteRolloutAgent:
                 reward=make_reward(settings, check.domain),
                 timeout_s=settings.rollout_timeout_s,
                 failures=settings.failures,
+                agent_columns=settings.agent_columns,
                 check=check,
                 copies=self._copies,
             )

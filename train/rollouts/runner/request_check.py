@@ -41,6 +41,7 @@ _PER_ROLLOUT = {
     "rollout_timeout_s",
     "reward_timeout_s",
     "failures",
+    "agent_columns",
 }
 _SAMPLING = {
     "temperature",

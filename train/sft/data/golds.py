@@ -17,7 +17,7 @@ from typing import Any
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit
-from groundwire.domains import Domain, Task, TaskData, answer_form
+from groundwire.domains import Domain, Task, TaskData
 from groundwire.rewards import RewardError
 from groundwire.rewards.spider.execution_match import execution_match
 from groundwire.tools.schema import table_info
@@ -28,7 +28,7 @@ from groundwire.train.sft.data.examples import Example, Message, Turn, encode
 from groundwire.train.sft.data.schema_variants import SchemaVariant, identifiers, make_variant
 from groundwire.train.sft.data.wrong_queries import wrong_query
 
-__all__ = ["GoldTurns", "Question", "answer_turns", "check_golds", "make_questions", "write_turns"]
+__all__ = ["GoldTurns", "Question", "answer_turns", "check_golds", "gold_is_sql", "make_questions", "write_turns"]
 
 _TOOL = {"type": "function", "function": prompts.QUERY_TOOL}
 _ANOTHER = 3
@@ -67,13 +67,18 @@ class Question:
     """The gold query, and wrong ones."""
 
 
+def gold_is_sql(domain: Domain) -> bool:
+    """Whether a gold query is the answer. The queries are what is learned, so it is unless the domain says prose."""
+    return getattr(domain, "form", "sql") == "sql"
+
+
 def check_golds(domain: Domain, data: TaskData) -> None:
     """Raise :class:`ConfigError` if the data has no gold queries to learn."""
     if not data.train:
         raise ConfigError(f"{data.source}: there are no training tasks")
     if any(_is_gold(domain, task) for task in data.train):
         return
-    if answer_form(domain) == "sql":
+    if gold_is_sql(domain):
         raise ConfigError(f"{data.source}: no training task has a gold query (column query), so nothing can be learned")
     raise ConfigError(
         f"{data.source}: no training task has an answer and the query that reads its rows (columns answer and sql), so "
@@ -101,7 +106,7 @@ def make_questions(
             example_values=settings.example_values,
             show_keys=settings.show_keys,
         ).text
-        answer = "" if answer_form(domain) == "sql" else str(task["answer"])
+        answer = "" if gold_is_sql(domain) else str(task["answer"])
         question = Question(str(task["id"]), database, task["question"], gold, schema, answer)
         if wrong or answer:
             question.queries.append(Query(gold, _result(question, gold, settings), True))
@@ -159,13 +164,13 @@ def answer_turns(question: Question, settings: SFTSettings) -> list[Turn]:
 
 
 def _is_gold(domain: Domain, task: Task) -> bool:
-    answered = answer_form(domain) == "sql" or str(task.get("answer") or "").strip()
+    answered = gold_is_sql(domain) or str(task.get("answer") or "").strip()
     return bool(answered and _one_line(domain, task))
 
 
 def _one_line(domain: Domain, task: Task) -> str:
     """The query on one line; of a domain in prose the one in the column ``sql``, because it is not the answer."""
-    column = "query" if answer_form(domain) == "sql" else "sql"
+    column = "query" if gold_is_sql(domain) else "sql"
     return " ".join(str(task.get(column) or "").split()).rstrip("; ")
 
 

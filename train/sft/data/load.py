@@ -16,7 +16,15 @@ from groundwire.train.evaluation.validation import choose_tasks
 from groundwire.train.policy.chat.template import has_tools
 from groundwire.train.sft.data.chats import read_chats
 from groundwire.train.sft.data.examples import Example, encode
-from groundwire.train.sft.data.golds import GoldTurns, Question, answer_turns, check_golds, make_questions, write_turns
+from groundwire.train.sft.data.golds import (
+    GoldTurns,
+    Question,
+    answer_turns,
+    check_golds,
+    gold_is_sql,
+    make_questions,
+    write_turns,
+)
 from groundwire.train.sft.data.rollouts import accepted_rollouts, check_tokenizer
 
 __all__ = ["Data", "Groups", "Source", "open_source"]
@@ -117,7 +125,7 @@ class _Rollouts:
         if config["backend"] != "langgraph" and not has_tools(tokenizer):
             return []
         domain = domains.get(self._settings.domain)
-        if domains.answer_form(domain) != "sql":
+        if not gold_is_sql(domain):
             return []
         return _held_out_questions(domain, domain.load(self._settings.data_dir), self._settings)
 

@@ -1,0 +1,191 @@
+"""An agent sees the columns of its task that are no gold answer: neither named like one, nor read by the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import operator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from groundwire import rewards
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.domains import DataError, gold_answer, task_list, visible_columns
+from groundwire.rewards import JudgeSettings, names_read, reward_function
+from groundwire.train import evaluate
+from groundwire.train.cli.prepare import Objects, prepare
+from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.rollouts.agent_view import AgentView
+
+LEVEL = "level"
+
+
+def _visible(**columns: Any) -> dict[str, Any]:
+    domain = task_list([{"question": "one", **columns}, {"question": "two", **columns}])
+    seen = visible_columns(domain, domain.load().train[0])
+    return {name: value for name, value in seen.items() if name not in ("id", "question")}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ground_truth",
+        "Answer",
+        "Expected Output",
+        "goldSQL",
+        "correct-answer",
+        "labels",
+        "final_answer",
+        "target_text",
+        "SOLUTION",
+        "reference",
+        "sql_query",
+        "reward_model",
+        "completion",
+        "response",
+        "outputs",
+    ],
+)
+def test_a_column_with_a_word_for_a_gold_is_hidden(name: str) -> None:
+    assert _visible(**{name: "42", "city": "Bonn"}) == {"city": "Bonn"}
+
+
+def test_a_column_that_only_resembles_such_a_word_is_shown() -> None:
+    columns = {
+        "preference": 1,
+        "resolution": 2,
+        "sqlite_version": 3,
+        "output_format": 4,
+        "query": 5,
+        "database": "a.db",
+    }
+    assert _visible(**columns) == columns
+
+
+def test_a_nested_column_loses_its_gold_or_is_hidden_where_nothing_is_left() -> None:
+    nested = {"answer": "42", "index": 3, "choices": [{"text": "a", "label": 1}, {"text": "b", "label": 0}]}
+    left = {"index": 3, "choices": [{"text": "a"}, {"text": "b"}]}
+    assert _visible(info=nested, only={"gold": 1}, many=[{"target": 1}]) == {"info": left}
+    assert json.loads(_visible(info=json.dumps(nested))["info"]) == left  # as a CSV file has it
+
+
+def _helped(task: Any, answer: str) -> float:
+    return float(operator.itemgetter("zone")(task) in answer)
+
+
+class _Grader:
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def __call__(self, task: Any, answer: str) -> float:
+        return float(task[self.column] in answer)
+
+
+def _named(answer: str, zone: str) -> float:
+    return float(zone in answer)
+
+
+def _with_constant(task: Any, answer: str) -> float:
+    return float(answer == task.get(LEVEL, ""))
+
+
+async def _asks(task: Any, answer: str, steps: Any) -> float:
+    messages = [{"role": "user", "content": f"{task['zone']}, {answer}"}]
+    return float(len(json.dumps(messages, indent=1)))
+
+
+@pytest.mark.parametrize(
+    ("reward", "column"),
+    [
+        (lambda task, answer: 2 * _helped(task, answer), "zone"),
+        (lambda task, answer, key="zone": float(task[key] == answer), "zone"),
+        (lambda task, answer: float(float(answer) == task["info"]["zone"]), "zone"),
+        (_Grader("zone"), "zone"),
+        (partial(_Grader.__call__, _Grader("zone")), "zone"),
+        (reward_function(_with_constant), "level"),
+        (_asks, "zone"),
+        (_named, "zone"),
+    ],
+)
+def test_a_column_that_the_rewards_code_names_is_read_by_it(reward: Any, column: str) -> None:
+    names = names_read(reward)
+    assert column in names
+    assert not {"role", "content", "indent"} & names  # keys of what it writes, and arguments
+
+
+def test_a_registered_reward_and_a_sum_read_what_their_code_names() -> None:
+    assert {"query", "db_path"} <= names_read(rewards.get("0.9*spider_exec_match+0.1*executes"))
+    judged = names_read(rewards.get("rule_judge_hybrid", judge=JudgeSettings(model="paid")))
+    assert {"question", "answer"} <= judged
+    assert "paid" not in judged
+
+
+def test_a_column_that_the_reward_reads_is_hidden_from_the_first_rollout_on(tmp_path: Any) -> None:
+    tasks = [{"question": f"{n}?", "zone": str(n), "city": "Bonn", "info": {"deep": "7", "page": n}} for n in range(4)]
+    seen = list[dict[str, Any]]()
+
+    def agent(task: Any) -> str:
+        import openai
+
+        seen.append(dict(task))
+        message: Any = {"role": "user", "content": task["question"]}
+        return str(openai.OpenAI(api_key="none").chat.completions.create(model="m", messages=[message]))
+
+    def reward(task: Any, answer: str) -> float:
+        return float(task["zone"] in answer and task["info"]["deep"] in answer)
+
+    async def run() -> None:
+        async with ScriptedPolicyServer(replies=lambda _: "fine") as server:
+            settings: dict[str, Any] = {"model": "m", "base_url": server.base_url, "output_dir": tmp_path}
+            await asyncio.to_thread(partial(evaluate, agent, tasks, reward, quiet=True, **settings))
+
+    asyncio.run(run())
+    assert [sorted(task) for task in seen] == [["city", "database", "id", "info", "question"]] * 4
+    assert sorted(task["info"]["page"] for task in seen) == [0, 1, 2, 3]
+    assert all("deep" not in task["info"] for task in seen)
+
+
+def test_a_column_whose_name_is_computed_is_hidden_once_it_was_read_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    tasks = [{"id": "1", "question": "one", "zone": {"inner": "a", "page": 1}}]
+
+    async def reward(task: Any, answer: str, steps: Any) -> float:
+        return float(task["zo" + answer]["in" + answer + "r"] == "a")
+
+    view = AgentView.of(task_list(tasks * 1, validation=[{"question": "two"}]), reward)
+    assert view.question(tasks[0], "").columns["zone"] == {"inner": "a", "page": 1}
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(view.score(reward, tasks[0], "ne", [])) == 1.0
+        assert asyncio.run(view.score(reward, tasks[0], "ne", [])) == 1.0
+    assert view.question(tasks[0], "").columns["zone"] == {"page": 1}
+    [record] = caplog.records
+    assert "From now on the agent sees: question, zone; hidden: zone.inner" in record.getMessage()
+
+
+def test_a_setting_shows_what_the_agent_needs_and_a_name_that_no_task_has_is_refused() -> None:
+    tasks = [{"question": q, "label": "a", "info": {"target": 1, "gold": 2}, "answer": "x"} for q in "ab"]
+    domain = task_list(tasks)
+
+    def line(agent_columns: Any) -> str:
+        config = RunConfig(backend="custom", agent="app:agent", agent_columns=agent_columns)
+        objects = Objects(agent={"agent": lambda task: ""}, domain=domain, reward=reward_function(_named))
+        notes = prepare(config, objects=objects, own_model=False).notes
+        [found] = [note for note in notes if note.startswith("the agent sees: ")]
+        return found
+
+    assert line("") == "the agent sees: question; hidden: label, info, answer"
+    assert line(["label", "info.target"]) == "the agent sees: question, label, info; hidden: info.gold, answer"
+    with pytest.raises(DataError, match="agent_columns names 'labels', and no task has it; they have answer, id, "):
+        line("labels")
+    assert AgentSettings(agent_columns=["a", "b"]) == AgentSettings(agent_columns="a, b")
+
+
+def test_the_gold_answer_for_people_is_what_the_reward_reads_else_the_likeliest_name() -> None:
+    assert (
+        gold_answer({"question": "?", "label": "easy", "reward_model": {"style": "rule", "ground_truth": "7"}}) == "7"
+    )
+    assert gold_answer({"question": "?", "label": "easy", "zone": "7"}, read={"zone"}) == "7"
+    assert gold_answer({"question": "?", "sql": "SELECT 1", "answer": ["one", "two"]}) == "one"
+    assert gold_answer({"question": "?", "city": "Bonn"}) == ""

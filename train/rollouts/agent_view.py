@@ -1,0 +1,73 @@
+"""What agents see of a task: its question, its database, and the columns that are no gold answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from groundwire import domains, rewards
+from groundwire.adapters import Question
+from groundwire.domains import Domain, Task
+from groundwire.tools.types import AnswerForm
+
+__all__ = ["AgentView", "answer_form"]
+
+_log = logging.getLogger(__name__)
+
+
+def answer_form(domain: Domain, reward: rewards.Reward) -> AnswerForm:
+    """Whether answers are SQL or prose: what the domain says, else the reward, else the domain's own reward."""
+    form: AnswerForm | None = getattr(domain, "form", None) or rewards.answer_form(reward)
+    if form is None and domain.default_reward in rewards.names():
+        form = rewards.answer_form(rewards.get(domain.default_reward))
+    return form or "prose"
+
+
+@dataclass
+class AgentView:
+    """The view of the tasks of ``domain``, whose answers have the ``form``, when the reward may read ``read``.
+
+    ``shown`` are the columns that agents see all the same.
+    """
+
+    domain: Domain
+    form: AnswerForm
+    read: frozenset[str]
+    shown: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, domain: Domain, reward: rewards.Reward, agent_columns: str = "") -> AgentView:
+        """The view of a run with ``reward`` and the setting ``agent_columns``."""
+        shown = tuple(filter(None, agent_columns.split(",")))
+        return cls(domain, answer_form(domain, reward), rewards.names_read(reward), shown)
+
+    def question(self, task: Task, database: str) -> Question:
+        """What an agent gets."""
+        columns = domains.visible_columns(self.domain, task, read=self.read, shown=self.shown)
+        return Question(id=task["id"], text=task["question"], database=database, form=self.form, columns=columns)
+
+    def line(self, tasks: Iterable[Task]) -> str:
+        """One line about the columns of ``tasks``: those that agents see, and those that are hidden."""
+        return domains.columns_line(self.domain, tasks, read=self.read, shown=self.shown)
+
+    def gold(self, task: Task) -> str:
+        """The gold answer, for people."""
+        return domains.gold_answer(task, getattr(self.domain, "gold_columns", ()), read=self.read)
+
+    async def score(self, reward: rewards.Reward, task: Task, answer: str, steps: Any) -> Any:
+        """Call ``reward``. A column that it reads, and that its code does not name, is hidden from then on."""
+        names = set[str]()
+        try:
+            return await reward(rewards.RecordedTask(task, names), answer, steps)
+        finally:
+            if names - self.read:
+                before, self.read = self.line([task]), self.read | names
+                if before != (after := self.line([task])):
+                    _log.warning(
+                        "the reward has read a column that agents saw until now (%s). From now on %s. Name the columns "
+                        "that agents need in agent_columns",
+                        before,
+                        after,
+                    )
