@@ -197,6 +197,16 @@ def test_a_group_has_a_gradient_if_credit_differs() -> None:
     assert turns.has_gradient(group(0.0, 0.0, emitted=0.5))
 
 
+def test_a_call_cost_trains_a_group_of_equal_rewards_and_does_not_count_it_as_teaching() -> None:
+    model = _policy()
+    batch = [replace(rollout, reward=1.0) for rollout in _batch(model)]  # of one to three calls
+    before = [p.clone() for p in model.parameters()]
+    grpo = GRPO(model, GRPOConfig(call_cost=0.1))
+    assert not grpo.has_gradient(batch)
+    assert grpo.update(batch)["groups_used"] == 0
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def test_a_saved_state_continues_exactly(tmp_path: Path) -> None:
     straight, resumed = _policy(), _policy()
     batch = _batch(straight)

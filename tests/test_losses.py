@@ -120,6 +120,15 @@ def test_the_kl_term_is_schulmans_k3() -> None:
     torch.testing.assert_close(kl_to_reference(new, reference), torch.tensor(expected))
 
 
+def test_the_cut_of_the_kl_term_keeps_its_gradient() -> None:
+    new, reference = torch.tensor([-6.0, -1.0, -30.0, -60.0], requires_grad=True), torch.tensor([-1.0, -40.0, 0.0, 0.0])
+    kl = kl_to_reference(new, reference)
+    kl.sum().backward()
+    assert kl.tolist() == [10.0] * 4
+    expected = [1 - math.exp(min(20.0, b - a)) for a, b in zip(new.tolist(), reference.tolist(), strict=True)]
+    torch.testing.assert_close(new.grad, torch.tensor(expected))
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [

@@ -366,3 +366,98 @@ def test_the_steps_follow_the_schedule_of_the_learning_rate() -> None:
     grpo, _, batch = _prepared(learning_rate=1.0, lr_schedule="linear", warmup_steps=2, total_steps=4)
     grpo.optimizer.step = lambda: None  # such steps would destroy the model
     assert [grpo.update(batch)["learning_rate"] for _ in range(4)] == pytest.approx([0.5, 1.0, 1.0, 0.5])
+
+
+def test_the_schedule_counts_steps_without_a_gradient() -> None:
+    grpo, _, batch = _prepared(learning_rate=1.0, lr_schedule="linear", warmup_steps=0, total_steps=4)
+    grpo.optimizer.step = lambda: None
+    equal = [replace(rollout, reward=1.0) for rollout in batch]
+    rates = [grpo.update(each).get("learning_rate") for each in (batch, equal, equal, batch)]
+    assert rates == [1.0, None, None, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [0.4, 0.2]),
+        ({"total_steps": 8}, [0.5, 0.4]),  # it falls from there to 0 at the new end
+        ({"total_steps": 4}, [0.3]),
+        ({"lr_schedule": "constant"}, [0.6, 0.6]),
+        ({"warmup_steps": 9}, [0.8, 1.0, 1.0]),  # never above the setting
+        ({"learning_rate": 2.0}, [0.8, 0.4]),  # another rate was asked for
+    ],
+)
+def test_a_resumed_schedule_goes_on_from_the_last_rate(changes: dict[str, Any], expected: list[float]) -> None:
+    settings = {"learning_rate": 1.0, "lr_schedule": "linear", "warmup_steps": 0, "total_steps": 5}
+    before, _, batch = _prepared(**settings)
+    before.optimizer.step = lambda: None
+    assert [before.update(batch)["learning_rate"] for _ in range(3)] == pytest.approx([1.0, 0.8, 0.6])
+    after, *_ = _prepared(**{**settings, **changes})
+    after.load_state(before.state())
+    after.optimizer.step = lambda: None
+    assert [after.update(batch)["learning_rate"] for _ in expected] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("term", ["kl_coef", "entropy_coef"])
+@pytest.mark.parametrize("loss", ["token-mean", "sequence-mean", "dr-grpo"])
+def test_groups_without_a_gradient_do_not_dilute_the_policy_gradient(term: str, loss: Any) -> None:
+    def first_step(**settings: float) -> tuple[torch.Tensor, int]:
+        grpo, model, batch = _prepared(loss=loss, **settings)
+        grpo.config = replace(grpo.config, minibatches=2)
+        gradients: list[torch.Tensor] = []
+        grpo.optimizer.step = lambda: gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        equal = [replace(rollout, group=f"{rollout.group} {n}", reward=1.0) for rollout in batch for n in range(3)]
+        grpo.update([*equal, *batch])
+        return gradients[0], len(gradients)
+
+    (plain, steps), (with_term, same_steps) = first_step(), first_step(**{term: 1e-9})
+    assert steps == same_steps == 2
+    torch.testing.assert_close(with_term, plain, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [30, 60])
+def test_the_metrics_of_an_update_in_several_passes_are_means(tokens: int) -> None:
+    def metrics(tokens: int) -> dict[str, float]:
+        grpo, _, batch = _prepared(kl_coef=0.1, tokens_per_forward=tokens)
+        return grpo.update(batch)
+
+    whole, parts = metrics(10_000), metrics(tokens)
+    assert min(whole["clip_fraction"], whole["kl_reference"]) > 0
+    assert parts == pytest.approx(whole, rel=1e-3, abs=1e-5)
+
+
+def test_an_update_whose_loss_is_not_finite_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = GRPO._loss
+
+    def not_a_number(self: GRPO, tokens: Any) -> Any:
+        value, metrics = loss(self, tokens)
+        return value + math.nan * value.detach(), metrics  # the gradient is finite
+
+    monkeypatch.setattr(GRPO, "_loss", not_a_number)
+    grpo, model, batch = _prepared()
+    before = _weights(model)
+    assert grpo.update(batch)["updates_skipped"] == grpo.skipped_in_a_row == 1
+    assert torch.equal(_weights(model), before)
+
+
+def test_an_error_in_the_middle_of_an_update_never_checkpoints_half_updated_weights(
+    tiny_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def agent(choose: bandits.Choose) -> str:
+        return await choose("which?", "01")
+
+    minibatch, count = GRPO._minibatch, 0
+
+    def without_memory(self: GRPO, *args: Any) -> None:
+        nonlocal count
+        minibatch(self, *args)
+        count += 1
+        if count == 2:  # in the second step, whose weights are neither those of step 1 nor of step 2 now
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(GRPO, "_minibatch", without_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        bandits.train(tmp_path, tiny_policy, agent, float, steps=3, group_size=16)
+    run = RunDir(tmp_path / "run")
+    assert [line["step"] for line in run.metrics()] == [0, 1]
+    assert run.checkpoints.paths() == []

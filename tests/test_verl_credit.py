@@ -42,7 +42,8 @@ def _outcome(calls: list[LLMCall], reward: float = 1.0) -> RolloutResult:
     job = RolloutRequest(task=task, group="u", mode="train")
     return RolloutResult(
         request=job, rollout_id="r", status="succeeded", reward=reward, reward_components={}, message="", answer="",
-        steps=[], calls=calls, attempts=1, seconds=1.0,
+        steps=[], calls=[call for call in calls if not call.untrainable_reason], attempts=1, seconds=1.0,
+        untrainable=[call for call in calls if call.untrainable_reason],
     )  # fmt: skip
 
 

@@ -109,13 +109,18 @@ def _sequence_means(values: Tensor, mask: Tensor, sequences: Tensor) -> Tensor:
 def kl_to_reference(logprobs: Tensor, reference: Tensor) -> Tensor:
     """The KL divergence to the reference policy at each token, estimated as ``exp(d) - d - 1`` with
     ``d = reference - logprobs`` ("k3" of Schulman 2020, "Approximating KL divergence"); at least 0, at most 10.
+
+    The cut keeps the gradient, or the tokens that are furthest from the reference would not be pulled back. It is that
+    of the formula, beyond ``d = 20`` the one at 20. verl cuts the gradient, too.
     """
-    difference = (reference - logprobs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    return (difference.exp() - difference - 1).clamp(max=10.0)
+    difference = reference - logprobs
+    near = difference.clamp(max=_MAX_LOG_RATIO)
+    divergence = near.exp() * (1 + difference - near) - difference - 1
+    return divergence.detach().clamp(max=10.0) + (divergence - divergence.detach())
 
 
 def learning_rate(step: int, *, base: float, schedule: Schedule, warmup_steps: int, total_steps: int) -> float:
-    """The learning rate of a step, counted from 0.
+    """The learning rate of a training step, counted from 0.
 
     It rises linearly to ``base`` within ``warmup_steps``. Then it stays there, or falls to 0 at ``total_steps``,
     linearly or along half a cosine.

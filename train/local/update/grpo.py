@@ -61,6 +61,8 @@ class _Tokens(NamedTuple):
     """Log-probabilities at sampling time."""
     advantages: Tensor
     weights: Tensor
+    penalties: Tensor
+    """Weights in the KL and entropy terms."""
     sequences: Tensor
     """The number of each token's trajectory."""
     entropy: Tensor
@@ -94,7 +96,9 @@ class GRPO:
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=config.learning_rate, betas=(0.9, 0.999), weight_decay=config.weight_decay
         )
-        self.updates = 0
+        self.steps, self.updates = 0, 0
+        """Training steps, and those that changed the model."""
+        self._rate_scale = 1.0  # of a schedule that goes on where another one was
         self.skipped_in_a_row = 0
         """The last optimizer steps that were skipped because their gradient was not finite."""
         self._random = random.Random(seed)
@@ -106,7 +110,7 @@ class GRPO:
         """Train the model in place on one batch of scored rollouts; returns the step's metrics.
 
         Groups whose advantages are all 0 are left out: those with equal rewards, and those of a single rollout. With a
-        KL or entropy term they are trained as well. Without any other group the model does not change
+        KL or entropy term they have a part in this term. Without any other group the model does not change
         (``groups_used`` is 0). A minibatch whose loss or gradient is not finite is skipped (``updates_skipped``).
         """
         config = self.config
@@ -116,29 +120,28 @@ class GRPO:
         scored = [(group, self._items(group)) for group in batch.values()]
         used = [group for group, items in scored if self._teaches(group, items)]
         groups = [items for _, items in scored if _has_gradient(items)]
+        others = [items for _, items in scored if items and not _has_gradient(items)]
+        rate = self._learning_rate(self.steps)
+        self.steps += 1
         metrics: dict[str, float] = {
             "groups": len(batch),
             "groups_used": len(used),
             "rollouts_trained": sum(bool(rollout.calls) for group in used for rollout in group),
         }
-        if config.kl_coef or config.entropy_coef:
-            groups = [items for _, items in scored if items]
-        if not groups:
+        if not (config.kl_coef or config.entropy_coef):
+            others = []
+        if not groups and not others:
             return metrics
-        rate = learning_rate(
-            self.updates,
-            base=config.learning_rate,
-            schedule=config.lr_schedule,
-            warmup_steps=config.warmup_steps,
-            total_steps=config.total_steps,
-        )
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         self._random.shuffle(groups)
+        self._random.shuffle(others)
         self.model.train()
-        for start in range(min(config.minibatches, len(groups))):
+        count = min(config.minibatches, len(groups) or len(others))
+        for start in range(count):
             # A minibatch has complete groups, because the advantages of a group sum to zero.
-            self._minibatch([item for group in groups[start :: config.minibatches] for item in group], metrics, start)
+            trained, rest = ([item for group in each[start::count] for item in group] for each in (groups, others))
+            self._minibatch(trained, rest, metrics, start)
         self.model.eval()
         self.updates += 1
         metrics["learning_rate"] = rate
@@ -151,6 +154,10 @@ class GRPO:
     def state(self) -> dict[str, Any]:
         """The state that :meth:`load_state` continues from exactly."""
         state = {"optimizer": self.optimizer.state_dict(), "updates": self.updates, "random": self._random.getstate()}
+        state |= {
+            "steps": self.steps,
+            "rates": (self.config.learning_rate, self._learning_rate(max(0, self.steps - 1))),
+        }
         return state | ({"adapters": trained} if (trained := adapters(self.model)) else {})
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -158,7 +165,11 @@ class GRPO:
         load_adapters(self.model, state.get("adapters", {}))
         groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
-        self.updates = state["updates"]
+        self.updates, self.steps = state["updates"], state.get("steps", state["updates"])
+        base, last = state.get("rates", (None, 0.0))
+        now = self._learning_rate(max(0, self.steps - 1))
+        if base == self.config.learning_rate and self.steps and now:  # another schedule goes on from the last rate
+            self._rate_scale = last / now
         self._random.setstate(_random_state(state))
 
     def credits(self, group: Sequence[ScoredRollout]) -> list[list[CallCredit]]:
@@ -172,6 +183,17 @@ class GRPO:
             truncated=config.truncated,
             call_cost=config.call_cost,
         )
+
+    def _learning_rate(self, step: int) -> float:
+        config = self.config
+        rate = learning_rate(
+            step,
+            base=config.learning_rate * self._rate_scale,
+            schedule=config.lr_schedule,
+            warmup_steps=config.warmup_steps,
+            total_steps=config.total_steps,
+        )
+        return min(config.learning_rate, rate)
 
     def _teaches(self, group: Sequence[ScoredRollout], items: Sequence[Item]) -> bool:
         scored = [(rollout.reward, rollout.calls) for rollout in group]
@@ -192,13 +214,20 @@ class GRPO:
         ]
         return [item for item in made if any(item.mask)]
 
-    def _minibatch(self, items: list[Item], metrics: dict[str, float], index: int) -> None:
-        """One optimizer step on the trajectories of some groups."""
-        config, total = self.config, sum(sum(item.mask) for item in items)
-        weights = token_weights([sum(item.mask) for item in items], config.loss, max_tokens=config.max_tokens)
-        weighted = [replace(item, weight=weight) for item, weight in zip(items, weights, strict=True)]
+    def _minibatch(self, trained: list[Item], others: list[Item], metrics: dict[str, float], index: int) -> None:
+        """One optimizer step on the trajectories of some groups. ``others`` are those of groups without a gradient:
+        they have a part in the KL and entropy terms, and none in the mean of the policy loss.
+        """
+        items = trained + others
+        lengths = [sum(item.mask) for item in items]
+        total = sum(lengths)
+        weights = self._token_weights(lengths[: len(trained)]) + [0.0] * len(others)
+        weighted = [
+            replace(item, weight=weight, penalty=penalty)
+            for item, weight, penalty in zip(items, weights, self._token_weights(lengths), strict=True)
+        ]
         measured, ratios = self._accumulate_within_memory(weighted, total)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm))
         if not math.isfinite(norm) or not math.isfinite(measured["loss"]):
             self.optimizer.zero_grad(set_to_none=False)
             self.skipped_in_a_row += 1
@@ -214,6 +243,9 @@ class GRPO:
         del measured["difference"]
         metrics |= {**measured, "ratio_min": min(ratios), "ratio_max": max(ratios), "grad_norm": norm}
         metrics["tokens_trained"] = metrics.get("tokens_trained", 0) + total
+
+    def _token_weights(self, lengths: Sequence[int]) -> list[float]:
+        return token_weights(lengths, self.config.loss, max_tokens=self.config.max_tokens)
 
     def _accumulate_within_memory(self, items: Sequence[Item], total: int) -> tuple[dict[str, float], list[float]]:
         """:meth:`_accumulate`, again with half of the tokens in a pass while the GPU's memory is too small."""
@@ -267,10 +299,10 @@ class GRPO:
         )
         if tokens.reference is not None:
             divergence = kl_to_reference(tokens.logprobs, tokens.reference)
-            loss = loss + config.kl_coef * (tokens.weights * divergence).sum()
+            loss = loss + config.kl_coef * (tokens.penalties * divergence).sum()
             metrics["kl_reference"] = float(divergence.detach().mean())
         if config.entropy_coef:
-            loss = loss - config.entropy_coef * (tokens.weights * tokens.entropy).sum()
+            loss = loss - config.entropy_coef * (tokens.penalties * tokens.entropy).sum()
         with torch.no_grad():
             metrics["entropy"] = float(tokens.entropy.mean())
             metrics["difference"] = float((tokens.logprobs.exp() - tokens.old.exp()).abs().mean())
@@ -292,15 +324,15 @@ class GRPO:
             with torch.no_grad(), without_adapters(self._reference):
                 reference, _ = self._logprobs(self._reference, packed, forbidden)
         sampled = [
-            (old, advantage, item.weight)
+            (old, advantage, item.weight, item.penalty)
             for item in items
             for old, advantage, is_trained in zip(item.trajectory.logprobs, item.advantages, item.mask, strict=True)
             if is_trained
         ]
-        old, advantages, weights = torch.tensor(sampled, device=device).unbind(1)
+        old, advantages, weights, penalties = torch.tensor(sampled, device=device).unbind(1)
         lengths = torch.tensor([sum(item.mask) for item in items], device=device)
         sequences = torch.arange(len(items), device=device).repeat_interleave(lengths)
-        return _Tokens(logprobs, old, advantages, weights, sequences, entropy, reference)
+        return _Tokens(logprobs, old, advantages, weights, penalties, sequences, entropy, reference)
 
     def _logprobs(self, model: Any, packed: Packed, forbidden: Tensor | None) -> tuple[Tensor, Tensor]:
         """The log-probabilities of the targets and the entropies, both [M]."""

@@ -19,7 +19,9 @@ class Item:
     mask: list[int]
     advantages: list[float]
     weight: float = 0.0
-    """Of each trained token in the loss of its minibatch."""
+    """Of each trained token in the policy loss of its minibatch."""
+    penalty: float = 0.0
+    """Of each trained token in the minibatch's KL and entropy terms."""
 
 
 @dataclass(frozen=True)
