@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import reward_function, with_time_limit
+from groundwire.rewards._range import declared_range
 from groundwire.rewards._registry import check, get, names, notes
 from groundwire.rewards._types import (
     METRIC,
@@ -35,6 +36,7 @@ __all__ = [
     "answer_form",
     "check",
     "components",
+    "declared_range",
     "get",
     "judges_sql",
     "names",

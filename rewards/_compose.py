@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwire.rewards._range import declared_range
 from groundwire.rewards._types import METRIC, Reward, answer_form, components, judges_sql
 from groundwire.tools.plugins import UnknownNameError
 from groundwire.tools.types import AgentStep
@@ -66,4 +67,7 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
                     summed[f"{name}.{component}" if component else name] = weight * number
         return summed
 
+    ranges = [(weight, declared_range(function)) for weight, _, function in terms]
+    ends = [sorted((weight * least, weight * greatest)) for weight, (least, greatest) in ranges]
+    reward.reward_range = tuple(map(sum, zip(*ends, strict=True)))  # type: ignore[attr-defined]
     return judges_sql(reward) if any(answer_form(function) == "sql" for _, _, function in terms) else reward

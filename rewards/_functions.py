@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+from groundwire.rewards._range import declared_range
 from groundwire.rewards._types import Reward, RewardError, UnusableRewardError
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
@@ -41,6 +42,7 @@ def reward_function(function: Callable[..., Any]) -> Reward:
         value = await asyncio.wrap_future(in_thread(call, name="reward"))
         return await value if inspect.isawaitable(value) else value
 
+    reward.reward_range = declared_range(function)  # type: ignore[attr-defined]
     return reward
 
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from groundwire.adapters.tracing import Triplet, trajectories
-from groundwire.train.algorithms.credit import CallCredit, assign_credit, normalize, rewards_differ, token_credit
+from groundwire.train.algorithms.credit import (
+    CallCredit,
+    assign_credit,
+    normalize,
+    rewards_differ,
+    token_credit,
+    trained_reward,
+)
 
 
 def _call(
@@ -65,13 +72,20 @@ def test_last_and_discount_weight_the_calls() -> None:
     }
 
 
-def test_truncated_replies_are_trained_or_left_out_or_make_the_reward_0() -> None:
+def test_truncated_replies_are_trained_or_left_out_or_make_the_reward_the_least() -> None:
     group = [(1.0, [_call(1), replace(_call(2), truncated=True)]), (0.0, [_call(3)]), (0.0, [_call(4)])]
     trained, masked, zeroed = (assign_credit(group, truncated=mode)[0] for mode in ("train", "mask", "zero"))
     assert [call.weight for call in trained] == [1.0, 1.0]
     assert [call.weight for call in masked] == [1.0, 0.0]
     assert [call.advantage for call in masked] == [call.advantage for call in trained] != [0.0, 0.0]
     assert [(call.returns, call.advantage, call.weight) for call in zeroed] == [(0.0, 0.0, 1.0)] * 2
+
+
+def test_a_truncated_reply_is_never_better_than_the_least_reward_of_its_group_or_run() -> None:
+    cut = (-1.0, [replace(_call(1), truncated=True)])
+    worst = assign_credit([cut, (-1.0, [_call(2)]), (-0.5, [_call(3)])], truncated="zero")
+    assert worst[0][0] == worst[1][0]
+    assert trained_reward(1.0, cut[1], "zero", -2.0) == -2.0
 
 
 @pytest.mark.parametrize("credit", ["last", "discount", "turns"])

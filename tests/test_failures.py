@@ -16,7 +16,7 @@ from groundwire.tools.errors import UserError
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.options import given_settings
 from groundwire.train.config.errors import ConfigError
-from groundwire.train.config.failures import FAILURE_TYPES, POLICY_FAILURES, zero_failures
+from groundwire.train.config.failures import FAILURE_TYPES, POLICY_FAILURES, failure_scores
 from groundwire.train.config.files import read_settings
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import KINDS, diagnose
@@ -135,10 +135,11 @@ def test_an_exception_of_an_agent_has_a_type_by_its_name_and_its_causes() -> Non
 
 
 def test_the_setting_changes_single_types() -> None:
-    assert zero_failures(RunConfig().failures) == set(POLICY_FAILURES)
-    config = RunConfig(failures=" agent=drop, timeout = zero,")
-    assert config.failures == "agent=drop,timeout=zero"
-    assert zero_failures(config.failures) == {*POLICY_FAILURES, "timeout"} - {"agent"}
+    assert failure_scores(RunConfig().failures) == dict.fromkeys(POLICY_FAILURES)
+    config = RunConfig(failures=" agent=drop, timeout = zero, turn_limit=-0.5,")
+    assert config.failures == "agent=drop,timeout=zero,turn_limit=-0.5"
+    scores = dict.fromkeys([*POLICY_FAILURES, "timeout"]) | {"turn_limit": -0.5}
+    assert failure_scores(config.failures) == {kind: score for kind, score in scores.items() if kind != "agent"}
     assert RunConfig(failures={"agent": "drop"}).failures == "agent=drop"
     assert set(FAILURE_TYPES) <= set(KINDS)
 
@@ -147,8 +148,8 @@ def test_the_setting_changes_single_types() -> None:
     ("value", "message"),
     [
         ("crash=drop", "failures has the unknown type 'crash'; the types are agent, malformed_output"),
-        ("agent=0", "failures has agent='0'; it must be agent=zero or agent=drop"),
-        ("agent", "failures has agent=''; it must be agent=zero or agent=drop"),
+        ("agent=nan", "failures has agent='nan'; it must be agent=zero, agent=drop or a number such as agent=-1"),
+        ("agent", "failures has agent=''; it must be agent=zero, agent=drop or a number such as agent=-1"),
         (7, "failures is 7; it must be text such as agent=drop,timeout=zero"),
     ],
 )

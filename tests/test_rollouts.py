@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from groundwire.domains import Task
 from groundwire.rewards import JudgeAbstainedError, RewardError
 from groundwire.tools.types import AgentStep
 from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
@@ -105,7 +107,7 @@ async def _collector(
             model=server.model,
             notify_runners=runners.notify,
             retries=retries,
-            failures=failures,
+            scores=FailureScores(failures),
             poll_s=poll_s,
         )
         await runners.start()
@@ -274,6 +276,33 @@ async def test_a_step_never_waits_past_its_deadline(task: Task) -> None:
     ):
         outcomes = await asyncio.wait_for(collector.run(_jobs(task, 3), deadline_s=0.5), 10)
     assert [(o.status, o.reward) for o in outcomes] == [("timeout", None)] * 3
+
+
+async def test_calls_of_a_rollout_that_was_cancelled_at_the_deadline_are_refused(task: Task) -> None:
+    late = asyncio.get_running_loop().create_future()
+
+    class Late:
+        agents = ()
+
+        async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+            async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key="none", max_retries=0) as client:
+                ask = partial(client.chat.completions.create, model="m", messages=[{"role": "user", "content": "?"}])
+                await ask()
+                await cancelled.wait()
+                try:
+                    late.set_result(await ask())
+                except openai.APIStatusError as error:
+                    late.set_result(error.status_code)
+                return Answer(text=GOLD)
+
+    cancelled = asyncio.Event()
+    async with (
+        ScriptedPolicyServer(replies=lambda _: GOLD) as server,
+        _collector(server, Late(), timeout_s=600) as collector,
+    ):
+        [outcome] = await collector.run(_jobs(task, 1), deadline_s=0.5)
+        cancelled.set()
+        assert (await late, outcome.status, outcome.reward) == (410, "timeout", None)
 
 
 async def test_a_reward_that_cannot_be_computed_is_a_failure_not_zero(task: Task) -> None:

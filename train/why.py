@@ -70,7 +70,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
 
     Each batch is a whole step or validation; one is in memory at a time.
     """
-    from groundwire.train.evaluation.diagnosis import KINDS, diagnose  # slow: imports numpy
+    from groundwire.train.evaluation.diagnosis import KINDS, diagnose, scored  # slow: imports numpy
 
     kinds, causes, failures = Counter[str](), Counter[str](), Counter[str]()
     examples: dict[str, str] = {}
@@ -80,7 +80,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
         for row, reason in zip(rows, diagnose(rows, config), strict=True):
             kinds[reason.kind] += 1
             if row["status"] != "succeeded":
-                failures[f"{row['status']} ({'left out' if row['reward'] is None else 'scored 0'})"] += 1
+                failures[f"{row['status']} ({scored(row)})"] += 1
             examples.setdefault(reason.kind, f"{row['rollout_id']}: {reason.text}")
             calls = row["calls"] or ()
             later_prompts += max(0, len(calls) - 1)
@@ -94,7 +94,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
     yield f"{rollouts} rollouts, {training} of them for training"
     yield from _counts(kinds, rollouts, KINDS, examples)
     if failures:
-        yield f"failed: {', '.join(f'{count} {kind}' for kind, count in failures.most_common())}"
+        yield f"failed: {', '.join(f'{count} {kind} {count / rollouts:.0%}' for kind, count in failures.most_common())}"
     if mismatches:
         backend = config.get("backend")
         text = "later prompts do not begin with an earlier prompt and its reply"

@@ -50,6 +50,8 @@ ANSWER_SPAN = "groundwire.answer"
 :class:`groundwire.tools.types.AgentStep`)."""
 FAILURE_SPAN = "groundwire.failure"
 """The span of a rollout's failure. Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
+LEAST_REWARD = "groundwire.least_reward"
+"""The least value that the reward declares, on the span of a failure or of a reward."""
 
 ANNOTATION_SPAN = "agentlightning.annotation"
 """Agent Lightning's name of a span with a reward."""

@@ -82,7 +82,7 @@ def assign_credit(
     and every advantage is 0. Without ``scale`` they are not divided by the standard deviation.
     """
     calls = [each for _, each in rollouts]
-    rewards = [_rewards(reward, each, credit, truncated) for reward, each in rollouts]
+    rewards = _rewards(rollouts, credit, truncated)
     returns = [_returns(each, credit, discount, call_cost) for each in rewards]
     deviation = _deviation([sum(each) for each in rewards if each])
     compared = returns if deviation else [_returns([0.0] * len(each), credit, discount, call_cost) for each in rewards]
@@ -106,13 +106,13 @@ def rewards_differ(
     rollouts: Sequence[tuple[float, Sequence[Triplet]]], *, credit: Credit = "broadcast", truncated: Truncated = "train"
 ) -> bool:
     """Whether a group teaches anything: the rewards that :func:`assign_credit` compares are not all equal."""
-    rewards = [_rewards(reward, calls, credit, truncated) for reward, calls in rollouts]
+    rewards = _rewards(rollouts, credit, truncated)
     return bool(_deviation([sum(each) for each in rewards if each]))
 
 
-def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated) -> float:
-    """The reward that a rollout with these trained calls is compared with."""
-    return 0.0 if truncated == "zero" and any(call.truncated for call in calls) else reward
+def trained_reward(reward: float, calls: Sequence[Triplet], truncated: Truncated, least: float) -> float:
+    """The reward that a rollout with these trained calls is compared with; ``least`` is the least of the run."""
+    return least if truncated == "zero" and any(call.truncated for call in calls) else reward
 
 
 def normalize(returns: Sequence[float], *, scale: bool = True) -> list[float]:
@@ -145,14 +145,19 @@ def _steps(calls: Sequence[Triplet]) -> list[int]:
     return steps
 
 
-def _rewards(reward: float, calls: Sequence[Triplet], credit: Credit, truncated: Truncated) -> list[float]:
-    """The reward of each request of a rollout; empty without calls."""
-    rewards: dict[int, float] = {}
-    for step, call in zip(_steps(calls), calls, strict=True):
-        rewards[step] = (call.call_reward or 0.0) if credit == "turns" else 0.0
-    if rewards:
-        rewards[len(rewards) - 1] += trained_reward(reward, calls, truncated)
-    return list(rewards.values())
+def _rewards(
+    rollouts: Sequence[tuple[float, Sequence[Triplet]]], credit: Credit, truncated: Truncated
+) -> list[list[float]]:
+    """The reward of each request of each rollout; empty without calls."""
+    least, found = min([0.0, *(reward for reward, _ in rollouts)]), []
+    for reward, calls in rollouts:
+        rewards: dict[int, float] = {}
+        for step, call in zip(_steps(calls), calls, strict=True):
+            rewards[step] = (call.call_reward or 0.0) if credit == "turns" else 0.0
+        if rewards:
+            rewards[len(rewards) - 1] += trained_reward(reward, calls, truncated, least)
+        found.append(list(rewards.values()))
+    return found
 
 
 def _returns(rewards: Sequence[float], credit: Credit, discount: float, call_cost: float) -> list[float]:

@@ -1,17 +1,18 @@
-"""The types of failed rollouts, and how each counts: as a reward of 0, or not at all."""
+"""The types of failed rollouts, and how each counts: as the least reward, as a number, or not at all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from groundwire.tools.files import shorten_repr
 from groundwire.train.config.errors import ConfigError
 
-__all__ = ["FAILURE_TYPES", "POLICY_FAILURES", "failure_changes", "zero_failures"]
+__all__ = ["FAILURE_TYPES", "POLICY_FAILURES", "failure_changes", "failure_scores"]
 
-POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "prompt_too_long")
-"""What the policy caused. By default these score 0 in training and in validation."""
+POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "prompt_too_long", "unreadable_answer")
+"""What the policy caused. By default these score as the worst answer, in training and in validation."""
 FAILURE_TYPES = (
     *POLICY_FAILURES,
     *("tool", "endpoint", "timeout", "reward", "judge_abstained", "refused", "not_stored", "no_result"),
@@ -21,9 +22,9 @@ _SCORES = ("zero", "drop")
 
 
 def failure_changes(value: Any) -> str:
-    """The setting ``failures`` as text, ``agent=drop,timeout=zero``; ``value`` may also be a table.
+    """The setting ``failures`` as text, ``agent=drop,timeout=-1``; ``value`` may also be a table.
 
-    Raises :class:`ConfigError` for an unknown type or another value than ``zero`` and ``drop``.
+    Raises :class:`ConfigError` for an unknown type or another value than ``zero``, ``drop`` and a number.
     """
     if isinstance(value, Mapping):
         pairs = [(str(kind), str(score)) for kind, score in value.items()]
@@ -35,15 +36,27 @@ def failure_changes(value: Any) -> str:
         if kind not in FAILURE_TYPES:
             types = ", ".join(FAILURE_TYPES)
             raise ConfigError(f"failures has the unknown type {shorten_repr(kind)}; the types are {types}")
-        if score not in _SCORES:
-            raise ConfigError(f"failures has {kind}={shorten_repr(score)}; it must be {kind}=zero or {kind}=drop")
+        if score not in _SCORES and not _is_number(score):
+            raise ConfigError(
+                f"failures has {kind}={shorten_repr(score)}; it must be {kind}=zero, {kind}=drop or a number such as "
+                f"{kind}=-1"
+            )
     return ",".join(f"{kind}={score}" for kind, score in dict(pairs).items())
 
 
-def zero_failures(failures: str) -> frozenset[str]:
-    """The types that score 0; ``failures`` is the setting, the changes of the defaults."""
+def failure_scores(failures: str) -> dict[str, float | None]:
+    """The reward of each type that scores, None for the least of the run; ``failures`` is the setting, the changes of
+    the defaults.
+    """
     scores = dict.fromkeys(POLICY_FAILURES, "zero") | dict(pair.split("=") for pair in _parts(failures))
-    return frozenset(kind for kind, score in scores.items() if score == "zero")
+    return {kind: None if score == "zero" else float(score) for kind, score in scores.items() if score != "drop"}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _parts(failures: str) -> list[str]:

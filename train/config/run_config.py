@@ -127,8 +127,8 @@ class AgentSettings(Settings):
     )
     failures: Annotated[str, BeforeValidator(failure_changes)] = _rollouts(
         "",
-        "Which failed rollouts score 0 (zero) or are left out (drop), where it is not the default, e.g. agent=drop; "
-        "several with commas",
+        "What failed rollouts score, where it is not the default: the least reward of the run (zero), a number, or "
+        "nothing (drop), e.g. agent=drop; several with commas",
         metavar="TYPE=drop",
     )
 
@@ -219,7 +219,9 @@ class RunConfig(AgentSettings):
         "Without it, spider_test_suite if the data has neighbours; none turns it off",
     )
     truncated: Literal["train", "mask", "zero"] = _training(
-        "train", "Replies that max_tokens cut off: train them, leave them out of the loss, or give the rollout reward 0"
+        "train",
+        "Replies that max_tokens cut off: train them, leave them out of the loss, or give the rollout the least reward "
+        "of the run (zero)",
     )
     checkpoint_every: int = _training(1, "Steps between checkpoints. With verl -1 means never", ge=-1)
 

@@ -32,6 +32,7 @@ __all__ = [
     "mostly_unscored",
     "nothing_judged",
     "nothing_to_train",
+    "scored",
 ]
 
 Row = Mapping[str, Any]
@@ -49,6 +50,7 @@ KINDS = {
     "not_stored": "its LLM calls are not in the store",
     "timeout": "not finished in time",
     "reward": "the reward could not be computed",
+    "unreadable_answer": "the reward cannot read the answer",
     "judge_abstained": "the judge gave no verdict",
     "refused": "its runner does not allow the request",
     "endpoint": "the endpoint failed",
@@ -67,9 +69,10 @@ _TRANSIENT = ("timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
     "agent": "repair the agent (groundwire run --dev shows its calls)",
     "reward": "fix the reward (groundwire audit tries it without a model)",
+    "unreadable_answer": "return a reward for such answers, or raise RewardError where none can be computed",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
 }
-_GIVEN_TO_REWARD = ("succeeded", "reward", "judge_abstained")
+_GIVEN_TO_REWARD = ("succeeded", "reward", "unreadable_answer", "judge_abstained")
 """The statuses of rollouts whose answer the reward got."""
 _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
@@ -149,7 +152,7 @@ def mostly_unscored(rows: Sequence[Row]) -> str:
     A reward that raises for certain answers, such as wrong ones, leaves a sample that says nothing of the policy.
     """
     given = [row for row in rows if row["status"] in _GIVEN_TO_REWARD]
-    failed = [row for row in given if row["status"] == "reward" and not is_judged(row)]
+    failed = [row for row in given if row["status"] in ("reward", "unreadable_answer") and not is_judged(row)]
     transient = sum(row["status"] in _TRANSIENT for row in rows)
     if 2 * len(failed) <= len(given) or transient > len(failed):  # a step that mostly timed out gave it few answers
         return ""
@@ -183,11 +186,15 @@ class FailureNotes:
                 continue
             self._shown.add(status)
             failed = [row for row in rows if row["status"] == status]
-            scored = "scored 0" if is_judged(failed[0]) else "left out"
             self._show_note(
-                f"{len(failed)} of {len(rows)} {_rollouts(rows)} failed ({scored}); {_first_failure(failed)}. "
-                f"More: groundwire why {self._run}"
+                f"{len(failed)} of {len(rows)} {_rollouts(rows)} failed ({scored(failed[0])}); "
+                f"{_first_failure(failed)}. More: groundwire why {self._run}"
             )
+
+
+def scored(row: Row) -> str:
+    """What a failed rollout counts as."""
+    return "left out" if row["reward"] is None else f"scored {row['reward']:g}"
 
 
 def _rollouts(rows: Sequence[Row]) -> str:
@@ -256,11 +263,11 @@ def _reason(row: Row, credits: Sequence[CallCredit], group: _Group, agent_match:
 
 
 def _failure(row: Row) -> Reason | None:
-    """The failure of a rollout, and whether it scores 0; None if it succeeded."""
+    """The failure of a rollout, and what it scores; None if it succeeded."""
     if row["status"] == "succeeded":
         return None
     reason = _failure_reason(row)
-    return Reason(reason.kind, f"{reason.text} ({'left out' if row['reward'] is None else 'scored 0'})")
+    return Reason(reason.kind, f"{reason.text} ({scored(row)})")
 
 
 def _failure_reason(row: Row) -> Reason:

@@ -23,6 +23,7 @@ from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.rewards import Reward
 from groundwire.rewards.watch import Watched
 from groundwire.tools.step_timer import StepTimer
+from groundwire.train.algorithms.credit import trained_reward
 from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures, watch_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
@@ -223,7 +224,7 @@ class LocalTrainer:
         wanted = config.tasks_per_step
         first = groups_to_start(self.run.metrics(), wanted=wanted, most=max_groups(self.data.train, config))
         self.callback.on_phase_start(f"step {step}", first * config.group_size)
-        return self.runtime.call(
+        results = self.runtime.call(
             lambda collector: sample_groups(
                 collector,
                 groups,
@@ -234,6 +235,7 @@ class LocalTrainer:
                 on_end=self.callback.on_rollout_end,
             )
         )
+        return self.runtime.scores.settle(results)  # again, as the whole step
 
     def _collect(self, name: str, requests: list[RolloutRequest], deadline_s: float) -> list[RolloutResult]:
         self.callback.on_phase_start(name, len(requests))
@@ -246,10 +248,11 @@ class LocalTrainer:
             torch.set_num_threads(self.threads)  # the engine uses fewer, and MKL's number is the process's
             metrics = self.grpo.update(scored)
             self._update_engine(step)
+        rewards = [result.reward for result in results if result.reward is not None]
         components = _means([result.reward_components for result in results if result.succeeded])
         line: dict[str, Any] = {
             "step": step,
-            "reward": round(sum(each.reward for each in scored) / len(scored), 4) if scored else None,
+            "reward": round(sum(rewards) / len(rewards), 4) if rewards else None,
             **({"reward_components": components} if components else {}),
             "rollouts": len(results),
             "failures": dict(Counter(result.status for result in results if not result.succeeded)),
@@ -266,16 +269,14 @@ class LocalTrainer:
 
     def _scored(self, results: Sequence[RolloutResult]) -> list[ScoredRollout]:
         """The results with a reward, and the trajectories of their trained calls."""
-        match = self.config.agent_match
-        return [
-            ScoredRollout(
-                group=result.request.group,
-                reward=result.reward,
-                trajectories=trajectories(triplets(result.trained_calls(match), result.reward)),
-            )
-            for result in results
-            if result.reward is not None
-        ]
+        config, scored = self.config, list[ScoredRollout]()
+        for result in results:
+            if result.reward is not None:
+                calls = triplets(result.trained_calls(config.agent_match), result.reward)
+                reward = trained_reward(result.reward, calls, config.truncated, self.runtime.scores.least)
+                group = result.request.group
+                scored.append(ScoredRollout(group=group, reward=reward, trajectories=trajectories(calls)))
+        return scored
 
     def _update_engine(self, step: int) -> None:
         with merged_weights(self.model):

@@ -1,8 +1,9 @@
 """The trainer's side of rollouts: enqueue a batch, wait until it has ended, collect typed results.
 
 A batch always returns completely and in time. A rollout that has not ended by the deadline is cancelled in the store
-and returned as a ``timeout``; a failed one has the type of its failure. What the policy caused scores 0. The others
-have no reward, and the trainer leaves them out of their groups (:mod:`groundwire.train.config.failures`).
+and returned as a ``timeout``; a failed one has the type of its failure. What the policy caused is scored
+(:mod:`groundwire.train.rollouts.failure_scores`). The others have no reward, and the trainer leaves them out of their
+groups.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from agentlightning.types import (
 )
 
 from groundwire.adapters.tracing.proxy import LLMProxy, SpansNotStoredError
-from groundwire.train.config.failures import zero_failures
+from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.request_check import MAIN_LLM, POLICY_RESOURCE
 from groundwire.train.store.backends.base import MemoryStore, NotifyAttemptEnd
@@ -46,7 +47,7 @@ _UNFINISHED = ["queuing", "requeuing", "preparing", "running"]
 class RolloutCollector:
     """Sends batches of requests through a store and returns their results.
 
-    ``retries`` is how often a failed rollout is tried again, ``failures`` is the setting of that name, ``poll_s`` is
+    ``retries`` is how often a failed rollout is tried again, ``scores`` are those of failed ones, ``poll_s`` is
     how often, in seconds, the store is asked which rollouts have ended. Within one process there is no need to poll:
     ``notify_runners`` is called when rollouts have been enqueued, and the store calls :meth:`notify` when an attempt
     has ended.
@@ -67,7 +68,7 @@ class RolloutCollector:
         proxy: LLMProxy,
         model: str,
         retries: int = 1,
-        failures: str = "",
+        scores: FailureScores | None = None,
         attempt_timeout_s: float = 240.0,
         poll_s: float = 0.5,
         notify_runners: Callable[[], None] = lambda: None,
@@ -82,7 +83,7 @@ class RolloutCollector:
         self._store, self._proxy, self._model, self._notify_runners = store, proxy, model, notify_runners
         self._resources_id, self._settings, self._prompts = resources_id, dict(settings or {}), dict(prompts or {})
         self._on_result = on_result
-        self._zero_failures = zero_failures(failures)
+        self._scores = scores or FailureScores()
         self._config = RolloutConfig(
             timeout_seconds=attempt_timeout_s,
             unresponsive_seconds=unresponsive_s,
@@ -109,12 +110,13 @@ class RolloutCollector:
         async for index, result in self.each(requests, deadline_s=deadline_s):
             results[index] = result
             on_end()
-        return [results[index] for index in range(len(requests))]
+        return self._scores.settle([results[index] for index in range(len(requests))])
 
     async def each(
         self, requests: Sequence[RolloutRequest], *, deadline_s: float
     ) -> AsyncIterator[tuple[int, RolloutResult]]:
         """Run the requests; yields the index and the result of each as it ends, in the time that :meth:`run` gives.
+        A failure has no score yet.
 
         Any number of batches may run at once.
         """
@@ -276,9 +278,7 @@ class RolloutCollector:
                 await self._proxy.flush(rollout_id, timeout_s=0)  # nobody needs its calls any more
         except StoreFailedError as error:  # this rollout's fault: the store answers others
             not_stored = not_stored or str(error)
-        return RolloutResult.from_spans(
-            request, rollout_id, rollout, spans, not_stored=not_stored, zero_failures=self._zero_failures
-        )
+        return RolloutResult.from_spans(request, rollout_id, rollout, spans, not_stored=not_stored)
 
 
 class _NoRunnerWarning:

@@ -1,5 +1,6 @@
 """Errors that end a run because of its rollouts, and the refusal of a single one.
 
+UnreadableAnswerError     the reward cannot read an answer
 RequestRefusedError       a rollout asks for something that its runner does not allow
 UserError
 ├── RolloutsFailedError   too many rollouts fail
@@ -11,13 +12,19 @@ from __future__ import annotations
 
 from groundwire.tools.errors import UserError
 
-__all__ = ["EventLoopError", "RequestRefusedError", "RolloutsFailedError", "RunnersEndedError"]
+__all__ = ["EventLoopError", "RequestRefusedError", "RolloutsFailedError", "RunnersEndedError", "UnreadableAnswerError"]
 
 
 class RequestRefusedError(Exception):
     """The rollout's request names something that the runner's command line does not allow; the message says what."""
 
     kind = "refused"
+
+
+class UnreadableAnswerError(Exception):
+    """A reward raised about an answer: it is of another form than the reward reads. It has the reward of a failure."""
+
+    kind = "unreadable_answer"
 
 
 class RolloutsFailedError(UserError):

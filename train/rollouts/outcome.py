@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, reward_from_spans, select_calls
-from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN
+from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
@@ -49,7 +49,7 @@ class RolloutResult:
     status: str
     """``succeeded``, or a failure's type (:data:`groundwire.train.config.failures.FAILURE_TYPES`)."""
     reward: float | None
-    """0 for a failure that the policy caused; None for any other failure, and such a rollout counts nowhere."""
+    """Of a failure the score (:class:`.failure_scores.FailureScores`), or None, and such a rollout counts nowhere."""
     reward_components: Mapping[str, float]
     message: str
     answer: str
@@ -59,6 +59,8 @@ class RolloutResult:
     seconds: float
     untrainable: Sequence[LLMCall] = ()
     """Calls that are not in ``calls``: each has an :attr:`LLMCall.untrainable_reason`."""
+    least_reward: float = 0.0
+    """The least value that its reward declares."""
 
     @classmethod
     def from_spans(
@@ -69,12 +71,11 @@ class RolloutResult:
         spans: Sequence[Span],
         *,
         not_stored: str = "",
-        zero_failures: Collection[str] = POLICY_FAILURES,
     ) -> RolloutResult:
         """The result of a rollout that the store has ended (None: it is not in the store), from its last attempt.
 
-        ``not_stored`` says why some of its spans are not in the store; then it has no reward. ``zero_failures`` are the
-        types of failures that score 0. An agent that failed because its last call did is a failure of the endpoint.
+        ``not_stored`` says why some of its spans are not in the store. A failed rollout has no reward yet. An agent
+        that failed because its last call did is a failure of the endpoint.
         """
         try:
             calls = all_calls_from_spans(with_call_spans(spans))
@@ -83,6 +84,7 @@ class RolloutResult:
             text = str(answer.attributes["groundwire.text"]) if answer else ""
             steps = json.loads(str(answer.attributes["groundwire.steps"])) if answer else []
             failed = [str(failure.attributes[name]) for name in _FAILURE_ATTRIBUTES] if failure else []
+            least_reward = min([0.0, *(float(str(span.attributes.get(LEAST_REWARD, 0))) for span in spans)])
         except UNREADABLE as error:
             unreadable = f"its spans cannot be read: {type(error).__name__}: {error}"
             return cls.from_spans(request, rollout_id, rollout, [], not_stored=not_stored or unreadable)
@@ -93,18 +95,17 @@ class RolloutResult:
         status, message = "succeeded", ""
         if failed or reward is None or rollout is None or rollout.status != "succeeded" or not_stored:
             reward, components = None, {}
-            if failed:
+            if not_stored:  # it would be trained without some of its calls
+                failure_text = f"; it failed of {': '.join(failed)}" if failed else ""
+                status, message = "not_stored", f"{not_stored}{failure_text}"
+            elif failed:
                 status, message = failed
-            elif not_stored:
-                status, message = "not_stored", not_stored
             elif rollout is not None and rollout.status == "cancelled":
                 status, message = "timeout", "not finished by the step's deadline"
             else:
                 status, message = "no_result", "the runner reported neither a reward nor a failure"
             if status in POLICY_FAILURES and (failure := _endpoint_failure(calls)):
                 status, message = "endpoint", f"{message}; its last call {failure}"
-            if status in zero_failures and not not_stored:
-                reward = 0.0
         started = rollout.start_time if rollout else time.time()
         ended = (rollout.end_time if rollout else None) or time.time()
         return cls(
@@ -120,6 +121,7 @@ class RolloutResult:
             attempts=rollout.attempt.sequence_id if isinstance(rollout, AttemptedRollout) else 0,
             seconds=ended - started,
             untrainable=[call for call in calls if call.untrainable_reason],
+            least_reward=least_reward,
         )
 
     @property

@@ -30,6 +30,7 @@ from groundwire.train.policy.types import Engine
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
+from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import NOTIFIED_POLL_S, POLL_S, RunnerPool
@@ -83,6 +84,7 @@ class RolloutRuntime:
         self._resources_id = resources_id or run.resources_id
         self._server_options = dict(server or {})
         self._engine, self._config, self._run_dir = engine, config, run
+        self.scores = FailureScores(config.failures, run)
         self._bundled: Path | None = getattr(domain, "bundled", None)
 
         @wraps(reward)
@@ -90,6 +92,7 @@ class RolloutRuntime:
             with timer.busy("reward"):
                 return await reward(task, answer, steps)
 
+        timed_reward.reward_range = rewards.declared_range(reward)  # type: ignore[attr-defined]
         check = None
         if (address := config.external_store_address) and config.n_runners:
             check = RequestCheck.of(
@@ -196,7 +199,7 @@ class RolloutRuntime:
             proxy=proxy,
             model=MODEL_NAME,
             retries=config.retries,
-            failures=config.failures,
+            scores=self.scores,
             attempt_timeout_s=2 * config.rollout_timeout_s + config.reward_timeout_s,
             notify_runners=runners.notify,
             resources_id=self._resources_id,

@@ -69,17 +69,20 @@ def training_rows(
     truncated: Truncated = "train",
     call_cost: float = 0.0,
     agent_match: str | None = None,
+    least: float = 0.0,
 ) -> list[TrainingRow]:
     """The rows of the rollouts of a prompt, each given as its session, its result and its reward.
 
     A rollout without a call that is trained has none. Trained are the free calls of the agents that ``agent_match``
     selects: verl's workers compute log-probabilities over the whole vocabulary, and those of a constrained call are
-    over the tokens that its grammar allows. Without ``credit`` the rows carry no advantages and train all these calls.
+    over the tokens that its grammar allows. ``least`` is the least reward of the run. Without ``credit`` the rows carry
+    no advantages and train all these calls.
     """
     calls = [result.trained_calls(agent_match) for _, result, _ in rollouts]
     free = [triplets(select_calls(each, lambda call: not call.grammar), None) for each in calls]
     scored = [
-        (trained_reward(reward, each, truncated), each) for (*_, reward), each in zip(rollouts, free, strict=True)
+        (trained_reward(reward, each, truncated, least), each)
+        for (*_, reward), each in zip(rollouts, free, strict=True)
     ]
     mode = credit or "broadcast"
     assigned = assign_credit(

@@ -32,6 +32,7 @@ from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, las
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
 from groundwire.train.evaluation.validation import validation_name
 from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
@@ -113,6 +114,7 @@ class RolloutService:
         self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
         self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
         self.runtime, self._credit = runtime, credit
+        self._scores = FailureScores(config.failures, run)
         self._queue, self._config, self._run, self._pad_id = queue, config, run, pad_id
         self._lock = threading.Lock()  # the event loop's thread adds to the next two, the trainer's takes from them
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
@@ -172,6 +174,8 @@ class RolloutService:
         with self._lock:
             results, self._results[partition] = self._results[partition], []
             counts, self._counts[partition] = self._counts[partition], Counter(groups_skipped=0)
+        if partition == "val":
+            results = self._scores.settle(results)
         rows = [result.to_row(step) for result in results]
         watch = self._watch if partition == "train" else None
         watched = self.runtime.call(lambda _: watch.check(rows, step)) if watch is not None else None
@@ -223,18 +227,23 @@ class RolloutService:
     async def _run_group(self, runs: Runs, prompt: Prompt, deadline_s: float) -> None:
         partition = prompt.partition
         training = partition == "train"
-        scored = list[tuple[int, RolloutResult, float]]()
+        ended = list[tuple[int, RolloutResult]]()
         await self._queue.set_status(prompt.uid, partition, "running")
         async for session, result in runs.each(self._requests(prompt), deadline_s=deadline_s):
-            with self._lock:
-                self._results[partition].append(result)
+            ended.append((session, result))
             if any(call.grammar for call in result.calls) and training and not self._constraint_reported:
                 self._constraint_reported = True
                 _log.warning("%s", _CONSTRAINED)
-            if (reward := result.reward) is not None:
-                scored.append((session, result, reward))
+        scored = list[tuple[int, RolloutResult, float]]()
+        settled = self._scores.settle([result for _, result in ended])
+        for (session, _), result in zip(ended, settled, strict=True):
+            if result.reward is not None:
+                scored.append((session, result, result.reward))
             else:
                 self._last_failure = _failure(result)
+        with self._lock:
+            # A validation is settled as a whole: some groups ended before the least reward was known.
+            self._results[partition] += settled if training else [result for _, result in ended]
         rows = self._training_rows(prompt, scored)
         used = {row.session: row.reward for row in rows}
         if unused := [result for session, result, _ in scored if session not in used]:
@@ -293,6 +302,7 @@ class RolloutService:
                 truncated=config.truncated,
                 call_cost=config.call_cost,
                 agent_match=config.agent_match,
+                least=self._scores.least,
             )
         rows = training_rows(scored, uid=prompt.uid, step=prompt.step, credit=None)
         present = {row.session for row in rows}

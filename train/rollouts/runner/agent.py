@@ -20,11 +20,12 @@ from groundwire import adapters, rewards
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain
 from groundwire.tools.errors import UserError
+from groundwire.tools.infrastructure import infrastructure_errors
 from groundwire.tools.sql import DatabaseCopies
-from groundwire.train.config.failures import zero_failures
+from groundwire.train.config.failures import failure_scores
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.agent_view import AgentView
-from groundwire.train.rollouts.errors import RequestRefusedError
+from groundwire.train.rollouts.errors import RequestRefusedError, UnreadableAnswerError
 from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.runner.attempts import (
     AttemptReport,
@@ -43,6 +44,10 @@ __all__ = ["AttemptRunner", "RemoteRolloutAgent", "RolloutAgent"]
 
 _log = logging.getLogger(__name__)
 _NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained"})
+_ABOUT_THE_ANSWER = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, SyntaxError, RecursionError),
+)
+"""What a reward raises that parses an answer of another form. Other exceptions say that the reward itself is broken."""
 _MAX_AGENTS = 256
 """Most agents of a runner. Each combination of settings has its own, with its connections and processes."""
 
@@ -78,7 +83,8 @@ class RolloutAgent:
         self._copies = copies or DatabaseCopies()
         self.backend, self.domain, self.reward, self.timeout_s = backend, domain, reward, timeout_s
         self.view = AgentView.of(domain, reward, agent_columns)
-        self._check, self._final = check, _NEVER_RETRIED | zero_failures(failures)
+        self._check, self._final = check, _NEVER_RETRIED | failure_scores(failures).keys()
+        self._least_reward, self._has_scored = rewards.declared_range(reward)[0], False
         self._lit_agents: LitAgents | None = None
 
     async def run(self, rollout: AttemptedRollout, resources: Mapping[str, Any], store: RunnerStore) -> AttemptReport:
@@ -94,15 +100,18 @@ class RolloutAgent:
             spans.append(answer_span(answer, started))
             spans.append(await self._score(task, answer))
             return AttemptReport(spans)
-        except (asyncio.TimeoutError, RequestRefusedError, adapters.BackendError, rewards.RewardError) as error:
+        except (
+            *(asyncio.TimeoutError, RequestRefusedError, adapters.BackendError),
+            *(rewards.RewardError, UnreadableAnswerError),
+        ) as error:
             if isinstance(error, asyncio.TimeoutError):
                 kind, message = "timeout", f"no answer within {self.timeout_s:g} s"
             else:
                 kind, message = error.kind, str(error)
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
-            failure = failure_span(kind, message, started)
-            if kind not in self._final:
+            failure = failure_span(kind, message, started, least_reward=self._least_reward)
+            if kind not in self._final or (kind == UnreadableAnswerError.kind and not self._has_scored):
                 return AttemptReport([failure], failed=True)
             if isinstance(error, adapters.BackendError) and error.steps:
                 spans.append(answer_span(adapters.Answer(text="", steps=list(error.steps)), started))
@@ -172,22 +181,25 @@ class RolloutAgent:
             raise rewards.RewardError(message) from error
 
     async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> ReportedSpan:
-        """The reward's span. Raises only :class:`rewards.RewardError`."""
+        """The reward's span. Raises only :class:`rewards.RewardError` and :class:`UnreadableAnswerError`."""
         try:
             score = await self.view.score(self.reward, task, answer.text, answer.steps)
         except rewards.RewardError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too
-            raise rewards.RewardError(f"the reward raised {type(error).__name__}: {error}") from error
-        return _reward_span(score)
+            about_answer = isinstance(error, _ABOUT_THE_ANSWER) and not infrastructure_errors(error)
+            kind = UnreadableAnswerError if about_answer else rewards.RewardError
+            raise kind(f"the reward raised {type(error).__name__}: {error}") from error
+        span = _reward_span(score, self._least_reward)
+        self._has_scored = True
+        return span
 
 
-def _reward_span(value: Any) -> ReportedSpan:
+def _reward_span(value: Any, least_reward: float = 0.0) -> ReportedSpan:
     """The span of what a reward returned. Raises :class:`rewards.RewardError` if that is no reward."""
     total, named = rewards.total(value), rewards.components(value)
-    if not isinstance(value, Mapping):
-        return reward_span({"primary": total})
-    return reward_span({"total": total, **{name: number for name, number in named.items() if name != "total"}})
+    values = {"total": total, **{name: number for name, number in named.items() if name != "total"}}
+    return reward_span(values if isinstance(value, Mapping) else {"primary": total}, least_reward=least_reward)
 
 
 def _policy(resources: Mapping[str, Any], rollout: AttemptedRollout) -> tuple[ProxyLLM, adapters.Endpoint]:

@@ -12,7 +12,13 @@ from typing import Any
 
 from groundwire.adapters import Answer
 from groundwire.adapters.tracing.emitted_spans import Emissions
-from groundwire.adapters.tracing.semconv import ANNOTATION_SPAN, ANSWER_SPAN, FAILURE_SPAN, REWARD_PREFIX
+from groundwire.adapters.tracing.semconv import (
+    ANNOTATION_SPAN,
+    ANSWER_SPAN,
+    FAILURE_SPAN,
+    LEAST_REWARD,
+    REWARD_PREFIX,
+)
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
 from groundwire.adapters.tracing.spans import SpanRecord, SpanStore
 from groundwire.tools.secrets import mask_secrets
@@ -72,15 +78,16 @@ def answer_span(answer: Answer, started: float) -> ReportedSpan:
     return ReportedSpan(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started)
 
 
-def failure_span(kind: str, message: str, started: float) -> ReportedSpan:
-    """The span of a failure of the type ``kind``."""
+def failure_span(kind: str, message: str, started: float, *, least_reward: float = 0.0) -> ReportedSpan:
+    """The span of a failure of the type ``kind``. ``least_reward`` is the least value that the reward declares."""
     text = mask_secrets(message)[:_MAX_MESSAGE]
-    return ReportedSpan(FAILURE_SPAN, {"groundwire.kind": kind, "groundwire.message": text}, started)
+    attributes = {"groundwire.kind": kind, "groundwire.message": text, LEAST_REWARD: least_reward}
+    return ReportedSpan(FAILURE_SPAN, attributes, started)
 
 
-def reward_span(values: Mapping[str, float]) -> ReportedSpan:
+def reward_span(values: Mapping[str, float], *, least_reward: float = 0.0) -> ReportedSpan:
     """The span of a reward, as Agent Lightning's ``emit_reward`` writes it: named values, the primary one first."""
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, Any] = {LEAST_REWARD: least_reward}
     for index, (name, value) in enumerate(values.items()):
         attributes |= {f"{REWARD_PREFIX}{index}.name": name, f"{REWARD_PREFIX}{index}.value": float(value)}
     return ReportedSpan(ANNOTATION_SPAN, attributes, time.time())

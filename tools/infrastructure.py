@@ -1,0 +1,135 @@
+"""Failures of the network, the operating system or a server, found in the chain of causes of an exception.
+
+They are found by the names of their classes and by their codes, so that no package need be imported.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["causes", "infrastructure_errors", "named_resources"]
+
+_LINKS = ("__cause__", "__context__", "original_exception", "orig", "reason", "last_attempt")
+"""What an exception was raised from or while handling; some libraries keep it elsewhere."""
+_MAX_CAUSES = 100
+_INFRASTRUCTURE = {
+    "TransportError", "APIConnectionError",  # httpx; openai, anthropic
+    "ClientConnectionError", "ClientPayloadError",  # aiohttp
+    "ConnectionError", "Timeout", "ChunkedEncodingError",  # requests, redis, botocore
+    "MaxRetryError", "NewConnectionError", "ProtocolError",  # urllib3
+    "HTTPClientError", "EndpointConnectionError",  # botocore
+    "IncompleteRead", "BadStatusLine",  # http.client
+    "TimeoutError", "TimeoutException", "TimeoutExpired",  # any package; subprocess
+    "AutoReconnect", "ServerSelectionTimeoutError",  # pymongo
+    "PostgresConnectionError", "TooManyConnectionsError",  # asyncpg
+    "MemoryError", "OutOfMemoryError", "BrokenExecutor",  # torch; a process of a pool was killed
+    "BrokenResourceError", "ClosedResourceError",  # anyio, in which MCP clients run
+    "AttemptEndedError",  # of a thread or task that belongs to another rollout
+}  # fmt: skip
+_OF_THE_REQUEST = {
+    "UnsupportedProtocol", "LocalProtocolError", "InvalidURL", "InvalidSchema", "MissingSchema", "InvalidHeader",
+    "InvalidJSONError", "JSONDecodeError", "LocationParseError", "TooManyRedirects",
+}  # fmt: skip
+"""Errors of HTTP clients about what they were given. Some derive from ``OSError``."""
+_SERVER_STATUSES = {401, 402, 403, 407, 408, 425, 429}
+"""Besides 5xx: the tool's own key, or too many requests. Any other status is an answer, to what was asked."""
+_SQLITE = re.compile(
+    r"is locked|is busy|disk i/o|disk is full|out of memory|unable to open|image is malformed|not a database",
+    re.IGNORECASE,
+)
+_MYSQL = {1021, 1040, 1114, 1203, 1205, 1213}
+"""Disk full, too many connections, table full, lock wait timeout, deadlock. The client's own codes are 2xxx."""
+_RESOURCE_NAMES = (
+    *("url", "str_or_url", "fullurl", "full_url", "host", "address"),
+    *("path", "file", "filename", "file_path", "database", "db_path", "cmd", "command"),
+)
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    """``error``, the exceptions that it was raised from or while handling, and the members of groups; nearest first."""
+    found: list[BaseException] = []
+    waiting: list[Any] = [error]
+    while waiting and len(found) < _MAX_CAUSES:
+        each = waiting.pop(0)
+        if not isinstance(each, BaseException) or any(each is other for other in found):
+            continue
+        found.append(each)
+        members = getattr(each, "exceptions", ())
+        linked = [getattr(each, name, None) for name in _LINKS]
+        waiting += [
+            _of_future(link) for link in (*linked, *(members if isinstance(members, tuple) else ()), *each.args)
+        ]
+    return found
+
+
+def infrastructure_errors(error: BaseException) -> list[BaseException]:
+    """The failures of the network, the operating system or a server in the chain of causes of ``error``."""
+    return [each for each in causes(error) if _is_infrastructure(each)]
+
+
+def named_resources(error: BaseException) -> set[str]:
+    """The hosts, URLs, files and commands that ``error`` is about, from its attributes and from where it was raised."""
+    found = set[str]()
+    for value in _values(error):
+        for text in value if isinstance(value, (list, tuple)) else [value]:
+            name = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+            found |= {name, urlsplit(name).hostname or "" if "://" in name else name.rsplit("/", 1)[-1]}
+    return {name for name in found if len(name) > 2 and not name.isdigit()}
+
+
+def _of_future(link: Any) -> Any:
+    """The exception of a future, as tenacity has it."""
+    done = callable(getattr(link, "done", None)) and callable(getattr(link, "exception", None)) and link.done()
+    return link.exception() if done else link
+
+
+def _is_infrastructure(error: BaseException) -> bool:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & _OF_THE_REQUEST:
+        return False
+    if (status := _status(error)) is not None:
+        return status in _SERVER_STATUSES or status >= 500
+    if "QueryCanceled" in names:  # psycopg: the statement took too long
+        return False
+    if "OperationalError" in names or type(error).__module__ == "sqlite3":
+        return _is_database_down(error)
+    if "RequestException" in names or names & {"URLError", "HTTPException"}:  # no status: what is behind it says more
+        return bool(names & _INFRASTRUCTURE)
+    return isinstance(error, OSError) or bool(names & _INFRASTRUCTURE)
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status in an exception of any client: requests, httpx, openai, aiohttp, urllib, botocore."""
+    response = getattr(error, "response", None)
+    metadata = response.get("ResponseMetadata") if isinstance(response, dict) else None
+    found = (
+        *(getattr(each, name, None) for each in (error, response) for name in ("status_code", "status")),
+        getattr(error, "code", None),
+        metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None,
+    )
+    return next((each for each in found if isinstance(each, int) and 400 <= each < 600), None)
+
+
+def _is_database_down(error: BaseException) -> bool:
+    """Whether an error of a database's driver is about the database, and not about the statement."""
+    if getattr(error, "orig", None) is not None:  # SQLAlchemy's: the driver's own decides
+        return False
+    code = error.args[0] if error.args else ""
+    if isinstance(code, int):  # MySQL
+        return 2000 <= code < 3000 or code in _MYSQL
+    return type(error).__module__ != "sqlite3" or _SQLITE.search(str(code)) is not None
+
+
+def _values(error: BaseException) -> Iterator[Any]:
+    for name in ("filename", "filename2", "cmd", "url", "host"):
+        yield getattr(error, name, None) or ""
+    with suppress(RuntimeError):  # of httpx's errors before the request is sent
+        yield getattr(getattr(error, "request", None), "url", "")
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        variables = frame.f_locals
+        yield from (variables[name] for name in _RESOURCE_NAMES if isinstance(variables.get(name), (str, bytes, tuple)))
