@@ -12,10 +12,11 @@ import torch
 
 from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
-from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path, save_step_count
+from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.policy import STARTER
 from groundwire.train.policy.errors import ModelUnreadableError
 from groundwire.train.policy.model import load_initial_state, load_policy
@@ -42,12 +43,37 @@ def _cut(run: RunDir, step: int, name: str) -> None:
     file.write_bytes(file.read_bytes()[:200])
 
 
-def test_a_new_number_of_steps_is_stored_and_a_device_is_not(run: RunDir) -> None:
+def test_a_new_number_of_steps_is_stored(run: RunDir) -> None:
     config = config_for_resume(run, {**NOTHING, "steps": 5, "device": "cuda"})
     assert (config.steps, config.device) == (5, "cuda")
-    save_step_count(run, config.steps)
+    run.change_config({}, {}, steps=config.steps)
     again = config_for_resume(run, NOTHING)
     assert (again.steps, again.device) == (5, "cpu")
+    assert run.settings_changes() == []
+
+
+def test_each_part_of_a_run_has_the_settings_that_it_was_run_with(run: RunDir) -> None:
+    run.change_config({"group_size": 8}, {"group_size": 4}, steps=3)
+    with run.checkpoints.write(3):
+        pass
+    run.change_config({"group_size": 4, "credit": "turns"}, {"group_size": 2, "credit": "last"}, steps=9)
+    assert [run.config(step)["group_size"] for step in range(5)] == [8, 8, 8, 4, 2]
+    assert [run.config(step)["credit"] for step in (0, 3, 4)] == ["turns", "turns", "last"]
+    assert (run.config()["group_size"], run.config()["steps"]) == (2, 9)
+    assert settings_changes(run) == [
+        "after step 2 the run was resumed with group_size 4 (was 8)",
+        "after step 3 the run was resumed with credit 'last' (was 'turns'), group_size 2 (was 4)",
+    ]
+
+
+def test_a_part_whose_steps_were_lost_has_none(run: RunDir) -> None:
+    """A run is resumed with other settings, and again from an older checkpoint, since the newest is damaged."""
+    with run.checkpoints.write(3):
+        pass
+    run.change_config({"group_size": 8}, {"group_size": 4}, steps=9)
+    shutil.rmtree(run.checkpoints.folder / "step-00003")
+    run.change_config({"group_size": 4}, {"group_size": 2}, steps=9)
+    assert [run.config(step)["group_size"] for step in (2, 3)] == [8, 2]
 
 
 def test_the_data_folder_of_an_environment_variable_is_stored(run: RunDir, tmp_path: Path) -> None:
@@ -65,7 +91,7 @@ def test_the_data_folder_of_an_environment_variable_is_stored(run: RunDir, tmp_p
 def test_new_steps_replace_the_old_ones_under_verls_name(tmp_path: Path) -> None:
     config = resolve("fast", trainer="verl", verl={"trainer.total_training_steps": 10, "data.seed": 3})
     run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config.to_dict())
-    save_step_count(run, config_for_resume(run, {**NOTHING, "steps": 20}).steps)
+    run.change_config({}, {}, steps=config_for_resume(run, {**NOTHING, "steps": 20}).steps)
     again = config_for_resume(run, NOTHING)
     assert (again.steps, again.seed, again.verl) == (20, 3, {})
 

@@ -6,7 +6,7 @@ The rules are in :mod:`groundwire.train.evaluation.diagnosis` and :mod:`groundwi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from groundwire.tools.errors import CommandError, exit_on_user_error
 from groundwire.tools.terminal import Version, spinner
 from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
+from groundwire.train.evaluation.run_reader import settings_changes
 from groundwire.train.report.prefix_mismatch import CAUSES, find_mismatches
 from groundwire.train.report.token_text import TokenDecoder, token_decoder
 
@@ -23,6 +24,7 @@ __all__ = ["app", "overview"]
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 Row = Mapping[str, Any]
+Settings = Callable[[int], Mapping[str, Any]]
 
 _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
@@ -50,25 +52,25 @@ def main(
         run = RunDir.open(run_dir)
         damaged: list[str] = []
         batches = run.rollout_batches((*_COLUMNS, *_OPTIONAL), damaged, _COLUMNS)
-        config, decoder = run.config(), token_decoder(run)
+        decoder = token_decoder(run)
         with spinner("reading the run"):
             if rollout_id is None:
-                lines = list(overview(batches, config, decoder))
+                lines = [*settings_changes(run), *overview(batches, run.config, decoder)]
                 try:
                     lines += warnings_by_step(run.metrics())
                 except RunDamagedError as error:
                     damaged.append(str(error))
             else:
-                lines = list(_explain(batches, rollout_id, config, decoder))
+                lines = list(_explain(batches, rollout_id, run.config, decoder))
     typer.echo("\n".join(lines))
     for message in damaged:
         typer.echo(f"warning: {message}", err=True)
 
 
-def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decoder: TokenDecoder) -> Iterator[str]:
+def overview(batches: Iterable[Sequence[Row]], settings: Settings, decoder: TokenDecoder) -> Iterator[str]:
     """The number of rollouts of each kind, with an example each, then of prefix mismatches.
 
-    Each batch is a whole step or validation; one is in memory at a time.
+    Each batch is a whole step or validation; one is in memory at a time. ``settings`` returns those of a step.
     """
     from groundwire.train.evaluation.diagnosis import KINDS, diagnose, scored  # slow: imports numpy
 
@@ -77,7 +79,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
     training = later_prompts = 0
     for rows in batches:
         training += sum(row["mode"] == "train" for row in rows)
-        for row, reason in zip(rows, diagnose(rows, config), strict=True):
+        for row, reason in zip(rows, diagnose(rows, _of_step(rows, settings)), strict=True):
             kinds[reason.kind] += 1
             if row["status"] != "succeeded":
                 failures[f"{row['status']} ({scored(row)})"] += 1
@@ -96,7 +98,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
     if failures:
         yield f"failed: {', '.join(f'{count} {kind} {count / rollouts:.0%}' for kind, count in failures.most_common())}"
     if mismatches:
-        backend = config.get("backend")
+        backend = settings(0).get("backend")
         text = "later prompts do not begin with an earlier prompt and its reply"
         yield f"{mismatches} of {later_prompts} {text} ({backend}):"
         yield from _counts(causes, later_prompts, CAUSES, examples)
@@ -107,7 +109,7 @@ def overview(batches: Iterable[Sequence[Row]], config: Mapping[str, Any], decode
 
 
 def _explain(
-    batches: Iterable[Sequence[Row]], rollout_id: str, config: Mapping[str, Any], decoder: TokenDecoder
+    batches: Iterable[Sequence[Row]], rollout_id: str, settings: Settings, decoder: TokenDecoder
 ) -> Iterator[str]:
     """The reason of one rollout, the credit of its calls, then its prefix mismatches."""
     from groundwire.train.evaluation.credits import credit_lines, row_credits
@@ -117,6 +119,7 @@ def _explain(
     for rows in batches:
         matches = [index for index, row in enumerate(rows) if row["rollout_id"].startswith(rollout_id)]
         if matches:
+            config = _of_step(rows, settings)
             reasons, credits = diagnose(rows, config), row_credits(rows, config)
             for index in matches:
                 lines = list(credit_lines(rows[index], credits[index], config))
@@ -129,7 +132,12 @@ def _explain(
     yield f"{row['rollout_id']} (step {row['step']}, task {row['task_id']}): {text}"
     yield from lines
     for mismatch in find_mismatches(row["calls"] or (), decoder):
-        yield mismatch.explanation(str(config.get("backend")), decoder)
+        yield mismatch.explanation(str(settings(0).get("backend")), decoder)
+
+
+def _of_step(rows: Sequence[Row], settings: Settings) -> Mapping[str, Any]:
+    """The settings with which a batch was run."""
+    return settings(int(rows[0]["step"])) if rows else {}
 
 
 def _counts(counts: Counter[str], total: int, names: Mapping[str, str], examples: Mapping[str, str]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from groundwire.train.api.evaluation import Endpoint, upstream_of
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.artifacts.tracking import logged_in
+from groundwire.train.cli.continuation import check_continuation, parts_of, store_settings
 from groundwire.train.cli.prepare import (
     Job,
     Objects,
@@ -40,7 +41,6 @@ from groundwire.train.cli.resume import (
     relative_path,
     resolve_domain,
     resolve_path,
-    save_step_count,
     with_resume_hint,
 )
 from groundwire.train.config.errors import ConfigError
@@ -90,7 +90,8 @@ def make_job(
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
-    return _with_watch(job)
+    job = _with_watch(job)
+    return job if resumed is None else check_continuation(resumed, job)
 
 
 def _with_gold_trust(job: Job) -> Job:
@@ -144,7 +145,7 @@ def train(job: Job, resumed: RunDir | None, shown: Console, endpoint: Endpoint |
     )
     with run.lock():
         if resumed is not None:
-            save_step_count(run, config.steps)
+            store_settings(run, job)
         shown.print(f"run:  {run.path}", markup=False)
         with with_resume_hint(run, fit=bool(job.objects.names())):
             if config.trainer == "gepa":
@@ -202,7 +203,7 @@ def import_trainer() -> type[LocalTrainer]:
 
 def _stored_config(job: Job, endpoint: Endpoint | None) -> dict[str, Any]:
     objects = job.objects.names()
-    stored = job.config.to_dict() | ({"objects": objects} if objects else {})
+    stored = job.config.to_dict() | ({"objects": objects} if objects else {}) | {"parts": parts_of(job)}
     return stored | ({"base_url": endpoint.base_url} if endpoint else {})
 
 

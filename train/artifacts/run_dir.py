@@ -43,7 +43,7 @@ _FORMAT = 2
 """Version of a run directory's files, as ``format`` in config.json. Raise it when older ones can no longer be read."""
 
 
-_TABLES = ("judge", "verl", "evaluation", "objects")
+_TABLES = ("judge", "verl", "evaluation", "objects", "parts")
 """Tables in config.json."""
 _MAX_METRICS = 1 << 30
 """Size of the largest ``metrics.jsonl`` that is read: half a million steps."""
@@ -139,8 +139,8 @@ class RunDir:
         """The run's id in a store that several runs share; a resumed run keeps it."""
         return f"rs-{hashlib.sha256(f'{platform.node()}:{self.path.resolve()}'.encode()).hexdigest()[:12]}"
 
-    def config(self) -> dict[str, Any]:
-        """The settings that the run was started with.
+    def config(self, step: int | None = None) -> dict[str, Any]:
+        """The run's settings: the latest, or those of a ``step`` if it was resumed with others after it.
 
         Raises :class:`RunDamagedError`, and :class:`RunDirError` for a folder of another version.
         """
@@ -163,6 +163,12 @@ class RunDir:
                 f"{shorten_repr(version or 0)}, this version reads {_FORMAT}): start a new run, or use that version"
             )
         try:
+            for part in reversed(config.pop("earlier", [])):
+                if step is not None and step <= part["last_step"]:
+                    config |= part["settings"]
+        except (TypeError, LookupError, AttributeError) as error:
+            raise RunDamagedError(f"{file} is damaged (earlier: {error}): restore it, or start a new run") from error
+        try:
             for name in sorted(config.keys() & RunConfig.model_fields.keys() - {*_TABLES}):
                 RunConfig.check_value(name, config[name])
             for name in _TABLES:
@@ -175,6 +181,20 @@ class RunDir:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the settings of the run."""
         self.write_json("config.json", {"format": _FORMAT, **config})
+
+    def change_config(self, former: Mapping[str, Any], changed: Mapping[str, Any], *, steps: int) -> None:
+        """Store the values with which the run goes on, and the ``former`` ones for its steps so far."""
+        stored, last = read_json(self.path / "config.json"), self.checkpoints.last_step()
+        if changed:  # the steps after the last checkpoint are repeated
+            earlier = [{**part, "last_step": min(part["last_step"], last)} for part in stored.get("earlier", [])]
+            stored |= {**changed, "earlier": [*earlier, {"last_step": last, "settings": former}]}
+        self.write_json("config.json", {**stored, "steps": steps})
+
+    def settings_changes(self) -> list[tuple[int, dict[str, Any]]]:
+        """After which steps the run was resumed with other settings, and their former values."""
+        self.config()
+        earlier = read_json(self.path / "config.json").get("earlier", [])
+        return [(part["last_step"], part["settings"]) for part in earlier]
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""

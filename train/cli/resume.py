@@ -28,11 +28,10 @@ __all__ = [
     "relative_path",
     "resolve_domain",
     "resolve_path",
-    "save_step_count",
     "with_resume_hint",
 ]
 
-_FIXED = ("config", "trainer", "backend", "agent", "domain", "model", "data_dir", "seed")
+_FIXED = ("config", "trainer", "backend", "agent", "agent_input", "agent_output", "domain", "model", "data_dir", "seed")
 """Settings that cannot change when a run is resumed: it would be another run."""
 
 
@@ -58,6 +57,7 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
     if "evaluation" in stored:
         raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
     stored.pop("base_url", None)  # of the endpoint of a prompt optimisation
+    stored.pop("parts", None)
     if missing := sorted(stored.pop("objects", {}).keys() - set(objects)):
         raise ConfigError(
             f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
@@ -107,16 +107,6 @@ def finished(run: RunDir, settings: RunConfig) -> str:
     if settings.trainer == "local" and lines and validation_missing(settings, lines[-1]):
         return ""
     return f"all {saved} steps are done; to train further, give more steps, e.g. --steps {saved + settings.steps}"
-
-
-def save_step_count(run: RunDir, steps: int) -> None:
-    """Store a new number of steps for the next resume.
-
-    Other changes are not stored: a device or a port belongs to one process.
-    """
-    stored = run.config()
-    if stored["steps"] != steps:
-        run.write_config({**stored, "steps": steps})
 
 
 @contextmanager

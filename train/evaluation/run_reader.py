@@ -13,6 +13,8 @@ from typing import Any
 from groundwire import domains
 from groundwire.domains import Breakdowns, Domain, Task
 from groundwire.tools.errors import UserError
+from groundwire.tools.files import shorten_repr
+from groundwire.tools.secrets import mask_secrets
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
@@ -21,16 +23,23 @@ from groundwire.train.evaluation.speed import read_speed
 from groundwire.train.evaluation.validation import validation_name
 
 __all__ = [
+    "changed_names",
     "final_rows",
     "first_and_last",
     "paired_changes",
     "read_answers",
     "read_pass_rates",
+    "settings_changes",
     "summarize_change",
     "table_entry",
 ]
 
 Rows = list[dict[str, Any]]
+_PARTS = {
+    "parts.agent": "another source code of the agent",
+    "parts.reward": "another source code of the reward",
+    "parts.training tasks": "other training tasks",
+}
 _PAIRED = ("mode", "step", "temperature", "task_id", "status", "reward")
 
 
@@ -148,6 +157,31 @@ def paired_changes(run: RunDir) -> dict[str, dict[str, Any]]:
         with suppress(ValueError):  # they share no question
             changes[validation_name(temperature)] = summarize_change(before, after)
     return changes
+
+
+def settings_changes(run: RunDir) -> list[str]:
+    """A line for each time that the run was resumed with other settings or parts."""
+    return [
+        f"after step {step} the run was resumed with {', '.join(changed_names(former, run.config(step + 1)).values())}"
+        for step, former in run.settings_changes()
+    ]
+
+
+def changed_names(former: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """What changed, with a text for the user, by name: settings, those of a table one by one, and the run's parts."""
+    old, new = _flat(former), _flat({name: now.get(name) for name in former})
+    return {
+        name: _PARTS.get(name)
+        or mask_secrets(f"{name} {shorten_repr(new.get(name))} (was {shorten_repr(old.get(name))})")
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    }
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    tables = [name for name, value in settings.items() if isinstance(value, Mapping)]
+    flat = {f"{table}.{key}": value for table in tables for key, value in settings[table].items()}
+    return flat | {name: value for name, value in settings.items() if name not in tables}
 
 
 def summarize_change(before: Rows, after: Rows) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from groundwire.train.algorithms.health import warnings_by_step
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.evaluation.diagnosis import KINDS
 from groundwire.train.evaluation.metrics import format_accuracy, format_change
-from groundwire.train.evaluation.run_reader import paired_changes
+from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
 from groundwire.train.evaluation.validation import VALIDATIONS
 from groundwire.train.report.charts import Chart, charts
 from groundwire.train.report.plots import css_class, svg
@@ -43,7 +43,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
     damaged ``config.json`` or ``metrics.jsonl``.
     """
     config, metrics = run.config(), run.metrics()
-    notes = read_notes(run, config)
+    notes = read_notes(run)
     data = rollout_data(run, choose(notes.rollouts), token_decoder(run), agent_match=config.get("agent_match"))
     drawn = charts(metrics, notes.lengths, notes.reward_components)
     environment = Environment(
@@ -52,7 +52,7 @@ def build(run: RunDir, *, live: str = "") -> Report:
     html = environment.get_template("page.html").render(
         title=f"{config.get('backend', 'agent')} on {config.get('domain', 'tasks')}, {run.path.name}",
         state=_state(config, metrics),
-        warnings=[*notes.unreadable, *warnings_by_step(metrics)],
+        warnings=[*notes.unreadable, *settings_changes(run), *warnings_by_step(metrics)],
         tiles=list(_tiles(metrics, len(notes.rollouts), _changes(run))),
         charts=[(chart, svg(chart)) for chart in drawn],
         css_class=css_class,

@@ -51,11 +51,12 @@ class RunNotes:
     unreadable: list[str] = field(default_factory=list)
 
 
-def read_notes(run: RunDir, settings: Mapping[str, Any]) -> RunNotes:
-    """Read the whole run with these ``settings`` once."""
+def read_notes(run: RunDir) -> RunNotes:
+    """Read the whole run once."""
     notes = RunNotes()
     columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
     for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable, ROLLOUT_COLUMNS)):
+        settings = run.config(batch[0]["step"])
         reasons, credits = diagnose(batch, settings), row_credits(batch, settings)
         for index, (row, reason, of_row) in enumerate(zip(batch, reasons, credits, strict=True)):
             notes.reasons[reason.kind] += 1

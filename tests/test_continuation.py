@@ -1,0 +1,116 @@
+"""A run goes on with the same reward, agent and validation tasks; what else has changed is said and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groundwire.train.api.arguments import parse_arguments
+from groundwire.train.api.training import _stored_config, make_job
+from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.cli.continuation import store_settings
+from groundwire.train.cli.prepare import Job
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.evaluation.run_reader import settings_changes
+
+TASKS = [{"question": f"What is {number} + 1?", "expected": str(number + 1)} for number in range(20)]
+
+
+async def agent(task: Any) -> str:
+    return str(task.question)
+
+
+async def other_agent(task: Any) -> str:
+    return str(task.question)
+
+
+def reward(task: Mapping[str, Any], answer: str) -> float:
+    return float(task["expected"] == answer)
+
+
+def other_reward(task: Mapping[str, Any], answer: str) -> float:
+    return 1.0
+
+
+def _job(
+    run: RunDir | None = None,
+    agent: Any = agent,
+    tasks: Sequence[Mapping[str, Any]] = TASKS,
+    reward: Callable[..., Any] = reward,
+    **settings: Any,
+) -> Job:
+    given, objects = parse_arguments(agent, tasks, reward, settings)
+    return make_job(given, resumed=run, objects=objects)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run with one step."""
+    run = RunDir.create(tmp_path, backend="custom", domain="tasks", config=_stored_config(_job(), None))
+    with run.checkpoints.write(1):
+        pass
+    return run
+
+
+def _said(job: Job) -> list[str]:
+    return [note for note in job.notes if note.startswith("resume")]
+
+
+def test_the_same_run_goes_on_without_a_word(run: RunDir) -> None:
+    job = _job(run, device="cpu", n_runners=3, steps=50)
+    assert not _said(job)
+    store_settings(run, job)
+    assert (run.config()["steps"], run.settings_changes()) == (50, [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"reward": other_reward}, "the reward is test_continuation:other_reward, and it was test_continuation:reward"),
+        ({"agent": other_agent}, "the agent is test_continuation:other_agent, and it was test_continuation:agent"),
+        ({"tasks": [{**task, "question": f"{task['question']}!"} for task in TASKS]}, "its validation tasks are not"),
+        ({"tasks": [{**task, "expected": "0"} for task in TASKS]}, "its validation tasks are not the same any more"),
+    ],
+)
+def test_what_would_make_before_and_after_incomparable_is_refused(
+    changed: dict[str, Any], problem: str, run: RunDir
+) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot be resumed: {problem}.* start a new run with its model"):
+        _job(run, **changed)
+
+
+def test_changed_settings_are_said_and_stored_for_each_part_of_the_run(run: RunDir) -> None:
+    job = _job(run, group_size=4, max_tokens=7)
+    assert _said(job) == [
+        "resume: changed after step 1: group_size 4 (was 8), max_tokens 7 (was 64)",
+        "resume: that changes what validation measures, so before and after may not be comparable",
+    ]
+    store_settings(run, job)
+    assert [run.config(step)["group_size"] for step in (1, 2)] == [8, 4]
+    assert not _said(_job(run))  # the next resume goes on with them
+    assert len(_said(_job(run, judge={"model": "m"}, learning_rate=1e-5, max_tokens=7))) == 2
+    assert len(_said(_job(run, learning_rate=1e-5))) == 1
+    assert settings_changes(run) == [
+        "after step 1 the run was resumed with group_size 4 (was 8), max_tokens 7 (was 64)"
+    ]
+
+
+def test_other_training_tasks_and_another_code_of_the_same_name_are_said(run: RunDir) -> None:
+    def lenient(task: Mapping[str, Any], answer: str) -> float:
+        return float(task["expected"] in answer)
+
+    lenient.__qualname__ = "reward"
+    data = _job().data
+    given, objects = parse_arguments(agent, data.train[1:], lenient, {}, validation=data.validation)
+    job = make_job(given, resumed=run, objects=objects)
+    assert _said(job) == [
+        "resume: changed after step 1: another source code of the reward, other training tasks",
+        "resume: that changes what validation measures, so before and after may not be comparable",
+    ]
+    store_settings(run, job)
+    assert settings_changes(run) == [
+        "after step 1 the run was resumed with another source code of the reward, other training tasks"
+    ]
