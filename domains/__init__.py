@@ -16,6 +16,7 @@ from groundwire.domains._types import (
     watch_reward,
 )
 from groundwire.domains.columns import check_shown, columns_line, gold_answer, visible_columns
+from groundwire.domains.held_out import check_given, shared_notes
 from groundwire.domains.task_list import TaskList, task_list
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "TaskList",
     "breakdowns_of",
     "check",
+    "check_given",
     "check_shown",
     "columns_line",
     "database_folders",
@@ -35,6 +37,7 @@ __all__ = [
     "is_inside",
     "load_split",
     "names",
+    "shared_notes",
     "task_list",
     "visible_columns",
     "watch_reward",

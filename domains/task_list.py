@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains.held_out import hold_out
 from groundwire.tools.files import shorten_repr
 
 __all__ = ["TaskList", "is_file", "task_list"]
@@ -25,8 +25,19 @@ class TaskList:
     name = "tasks"
     default_reward = ""
 
-    def __init__(self, data: TaskData) -> None:
-        self._data = data
+    def __init__(self, tasks: list[Task], validation: list[Task] | float, *, source: str, column: str | None) -> None:
+        self._tasks, self._validation, self._source = tasks, validation, source
+        self.given_validation = isinstance(validation, list)
+        """Whether the validation tasks were given, and not held out."""
+        train, held_out, how = tasks, validation, ""
+        if not isinstance(held_out, list):
+            train, held_out, how = hold_out(tasks, held_out, source=source, column=column)
+        sizes = f"train {len(train):,} tasks, validation {len(held_out):,} tasks"
+        self._data = TaskData(train=train, validation=held_out, source=f"{source}: {sizes}{', ' if how else ''}{how}")
+
+    def grouped_by(self, column: str) -> TaskList:
+        """The same tasks, held out by their question and by ``column``. Raises :class:`DataError`."""
+        return TaskList(self._tasks, self._validation, source=self._source, column=column)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """The tasks."""
@@ -42,17 +53,15 @@ def task_list(tasks: Any, *, validation: Any = 0.2) -> TaskList:
     """The domain of ``tasks``: a list of mappings, a data frame, or the path of a parquet, CSV, JSON or JSONL file.
 
     A task has at least a ``question``; an ``id`` is made where it is missing. ``validation`` is more tasks, or the
-    share of ``tasks`` that is held out: always the same ones. Raises :class:`DataError`.
+    share of ``tasks`` that is held out (:mod:`groundwire.domains.held_out`). Raises :class:`DataError`.
     """
     rows, source = _read(tasks, "tasks")
+    check_unique_ids(rows, source)
     if isinstance(validation, float | int) and not isinstance(validation, bool):
-        train, held_out = _split(rows, validation, source)
-    else:
-        train, (held_out, _) = rows, _read(validation, "validation")
-    for split in (train, held_out):
-        check_unique_ids(split, source)
-    source = f"{source}: train {len(train):,} tasks, validation {len(held_out):,} tasks"
-    return TaskList(TaskData(train=train, validation=held_out, source=source))
+        return TaskList(rows, float(validation), source=source, column=None)
+    given, given_source = _read(validation, "validation")
+    check_unique_ids(given, given_source)
+    return TaskList(rows, given, source=source, column=None)
 
 
 def is_file(name: str | Path) -> bool:
@@ -91,15 +100,3 @@ def _with_database_beside(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The row with the absolute path of a database that is given relative to its file."""
     beside = {name: folder / row[name] for name in _DATABASE if row.get(name)}
     return row | {name: str(path.absolute()) for name, path in beside.items() if path.exists()}
-
-
-def _split(rows: list[Task], share: float, source: str) -> tuple[list[Task], list[Task]]:
-    if not 0 < share < 1 or len(rows) < 2:
-        raise DataError(
-            f"{source}: {len(rows)} tasks, of which validation={share:g} is held out: give two tasks or more and a "
-            "share between 0 and 1, or the validation tasks"
-        )
-    count = min(len(rows) - 1, max(1, round(share * len(rows))))
-    held_out = set(random.Random(0).sample(range(len(rows)), count))
-    train = [row for index, row in enumerate(rows) if index not in held_out]
-    return train, [rows[index] for index in sorted(held_out)]

@@ -77,7 +77,8 @@ def fitted(shared_folder: Callable[..., Path]) -> Path:
     def fill(folder: Path) -> None:
         rows = [{"question": f"How many are older than {n}?", "hint": "Be brief.", "gold": n} for n in range(4)]
         (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+        held_out = [{**row, "question": f"How many are younger than {row['gold']}?"} for row in rows[:3]]
+        (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
         (folder / "script.py").write_text(SCRIPT)
         environment = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
         done = run_program("script.py", folder=folder, environment=environment)

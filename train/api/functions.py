@@ -37,12 +37,13 @@ def fit(
         agent: a LangGraph graph, an agent of the OpenAI Agents SDK, a function of the task (sync or async), a
             ``LitAgent`` of Agent Lightning, a :class:`groundwire.adapters.Backend`, or the name of one
             (``module:name``). Without it, the setting ``backend`` names one that ships with the project.
-        tasks: dicts, a data frame, a parquet, CSV, JSON or JSONL file, or the name of a domain. A task has at least a
+        tasks: dicts, a data frame, a parquet, CSV, TSV, JSON or JSONL file, or the name of a domain. A task has a
             ``question``. Columns that the reward reads, or that are named like a gold answer, reach the reward only;
             the setting ``agent_columns`` names exceptions.
         reward: a function of (task, answer) or (task, answer, steps), sync or async, that returns a number or a dict
             of numbers; or the name of a registered reward. Without it, the domain's own. A ``LitAgent`` has its own.
-        validation: the share of the tasks that is held out, always the same ones (default 0.2), or validation tasks.
+        validation: the share of the tasks that is held out (default 0.2), by question and by database, document or
+            group; or validation tasks.
         resume: the directory of a run that is continued, with the same agent, tasks and reward.
         quiet: print no progress.
         **settings: every setting of docs/settings.md; ``agent_input`` and ``agent_output`` may be functions.

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +141,9 @@ def prepare(
         config = config.model_copy(update={"runner_python": find_agent_python(config.runner_python)})
     backend = _make_backend(config, objects.agent)
     reward, reward_notes = _make_reward(config, domain, backend, objects.reward)
+    domain, data = _load_data(config, domain, split)
     view = AgentView.of(domain, reward, config.agent_columns)
     _check_prompts(config, backend, view.form)
-    data = domains.load_split(domain, split, config.data_dir)
     tasks = [*data.train, *data.validation]
     domains.check_shown(tasks, view.shown)
     _check_references(config, view, data)
@@ -181,6 +181,20 @@ def prepare(
         databases=DatabaseStates.of({domain.database(task) for task in tasks} - {""}),
         notes=notes,
     )
+
+
+def _load_data(config: RunConfig, domain: domains.Domain, split: str | None) -> tuple[domains.Domain, domains.TaskData]:
+    """The domain's data, with notes about what training and validation share; tasks are held out by the settings."""
+    column = config.group_column
+    if column is not None:
+        if not isinstance(domain, domains.TaskList):
+            raise ConfigError(f"group_column is {column!r}, but domain {domain.name!r} has its own split: leave it out")
+        domain = domain.grouped_by(column)
+    data = domains.load_split(domain, split, config.data_dir)
+    if isinstance(domain, domains.TaskList) and domain.given_validation and not config.allow_shared_questions:
+        domains.check_given(data, column)
+    shared = [] if split == "train" else domains.shared_notes(data, column)
+    return domain, replace(data, notes=(*data.notes, *shared))
 
 
 def _make_reward(

@@ -31,7 +31,10 @@ __all__ = [
     "with_resume_hint",
 ]
 
-_FIXED = ("config", "trainer", "backend", "agent", "agent_input", "agent_output", "domain", "model", "data_dir", "seed")
+_FIXED = (
+    *("config", "trainer", "backend", "agent", "agent_input", "agent_output"),
+    *("domain", "model", "data_dir", "group_column", "seed"),
+)
 """Settings that cannot change when a run is resumed: it would be another run."""
 
 

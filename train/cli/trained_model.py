@@ -18,7 +18,7 @@ __all__ = ["trained_model", "with_settings_of_run"]
 
 _FROM_RUN = (
     *AgentSettings.model_fields,
-    *("config", "trainer", "data_dir", "device", "seed", "n_runners", "max_tokens", "max_model_len"),
+    *("config", "trainer", "data_dir", "group_column", "device", "seed", "n_runners", "max_tokens", "max_model_len"),
     *("retries", "step_deadline_s", "val_temperature", "agent_match", "prompts", "runner_python", "runner_processes"),
 )
 """The settings of a run with which its model is evaluated."""
@@ -29,7 +29,7 @@ _DEPENDENTS = {
         "runner_python",
         *(name for name in AgentSettings.model_fields if name.startswith("agent")),
     },
-    "domain": {"agent_match", "data_dir", "reward", "judge"},
+    "domain": {"agent_match", "data_dir", "group_column", "reward", "judge"},
     "reward": {"judge"},
 }
 """Settings of a run that mean nothing with another backend, domain or reward than the run's."""

@@ -157,6 +157,13 @@ class RunConfig(AgentSettings):
         "on the model hub",
     )
     data_dir: str | None = _data(None, "Folder with the domain's data. Without it, the bundled data", metavar="DIR")
+    group_column: str | None = _data(
+        None,
+        "Column of your tasks whose values are held out whole, with the question. Without it, the columns named like "
+        "db_id, document or group",
+        metavar="NAME",
+    )
+    allow_shared_questions: bool = _data(False, "Accept validation tasks that have questions of training tasks")
     gold_trust: str | None = _data(
         None,
         "File such as suspects.json: a training task stays with the probability of its gold's trust, and has its "

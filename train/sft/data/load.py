@@ -71,8 +71,8 @@ def open_source(settings: SFTSettings) -> Source:
 class _Golds:
     def __init__(self, settings: SFTSettings) -> None:
         self._settings, self._domain = settings, domains.get(settings.domain)
-        self._data = self._domain.load(settings.data_dir)
-        self.name = self._data.source
+        self._data = domains.load_split(self._domain, None, settings.data_dir)
+        self.name = "; ".join((self._data.source, *self._data.notes, *domains.shared_notes(self._data)))
         check_golds(self._domain, self._data)
 
     def load(self, tokenizer: Any) -> Data:
