@@ -13,7 +13,7 @@ import openai
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
-from groundwire.adapters.tracing import LLMCall, all_calls_from_spans
+from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.tools.http.access_token import access_token
 from groundwire.train.policy.errors import ContextLengthError, EngineError
@@ -34,7 +34,7 @@ class _Engine:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.text = tokenizer, "select age"
         self.error: Exception | None = None
-        self.slow = False
+        self.slow, self.finish_reason = False, "stop"
         self.logprob: Any = -0.5
         self.samplings = list[Sampling]()
         self.waiting = list[Future[Completion]]()
@@ -56,7 +56,7 @@ class _Engine:
             self.waiting.append(future)
         else:
             logprobs = [self.logprob] * len(ids)
-            future.set_result(Completion(prompt, ids, logprobs, self.detokenize(ids), "stop", 3, 0, 2))
+            future.set_result(Completion(prompt, ids, logprobs, self.detokenize(ids), self.finish_reason, 3, 0, 2))
         return future
 
 
@@ -139,6 +139,20 @@ async def test_the_traced_tool_call_is_the_one_that_the_agent_got(agents: list[_
         [traced] = call.reply["tool_calls"]
         assert traced["id"] == last.tool_calls[0].id
         assert traced["function"] == {"name": "query", "arguments": '{"sql": "SELECT 1"}'}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_the_limit_cut_off_is_length_whatever_tool_call_it_completed(
+    agents: list[_Agent], stream: bool
+) -> None:
+    for agent in agents:
+        agent.engine.text, agent.engine.finish_reason = f'{CALL}\n<tool_call>\n{{"name": "query", "argum', "length"
+        answer = await agent.ask(stream=stream, tools=TOOLS)
+        last = answer[-1] if stream else answer
+        assert last.choices[0].finish_reason == "length"
+        call = await agent.call()
+        assert (call.finish_reason, len(call.reply["tool_calls"])) == ("length", 1)
+        assert triplets([call], 1.0)[0].truncated
 
 
 @pytest.mark.parametrize("stream", [False, True])

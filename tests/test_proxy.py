@@ -124,6 +124,17 @@ async def test_tool_calls_come_through(bench: Any, stream: bool) -> None:
     assert (call.tools, call.finish_reason, call.untrainable_reason) == (tools, "tool_calls", "")
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_servers_reply_of_as_many_tokens_as_allowed_was_cut_off(bench: Any, stream: bool, name: str) -> None:
+    """vLLM says tool_calls if there was a whole call before the cut."""
+    b = await bench([Reply(tool_calls=[TOOL_CALL], token_ids=[1, 2, 3])] * 2)
+    for limit in (3, 4):
+        answer = await b.ask(stream=stream, **{name: limit})
+        assert [chunk async for chunk in answer] if stream else answer
+    assert [call.finish_reason for call in await b.calls()] == ["length", "tool_calls"]
+
+
 async def test_the_agents_name_comes_from_the_header_else_from_baggage(bench: Any) -> None:
     b = await bench(["a", "b", "c"])
     await b.ask(extra_headers={AGENT_HEADER: "one", "baggage": "agent=two"})

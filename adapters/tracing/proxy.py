@@ -251,6 +251,7 @@ class LLMProxy(HttpServer):
             exchange.request, exchange.reply_id = call.chat, call.reply_id
             call.chat = self._sampling_rule.apply(call.chat, attempt)
             exchange.choices = choices_of(call.chat)
+            exchange.max_tokens = call.chat.get("max_completion_tokens") or call.chat.get("max_tokens")
             pending += (
                 self._writer.reserve(exchange.rollout_id, exchange.attempt_id) for _ in range(exchange.choices - 1)
             )

@@ -99,6 +99,8 @@ class HttpExchange:
     streamed: bool = False
     choices: int = 1
     """How many the request asks for."""
+    max_tokens: int | None = None
+    """The limit of the reply that the policy server was given."""
     sampled: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The arguments of :data:`OnSampled`, from a policy in this process; then there is no ``body``."""
     error: str = ""
@@ -193,6 +195,8 @@ def read_exchange(exchange: HttpExchange, *, sequence: int, choice: int = 0) -> 
                 fields = _read_body(exchange, choice)
                 if not fields["grammar"] and is_constrained(request):
                     fields["grammar"] = UNKNOWN_GRAMMAR
+                if fields["finish_reason"] == "tool_calls" and len(fields["response_ids"]) == exchange.max_tokens:
+                    fields["finish_reason"] = "length"  # vLLM replaces it if there was a whole call before the cut
         except _NothingSentError:
             error, status = exchange.error, exchange.status
         except _StreamError as caught:

@@ -50,14 +50,16 @@ class ChatResponse:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def message(self, reply: Completion) -> tuple[dict[str, Any], str]:
-        """The assistant's message and its finish reason."""
+        """The assistant's message and its finish reason, ``length`` also if the limit came after a whole tool call."""
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if not self.tool_names:
             return message, reply.finish_reason
         message["content"], calls = self.tool_format.parse(reply.text, self.tool_names)
         if not self.request.parallel_tool_calls:
             calls = calls[:1]
-        return ({**message, "tool_calls": calls}, "tool_calls") if calls else (message, reply.finish_reason)
+        if calls:
+            message["tool_calls"] = calls
+        return message, "tool_calls" if calls and reply.finish_reason == "stop" else reply.finish_reason
 
     def sampled(self, reply: Completion, message: Mapping[str, Any], finish_reason: str) -> dict[str, Any]:
         """The fields of the traced LLM call."""
