@@ -151,6 +151,20 @@ def test_a_task_that_passes_half_the_time_is_sampled_most_often() -> None:
     assert sorted(rates.order(["always", "half", "never"], "0")) == ["always", "half", "never"]
 
 
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (30.0, 90.0), (0.0, 0.2)])
+def test_the_weights_of_tasks_follow_the_range_of_the_reward(low: float, high: float) -> None:
+    def weights(low: float, high: float) -> list[float]:
+        rates = _rates(always=[high] * 8, half=[high, low] * 4, never=[low] * 8)
+        return [rates.weight(task) for task in ("always", "half", "never")]
+
+    assert weights(low, high) == pytest.approx(weights(0.0, 1.0))
+
+
+def test_as_long_as_all_rewards_are_equal_they_are_taken_as_passed_or_not() -> None:
+    assert _rates(easy1=[0.0] * 8).rate("easy1") < 0.2
+    assert _rates(easy1=[1.0] * 8).rate("easy1") > 0.8
+
+
 def test_pass_rates_are_recent_and_new_tasks_have_that_of_their_class() -> None:
     rates = _rates()
     assert rates.rate("easy1") == 0.5

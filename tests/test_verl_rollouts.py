@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,13 @@ from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.local.task_schedule import training_groups
 from groundwire.train.policy.errors import ChatRequestError, EngineError
 from groundwire.train.policy.grammar import calls_and_json, to_lark
 from groundwire.train.policy.types import Sampling
+from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.outcome import RolloutRequest
 from groundwire.train.rollouts.runtime import RolloutRuntime
 from groundwire.train.store.health import check_store
 from groundwire.train.verl.agent_loop_manager import prompts_from_batch
@@ -217,11 +220,54 @@ def test_every_rollout_of_a_finished_group_has_a_row_with_its_tag(tmp_path: Path
 def test_vllm_makes_text_only_for_stop_strings(server: str, stop: tuple[str, ...], detokenize: object) -> None:
     async def ask() -> str:
         engine = VerlEngine(servers, _Tokenizer(), max_model_len=64, timer=StepTimer(), server=server)
-        return (await asyncio.wrap_future(engine.submit([1, 2], Sampling(stop=stop)))).text
+        return (await asyncio.wrap_future(engine.submit([1, 2], Sampling(stop=stop, seed=7)))).text
 
     servers = _Servers()
     assert asyncio.run(ask()) == "right"
+    assert servers.params[0].get("seed") == (7 if server == "vllm" else None)  # SGLang refuses it
     assert servers.params[0].get("detokenize") is detokenize
+
+
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_every_rollout_has_a_seed_of_its_own_that_follows_from_the_runs(tmp_path: Path, partition: str) -> None:
+    def seeds(folder: str, *prompts: Prompt, **settings: Any) -> Counter[int]:
+        with _service(tmp_path / folder, _Backend(), **settings) as made:
+            made.service.submit(prompts)
+            made.until_done(len(prompts))
+        return Counter(params["seed"] for params in made.servers.params)
+
+    prompts = [_prompt("a", partition=partition), _prompt("b", partition=partition)]
+    first, again, other = seeds("1", *prompts), seeds("2", *prompts), seeds("3", *prompts, seed=5)
+    assert first == again
+    assert len(first) == 8
+    assert not first & other
+
+
+def test_a_task_that_a_step_draws_twice_samples_other_replies(tmp_path: Path) -> None:
+    with _service(tmp_path, _Backend()) as made:
+        for uid in ("u", "v"):
+            made.service.submit([replace(_prompt(uid), task={"id": "t", "question": "Why?"})])
+            made.until_done(2 if uid == "v" else 1)
+    assert len({params["seed"] for params in made.servers.params}) == 8
+
+
+def test_both_trainers_ask_with_the_same_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, each = list[RolloutRequest](), RolloutCollector.each
+
+    def recording(self: RolloutCollector, requests: Sequence[RolloutRequest], **options: Any) -> Any:
+        sent.extend(requests)
+        return each(self, requests, **options)
+
+    monkeypatch.setattr(RolloutCollector, "each", recording)
+    prompts = [_prompt("a"), _prompt("b")]
+    with _service(tmp_path, _Backend()) as made:
+        made.service.submit(prompts)
+        made.until_done(2)
+    config = RunConfig(group_size=4, tasks_per_step=2)
+    local = training_groups([prompt.task for prompt in prompts], config, 4)
+    assert sorted((request.group, request.sampling["seed"]) for request in sent) == sorted(
+        (request.group, request.sampling["seed"]) for group in local for request in group
+    )
 
 
 @pytest.mark.usefixtures("vllm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ _PRIOR = 2.0
 
 
 class PassRates:
-    """The recent pass rate of each task, the mean reward of its rollouts with rewards clipped to 0..1.
+    """The recent pass rate of each task: the mean reward of its rollouts, from 0 for the least reward that the run has
+    given to 1 for the greatest.
 
     ``classes`` has the class of each task by its id, for example its difficulty. A task without rollouts has the pass
     rate of its class.
@@ -25,14 +27,15 @@ class PassRates:
 
     def __init__(self, classes: Mapping[str, str]) -> None:
         self._classes = classes
-        self._counts: dict[tuple[str, str], tuple[float, float]] = {}  # (passed, rollouts) with decay
+        self._counts: dict[tuple[str, str], tuple[float, float]] = {}  # (sum of rewards, rollouts) with decay
+        self._least, self._greatest = math.inf, -math.inf
 
     def add(self, task: str, rewards: Sequence[float]) -> None:
         """Count the rewards of one group of a task."""
-        passed = sum(min(1.0, max(0.0, reward)) for reward in rewards)
+        self._least, self._greatest = min([self._least, *rewards]), max([self._greatest, *rewards])
         for key, decay in ((("task", task), _DECAY), (("class", self._classes.get(task, "")), _CLASS_DECAY)):
             before = self._counts.get(key, (0.0, 0.0))
-            self._counts[key] = (decay * before[0] + passed, decay * before[1] + len(rewards))
+            self._counts[key] = (decay * before[0] + sum(rewards), decay * before[1] + len(rewards))
 
     def add_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Count the groups of training rollouts, rows of ``rollouts.parquet``."""
@@ -60,5 +63,9 @@ class PassRates:
         return sorted(keys, key=keys.__getitem__, reverse=True)
 
     def _mean(self, key: tuple[str, str], prior: float) -> float:
-        passed, rollouts = self._counts.get(key, (0.0, 0.0))
+        total, rollouts = self._counts.get(key, (0.0, 0.0))
+        low, high = self._least, self._greatest
+        if low >= high:  # nothing is known yet but that rewards are usually from 0 to 1
+            low, high = min(0.0, low), max(1.0, high)
+        passed = (total - low * rollouts) / (high - low)
         return (passed + _PRIOR * prior) / (rollouts + _PRIOR)

@@ -7,11 +7,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.domains import Task
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.rollouts.outcome import RolloutRequest
+from groundwire.train.rollouts.step_requests import requests_of_step
 
 __all__ = ["max_groups", "training_groups"]
 
@@ -26,16 +26,10 @@ def training_groups(
 ) -> Iterator[list[RolloutRequest]]:
     """The groups of a step in the order in which they are sampled, :func:`max_groups` of them.
 
-    A group is ``group_size`` rollouts of one task, each with its own seed. With ``rates`` tasks are drawn by their pass
-    rates. Groups after the first ``tasks_per_step`` are for dynamic sampling.
+    With ``rates`` tasks are drawn by their pass rates. Groups after the first ``tasks_per_step`` are for dynamic
+    sampling.
     """
-    for task in _ordered(tasks, config, step, rates)[: max_groups(tasks, config)]:
-        group = []
-        for sample in range(config.group_size):
-            seed = derive_seed(config.seed, step, task["id"], sample)
-            sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens, "seed": seed}
-            group.append(RolloutRequest(task=task, group=str(task["id"]), mode="train", sampling=sampling))
-        yield group
+    return requests_of_step(_ordered(tasks, config, step, rates)[: max_groups(tasks, config)], config, step)
 
 
 def _ordered(tasks: Sequence[Task], config: RunConfig, step: int, rates: PassRates | None) -> list[Task]:

@@ -90,7 +90,8 @@ class VerlEngine:
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
             **({"stop_token_ids": list(sampling.stop_token_ids)} if sampling.stop_token_ids else {}),
             **({"structured_outputs": _structured_outputs(sampling.grammar)} if sampling.grammar else {}),
-            **({"seed": sampling.seed} if sampling.seed is not None else {}),
+            # SGLang refuses a seed.
+            **({"seed": sampling.seed} if sampling.seed is not None and self._server == "vllm" else {}),
         }
         key = self._affinity.key(sampling.session or str(id(params)), prompt_ids)
         try:

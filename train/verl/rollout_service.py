@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,11 +30,12 @@ from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, lasting_failure, nothing_judged
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
-from groundwire.train.evaluation.validation import validation_name
+from groundwire.train.evaluation.validation import validation_name, validation_requests
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME
+from groundwire.train.rollouts.step_requests import requests_of_step
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.transfer_queue import TransferQueueRows
@@ -112,6 +113,7 @@ class RolloutService:
     ) -> None:
         self._curriculum, self._watch = curriculum, watch
         self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
+        self._drawn = defaultdict[int, Counter[str]](Counter)  # groups of each task, by step
         self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
         self.runtime, self._credit = runtime, credit
         self._scores = FailureScores(config.failures, run)
@@ -138,8 +140,10 @@ class RolloutService:
         steps = sum(prompt.rollouts for prompt in prompts) / (self._config.tasks_per_step * self._config.group_size)
         deadline_s = self._config.step_deadline_s * (max(1.0, steps) if prompts[0].partition == "val" else 1.0)
 
+        groups = list(zip(prompts, self._requests(prompts), strict=True))
+
         async def run_groups(runs: Runs) -> None:
-            await asyncio.gather(*(self._run_group(runs, prompt, deadline_s) for prompt in prompts))
+            await asyncio.gather(*(self._run_group(runs, *group, deadline_s) for group in groups))
 
         with self._lock:
             self._open += 1
@@ -224,12 +228,14 @@ class RolloutService:
             if not self._open:
                 self._changed.set()
 
-    async def _run_group(self, runs: Runs, prompt: Prompt, deadline_s: float) -> None:
+    async def _run_group(
+        self, runs: Runs, prompt: Prompt, requests: Sequence[RolloutRequest], deadline_s: float
+    ) -> None:
         partition = prompt.partition
         training = partition == "train"
         ended = list[tuple[int, RolloutResult]]()
         await self._queue.set_status(prompt.uid, partition, "running")
-        async for session, result in runs.each(self._requests(prompt), deadline_s=deadline_s):
+        async for session, result in runs.each(requests, deadline_s=deadline_s):
             ended.append((session, result))
             if any(call.grammar for call in result.calls) and training and not self._constraint_reported:
                 self._constraint_reported = True
@@ -277,16 +283,24 @@ class RolloutService:
         if not finished:
             self._changed.set()
 
-    def _requests(self, prompt: Prompt) -> list[RolloutRequest]:
-        config, training = self._config, prompt.partition == "train"
-        temperature = config.temperature if training else config.val_temperature
-        request = RolloutRequest(
-            task=prompt.task,
-            group=prompt.uid,
-            mode="train" if training else "val",
-            sampling={"temperature": temperature, "max_tokens": config.max_tokens},
-        )
-        return [request] * prompt.rollouts
+    def _requests(self, prompts: Sequence[Prompt]) -> Iterator[list[RolloutRequest]]:
+        """The group of each of the prompts of a step."""
+        config, count, step = self._config, prompts[0].rollouts, prompts[0].step
+        tasks = [prompt.task for prompt in prompts]
+        groups: Iterable[Sequence[RolloutRequest]]
+        if prompts[0].partition == "train":
+            of_group = config.model_copy(update={"group_size": count})
+            groups = requests_of_step(tasks, of_group, step, drawn=self._drawn[step])
+        else:
+            settings: dict[str, Any] = {
+                "temperature": config.val_temperature,
+                "max_tokens": config.max_tokens,
+                "seed": config.seed,
+            }
+            samples = [validation_requests(tasks, **settings, sample=sample) for sample in range(count)]
+            groups = zip(*samples, strict=True)
+        for prompt, group in zip(prompts, groups, strict=True):
+            yield [replace(request, group=prompt.uid) for request in group]
 
     def _training_rows(self, prompt: Prompt, scored: Sequence[tuple[int, RolloutResult, float]]) -> list[TrainingRow]:
         """The rows of a group. In validation each rollout has one."""
