@@ -15,16 +15,15 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean
 from typing import Any, Protocol, TypeVar
 
 from groundwire import domains
 from groundwire.domains import Task
-from groundwire.rewards.watch import RewardWatch, Watched, merge
+from groundwire.rewards.watch import RewardWatch
 from groundwire.train.algorithms.credit import Credit
-from groundwire.train.algorithms.health import reply_counts, step_figures, watch_figures
+from groundwire.train.algorithms.health import step_figures, watch_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
@@ -38,6 +37,7 @@ from groundwire.train.rollouts.runtime import MODEL_NAME
 from groundwire.train.rollouts.step_requests import requests_of_step
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.curriculum import Curriculum
+from groundwire.train.verl.step_metrics import StepMetrics
 from groundwire.train.verl.transfer_queue import TransferQueueRows
 
 __all__ = ["Prompt", "RolloutService", "Runs", "Runtime"]
@@ -122,7 +122,7 @@ class RolloutService:
         self._results: dict[str, list[RolloutResult]] = {"train": [], "val": []}
         self._counts = {partition: Counter(groups_skipped=0) for partition in self._results}
         self._open, self._changed = 0, threading.Event()  # set when a group has failed, or all have ended
-        self._steps: dict[str, _StepMetrics] = {}
+        self._steps: dict[str, StepMetrics] = {}
         self._empty_groups, self._last_failure = 0, ""
         self._error: BaseException | None = None
         self._constraint_reported = False
@@ -183,11 +183,11 @@ class RolloutService:
         rows = [result.to_row(step) for result in results]
         watch = self._watch if partition == "train" else None
         watched = self.runtime.call(lambda _: watch.check(rows, step)) if watch is not None else None
-        part = _StepMetrics.of(step, rows, counts, seconds, self._config.agent_match, watched)
+        part = StepMetrics.of(step, rows, counts, seconds, self._config.agent_match, watched)
         total = self._steps.get(partition)
         continues = total is not None and total.step == step
         if total is None or not continues:
-            total = self._steps[partition] = _StepMetrics(step)
+            total = self._steps[partition] = StepMetrics(step)
         total.add(part)
         if rows:
             kind = f"val-{self._config.val_temperature:g}" if partition == "val" else "train"
@@ -350,58 +350,3 @@ def _batch_counts(rows: Sequence[TrainingRow]) -> dict[str, Any]:
     pairs = [pair for row in rows for pair in zip(row.logprobs, row.mask, strict=True)]
     logprobs = [logprob for logprob, trained in pairs if trained]
     return {"batch_tokens": len(logprobs), "batch_logprobs": sum(logprobs)}
-
-
-@dataclass
-class _StepMetrics:
-    """Metrics of the rollouts of a step, or of a part of them."""
-
-    step: int
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """Rows of ``rollouts.parquet`` without the columns that take most of the memory."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Metrics that add up over the parts of a step."""
-    seconds: Counter[str] = field(default_factory=Counter)
-    watched: Watched | None = None
-
-    @classmethod
-    def of(
-        cls,
-        step: int,
-        rows: Sequence[Mapping[str, Any]],
-        counts: Counter[str],
-        seconds: Mapping[str, float],
-        agent_match: str | None,
-        watched: Watched | None,
-    ) -> _StepMetrics:
-        """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
-        failed = [row for row in rows if row["status"] != "succeeded"]
-        counts.update(f"{'dropped' if row['reward'] is None else 'zero'}_{row['status']}" for row in failed)
-        counts.update(
-            ended=len(rows),
-            dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
-            zero=sum(row["reward"] is not None for row in failed),
-            retried=sum(row["attempts"] > 1 for row in rows),
-            calls=sum(len(row["calls"]) for row in rows),
-            tokens_sampled=sum(len(call["response_ids"]) for row in rows for call in row["calls"]),
-            **reply_counts(rows, agent_match),
-        )
-        small = [{**row, "calls": [{} for _ in row["calls"]], "agent_steps": "[]"} for row in rows]
-        return cls(step, small, counts, Counter(seconds), watched)
-
-    def add(self, part: _StepMetrics) -> None:
-        self.rows += part.rows
-        self.counts.update(part.counts)
-        self.seconds.update(part.seconds)
-        self.watched = merge(self.watched, part.watched)
-
-    def means(self) -> dict[str, float]:
-        """Metrics that do not add up; empty without rollouts."""
-        metrics: dict[str, float] = {}
-        if seconds := [row["seconds"] for row in self.rows]:
-            metrics |= {"seconds_mean": round(mean(seconds), 3), "seconds_max": round(max(seconds), 3)}
-        if rewards := [row["reward"] for row in self.rows if row["reward"] is not None]:
-            metrics["reward_mean"] = mean(rewards)
-        if tokens := self.counts["batch_tokens"]:  # an estimate without bias: the policy sampled them
-            metrics["entropy"] = -self.counts["batch_logprobs"] / tokens
-        return metrics
