@@ -52,6 +52,7 @@ class StepMetrics:
         return cls(step, small, counts, Counter(seconds), watched)
 
     def add(self, part: StepMetrics) -> None:
+        """Add another part of the step."""
         self.rows += part.rows
         self.counts.update(part.counts)
         self.seconds.update(part.seconds)
