@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -498,6 +499,77 @@ def test_accepted_rollouts_are_the_best_different_ones_of_each_task(tmp_path: Pa
     given.write_config({**given.config(), "evaluation": {}})
     with pytest.raises(ConfigError, match=r"is an evaluation, which is never learned: give the folder of a train\.run"):
         accepted_rollouts(given, min_reward=0.0, per_task=1)
+
+
+def _calls_of(tokenizer: Any, *replies: tuple[str, str]) -> list[dict[str, Any]]:
+    made = []
+    for number, (agent, text) in enumerate(replies):
+        ids = tokenizer(text)["input_ids"]
+        prompt = {"agent": agent, "prompt_ids": [5, number], "response_ids": ids, "logprobs": [0.0] * len(ids)}
+        made.append({**ROW["calls"][0], **prompt})
+    return made
+
+
+def _steps(*queries: str) -> str:
+    return json.dumps([{"agent": "run", "kind": "tool", "input": sql, "output": "", "ok": True} for sql in queries])
+
+
+WRITE = ("write_query", "```sql\nSELECT count(*) FROM singer WHERE age > 5\n```")
+CHECK = ("check_query", "INCORRECT")
+REWRITE = ("rewrite_query", "```sql\nSELECT count(*) FROM singer WHERE age < 5\n```")
+
+
+@pytest.mark.parametrize(
+    ("replies", "queries", "agent_match", "learned", "left_out"),
+    [
+        ([WRITE, CHECK, REWRITE], [WRITE[1], REWRITE[1]], None, [1, 2], {"queries that the agent itself rejected": 1}),
+        ([WRITE, CHECK, REWRITE], [WRITE[1], REWRITE[1]], "query$", [1, 2], {"queries that the agent itself": 1}),
+        ([WRITE, CHECK, REWRITE], [WRITE[1], REWRITE[1]], "write", [2], {"calls of agents": 1, "queries that": 1}),
+        ([REWRITE, CHECK, REWRITE], [REWRITE[1], REWRITE[1]], None, [0, 1, 2], {}),  # the same query again
+        # as a tool call, with a look at the schema and a part of the rejected query as the answer
+        (
+            [
+                ("sql", 'query{"sql": "SELECT name\\nFROM sqlite_master"}'),
+                ("sql", 'query{"sql": "SELECT count(*)\\nFROM singer LIMIT 1"}'),
+                ("sql", 'query{"sql": "SELECT count(*)\\nFROM singer"}'),
+                ("sql", "There are 3."),
+            ],
+            ["SELECT name\nFROM sqlite_master", "SELECT count(*)\nFROM singer LIMIT 1", "SELECT count(*)\nFROM singer"],
+            None,
+            [0, 2, 3],
+            {"queries that": 1},
+        ),
+    ],
+)  # fmt: skip
+def test_accepted_rollouts_teach_the_calls_of_trained_agents_without_queries_that_the_agent_rejected(
+    replies: list[tuple[str, str]],
+    queries: list[str],
+    agent_match: str | None,
+    learned: list[int],
+    left_out: dict[str, int],
+    tmp_path: Path,
+    starter: tuple[Any, Any],
+) -> None:
+    config = resolve("fast", model="starter", agent_match=agent_match).to_dict()
+    given = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+    calls = _calls_of(starter[1], *replies)
+    plain = [query.removeprefix("```sql\n").removesuffix("\n```") for query in queries]
+    row = {**_rollout("a", 1.0), "calls": calls, "agent_steps": _steps(*plain), "answer": plain[-1]}
+    given.write_rollouts(1, [row])
+    counts = Counter[str]()
+    [examples] = accepted_rollouts(given, min_reward=1.0, per_task=0, left_out=counts)
+    assert [each.prompt_ids[1] for each in examples] == learned
+    assert len(counts) == len(left_out)
+    assert all(any(name.startswith(each) for name in counts) for each in left_out)
+    assert sum(counts.values()) == sum(left_out.values())
+
+
+def test_accepted_rollouts_of_a_run_that_trained_no_such_agent_are_refused(tmp_path: Path) -> None:
+    config = resolve("fast", agent_match="planner").to_dict()
+    given = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
+    given.write_rollouts(1, [_rollout("a", 1.0, 7)])
+    with pytest.raises(ConfigError, match="no accepted rollout with a call of an agent of agent_match 'planner'"):
+        accepted_rollouts(given, min_reward=1.0, per_task=0)
 
 
 def test_accepted_rollouts_are_learned_with_the_runs_own_model_and_prompts(

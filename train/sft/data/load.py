@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,10 @@ class _Rollouts:
     def __init__(self, settings: SFTSettings) -> None:
         self._settings, self._run = settings, RunDir.open(str(settings.rollouts))
         self.name = str(self._run.path)
-        self._tasks = accepted_rollouts(self._run, min_reward=settings.min_reward, per_task=settings.max_per_task)
+        self._left_out = Counter[str]()
+        self._tasks = accepted_rollouts(
+            self._run, min_reward=settings.min_reward, per_task=settings.max_per_task, left_out=self._left_out
+        )
 
     def load(self, tokenizer: Any) -> Data:
         check_tokenizer(self._run, tokenizer, self._settings.model)
@@ -113,6 +117,8 @@ class _Rollouts:
             f"{counted(calls, 'call')} of {counted(len(learned), 'task')} to learn, of "
             f"{counted(len(held_out), 'task')} held out"
         )
+        if self._left_out:
+            size += f"; left out: {', '.join(f'{count:,} {reason}' for reason, count in self._left_out.items())}"
         examples = [each for task in held_out for each in task]
         groups = _Shuffled(learned, self._settings.seed, lambda _, group: list(group))
         return Data(groups, examples, self._questions(tokenizer), size)

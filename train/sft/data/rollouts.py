@@ -6,14 +6,19 @@ correct answers to each question are learned.
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.sft_settings import FORMATS, SFTSettings
-from groundwire.train.report.token_text import token_decoder
+from groundwire.train.evaluation.credits import trained_calls
+from groundwire.train.report.token_text import TokenDecoder, token_decoder
 from groundwire.train.sft.data.examples import Example
 
 __all__ = ["accepted_rollouts", "check_tokenizer", "with_run_settings"]
@@ -22,7 +27,10 @@ _FROM_RUN = (
     *("model", "domain", "data_dir", "prompt_profile", "table_info_truncate", "example_values", "show_keys"),
     "max_model_len",
 )
-_COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls")
+_COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls", "answer", "agent_steps")
+_OTHER_AGENTS = "calls of agents that agent_match does not select"
+_REJECTED = "queries that the agent itself rejected and wrote again"
+_SCHEMA_LOOKUP = re.compile(r"\bsqlite_(master|schema)\b|\binformation_schema\b|^\s*pragma\b", re.IGNORECASE)
 
 
 def with_run_settings(settings: SFTSettings, given: Mapping[str, Any]) -> SFTSettings:
@@ -34,11 +42,15 @@ def with_run_settings(settings: SFTSettings, given: Mapping[str, Any]) -> SFTSet
     return SFTSettings(**{**settings.model_dump(), **stored, **given})
 
 
-def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> list[list[Example]]:
+def accepted_rollouts(
+    run: RunDir, *, min_reward: float, per_task: int, left_out: Counter[str] | None = None
+) -> list[list[Example]]:
     """The calls of each task's accepted training rollouts, which differ in their replies.
 
     At most ``per_task`` (0: all) of a task: those with the highest rewards, of the latest steps. Validation rollouts
-    are never learned. Raises :class:`ConfigError` if there are none, and for an evaluation.
+    are never learned, nor are the calls of agents that the run did not train, and queries that the agent itself
+    rejected: ``left_out`` counts these calls by reason. Raises :class:`ConfigError` if there is nothing to learn, and
+    for an evaluation.
     """
     if "evaluation" in run.config():
         raise ConfigError(f"{run.path} is an evaluation, which is never learned: give the folder of a train.run")
@@ -50,12 +62,50 @@ def accepted_rollouts(run: RunDir, *, min_reward: float, per_task: int) -> list[
         best = f"the highest reward of {len(rewards):,} is {max(rewards):g}" if rewards else "it has none with calls"
         raise ConfigError(f"{run.path} has no training rollout with a reward of at least {min_reward:g}: {best}")
     tasks: dict[str, dict[Any, list[Example]]] = {}
+    counts, decoder, config = Counter[str](), token_decoder(run), cache(run.config)
     for row in sorted(rows, key=lambda each: (-each["reward"], -each["step"])):
         accepted = tasks.setdefault(row["task_id"], {})
-        replies = tuple(tuple(call["response_ids"]) for call in row["calls"])
-        if not per_task or len(accepted) < per_task:
-            accepted.setdefault(replies, [Example(call["prompt_ids"], call["response_ids"]) for call in row["calls"]])
-    return [[each for rollout in accepted.values() for each in rollout] for accepted in tasks.values()]
+        if per_task and len(accepted) >= per_task:
+            continue
+        calls, reasons = _learned_calls(row, config(row["step"]).get("agent_match"), decoder)
+        replies = tuple(tuple(call["response_ids"]) for call in calls)
+        if calls and replies not in accepted:
+            accepted[replies] = [Example(call["prompt_ids"], call["response_ids"]) for call in calls]
+            counts.update(reasons)
+    found = [[each for rollout in accepted.values() for each in rollout] for accepted in tasks.values() if accepted]
+    if not found:
+        match = run.config().get("agent_match")
+        raise ConfigError(f"{run.path} has no accepted rollout with a call of an agent of agent_match {match!r}")
+    if left_out is not None:
+        left_out.update(counts)
+    return found
+
+
+def _learned_calls(
+    row: Mapping[str, Any], agent_match: str | None, decoder: TokenDecoder
+) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The calls of a rollout that are learned, and why each of the others is not."""
+    trained = trained_calls(row, agent_match)
+    reasons = [_OTHER_AGENTS] * (len(row["calls"]) - len(trained))
+    answer = _plain(row["answer"] or "")
+    steps = (step for step in json.loads(row["agent_steps"]) if step["kind"] == "tool")
+    queries = {_plain(step["input"]) for step in steps if not _SCHEMA_LOOKUP.search(step["input"])}
+    if answer not in queries or len(queries) < 2:  # no query is the answer, or there is no other
+        return trained, reasons
+    kept = []
+    for call in trained:
+        text = _plain(decoder.text(call["response_ids"]))
+        written = max((query for query in queries if query and query in text), key=len, default=answer)
+        if written == answer:
+            kept.append(call)
+        else:
+            reasons.append(_REJECTED)
+    return kept, reasons
+
+
+def _plain(text: str) -> str:
+    """A query without what its spelling in a reply changes: blanks, quotes, and their escapes in JSON."""
+    return re.sub(r"""[\s"'`;\\]+""", "", re.sub(r"\\[nrt]", " ", text))
 
 
 def check_tokenizer(run: RunDir, tokenizer: Any, model: str | Path) -> None:
