@@ -1,17 +1,19 @@
-"""The reward ``spider_test_suite`` on real Spider: golds and their rewrites, its cost, each verdict that it changes.
+"""The reward in training on Spider: golds with neighbours, their rewrites, its cost, each verdict that it changes.
 
-``python -m benchmarks.neighbours PREPARED PREDICTIONS CHANGED``: a folder that ``domains.spider.prepare --neighbours``
-wrote, JSON lines in gzip with ``id``, ``db_id``, ``gold``, ``pred`` and ``source``, and the JSON-lines file to write.
-Without the last two, only golds and rewrites with the same meaning are judged.
+``python -m benchmarks.neighbours FOLDER PREDICTIONS CHANGED``: a Spider folder (``-`` is the bundled data), JSON lines
+in gzip with ``id``, ``db_id``, ``gold``, ``pred`` and ``source``, and the JSON-lines file to write. Without the last
+two, only golds and rewrites with the same meaning are judged.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +23,9 @@ from benchmarks._results import record
 from benchmarks._rewrites import rewrite
 from groundwire.domains.spider.loader import domain
 from groundwire.rewards import RewardError
-from groundwire.rewards.spider.execution_match import MatchResult, execution_match
-from groundwire.rewards.spider.test_suite import suite_match
+from groundwire.rewards._neighbours import SqlAnswer
+from groundwire.rewards.spider.execution_match import _compare, _gold_rows, execution_match, training_match
+from groundwire.tools.neighbours import NeighboursError, neighbours_of
 
 _PAIRS = 1500
 _ROUNDS = 5
@@ -30,73 +33,73 @@ _ROUNDS = 5
 
 def main() -> None:
     """Print how many golds and rewrites win, what a pair costs with both rewards, and how many verdicts change."""
-    prepared, *files = map(Path, sys.argv[1:])
-    if not prepared.is_dir():
-        raise SystemExit(f"{prepared} is no folder: give one that domains.spider.prepare wrote")
+    folder, *files = map(Path, sys.argv[1:])
     with ThreadPoolExecutor(1) as thread:  # a query of the main thread would start a thread of its own
-        thread.submit(_judge_golds, prepared).result()
+        thread.submit(_judge_golds, folder).result()
         if files:
-            thread.submit(_measure, prepared, *files).result()
+            thread.submit(_measure, folder, *files).result()
 
 
-def _judge_golds(prepared: Path) -> None:
-    rng, wins, rewritten = random.Random(0), [0, 0], 0
-    tasks = domain.load(str(prepared))
-    golds = [*tasks.train, *tasks.validation]
+def _judge_golds(folder: Path) -> None:
+    rng, wins, rewritten, files = random.Random(0), 0, 0, Counter[int]()
+    tasks = domain.load(None if str(folder) == "-" else str(folder))
+    golds, started = [*tasks.train, *tasks.validation], time.process_time()
     for task in golds:
-        gold, database = task["query"], task["db_path"]
-        wins[0] += suite_match(gold, gold, database).score > 0
+        try:
+            files[len(neighbours_of(task["db_path"], task["query"], task["question"]))] += 1
+        except NeighboursError:
+            files[0] += 1
+    seconds = time.process_time() - started
+    print(
+        f"golds by their number of neighbours: {dict(sorted(files.items()))}; {seconds / len(golds):.3f} s of CPU each"
+    )
+    for task in golds:
+        gold = task["query"]
         if (other := rewrite(gold, rng)) != gold:
             rewritten += 1
-            wins[1] += suite_match(other, gold, database).score > 0
-    print(f"{wins[0]} of {len(golds)} golds win, and {wins[1]} of {rewritten} random rewrites with the same meaning")
+            won = training_match(SqlAnswer(other, gold, task["db_path"], task["question"])).value > 0
+            wins += won
+            if not won:
+                print(f"loses: {other}\n  gold {gold}")
+    print(f"{wins} of {rewritten} random rewrites with the same meaning win")
 
 
-def _measure(prepared: Path, predictions: Path, changed: Path) -> None:
+def _measure(folder: Path, predictions: Path, changed: Path) -> None:
     with gzip.open(predictions, "rt") as lines:
         rows = [row for row in map(json.loads, lines) if row["source"].startswith("model:")]
     random.Random(0).shuffle(rows)
-    timeout_s, ratios = 5.0, []
-    for _ in range(_ROUNDS):
-        alone = _seconds(prepared, rows[:_PAIRS], execution_match, timeout_s + 0.25)
-        timeout_s += 0.5  # verdicts are cached by timeout
-        suite = _seconds(prepared, rows[:_PAIRS], suite_match, timeout_s)
-        ratios.append((suite[0] / alone[0], suite[1] / alone[1]))
-    # Slow queries run in other processes, so only the wall time has all of them.
-    wall, cpu = (sorted(each)[_ROUNDS // 2] for each in zip(*ratios, strict=True))
-    print(f"spider_test_suite costs {wall:.2f} times spider_exec_match a pair, {cpu:.2f} times in CPU time")
-    record("spider_test_suite, cost of a pair", wall, unit="times execution match")
+    answers = [
+        SqlAnswer(row["pred"], row["gold"], str(folder / "database" / row["db_id"] / f"{row['db_id']}.sqlite"), "")
+        for row in rows
+    ]
     judged = wins = 0
     with changed.open("w", encoding="utf-8") as file:
-        for row in rows:
-            arguments = row["pred"], row["gold"], _database(prepared, row)
+        for row, answer in zip(rows, answers, strict=True):
             try:
-                before, after = execution_match(*arguments), suite_match(*arguments)
+                found = training_match(answer)
             except RewardError:
                 continue
             judged += 1
-            wins += before.score > 0
-            if before.score != after.score:
-                file.write(json.dumps({**row, "reason": after.reason}) + "\n")
+            wins += found.official > 0
+            if found.value != found.official:
+                file.write(json.dumps({**row, "wrong_on": found.wrong_on}) + "\n")
     count = len(changed.read_text(encoding="utf-8").splitlines())
     print(f"{judged} predictions, {wins} right by execution match, {count} of them wrong on a neighbour: {changed}")
+    alone = [_seconds(answers[:_PAIRS], lambda each: execution_match(*each[:3])) for _ in range(_ROUNDS)]
+    trained = [_seconds(answers[:_PAIRS], training_match) for _ in range(_ROUNDS)]
+    ratio = sorted(trained)[_ROUNDS // 2] / sorted(alone)[_ROUNDS // 2]
+    print(f"in training a pair costs {ratio:.2f} times execution match")
+    record("reward in training, cost of a pair", ratio, unit="times execution match")
 
 
-def _database(prepared: Path, row: dict[str, Any]) -> str:
-    return str(prepared / "database" / row["db_id"] / f"{row['db_id']}.sqlite")
-
-
-def _seconds(
-    prepared: Path, rows: list[dict[str, Any]], reward: Callable[..., MatchResult], timeout_s: float
-) -> tuple[float, float]:
-    """Wall time, and CPU time of this process."""
-    started, cpu_started = time.perf_counter(), time.process_time()
-    for row in rows:
-        try:
-            reward(row["pred"], row["gold"], _database(prepared, row), timeout_s=timeout_s)
-        except RewardError:
-            continue
-    return time.perf_counter() - started, time.process_time() - cpu_started
+def _seconds(answers: list[SqlAnswer], judge: Callable[[SqlAnswer], Any]) -> float:
+    for cached in (_compare, _gold_rows):
+        cached.cache.clear()
+    started = time.perf_counter()
+    for answer in answers:
+        with contextlib.suppress(RewardError):
+            judge(answer)
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from groundwire.domains._types import (
     database_folders,
     is_inside,
     load_split,
-    watch_reward,
 )
 from groundwire.domains.columns import check_shown, columns_line, gold_answer, visible_columns
 from groundwire.domains.held_out import check_given, shared_notes
@@ -40,5 +39,4 @@ __all__ = [
     "shared_notes",
     "task_list",
     "visible_columns",
-    "watch_reward",
 ]

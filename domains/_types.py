@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,6 @@ __all__ = [
     "database_folders",
     "is_inside",
     "load_split",
-    "watch_reward",
 ]
 
 Task = Mapping[str, Any]
@@ -103,15 +102,6 @@ def _load_split(domain: Domain, split: str | None, data_dir: str | None) -> Task
             raise DataError(f"domain {domain.name!r} has no split {split!r}; it has train and validation.")
         return replace(data, validation=data.train) if split == "train" else data
     found: TaskData = own(split, data_dir)
-    return found
-
-
-def watch_reward(domain: Domain, tasks: Sequence[Task]) -> str | None:
-    """The stricter reward with which a run on ``tasks`` watches its own: what the domain's optional method
-    ``watch_reward(tasks)`` returns.
-    """
-    own = getattr(domain, "watch_reward", None)
-    found: str | None = own(tasks) if own is not None else None
     return found
 
 

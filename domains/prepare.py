@@ -1,6 +1,6 @@
 """``python -m domains.prepare``: check the gold queries of a download or a folder once, and write it as parquet.
 
-A domain takes part with a method ``prepare(source, out, neighbours=N)``, which returns the report of
+A domain takes part with a method ``prepare(source, out)``, which returns the report of
 :mod:`groundwire.domains.text_to_sql.prepared_folder`.
 """
 
@@ -27,10 +27,6 @@ def main(
     source: Annotated[Path, typer.Option(help="The folder with the data; for Spider also the zip it comes in")],
     out: Annotated[Path, typer.Option(help="The folder to write; replaced only if this command wrote it")],
     domain: Annotated[str, typer.Option(help="Domain of the data: spider, sqlite, bird or a plugin's")] = "spider",
-    neighbours: Annotated[
-        int,
-        typer.Option(min=0, max=16, help="Variants of each database for the reward spider_test_suite, at most"),
-    ] = 0,
     version: Version = False,
 ) -> None:
     """Check every gold query of a folder, and write parquet files, a report, and copies of its databases or links."""
@@ -39,7 +35,7 @@ def main(
         if prepare is None:
             raise CommandError(f"domain {domain!r} has nothing to prepare: give its folder as --data-dir.")
         try:
-            report = prepare(source, out, neighbours=neighbours)
+            report = prepare(source, out)
         except OSError as error:
             cause = os.strerror(error.errno) if error.errno else str(error)
             file = error.filename2 or error.filename or out  # filename2: the target of a copy

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from groundwire.rewards._columns import RecordedTask, names_read
 from groundwire.rewards._functions import reward_function, with_time_limit
+from groundwire.rewards._neighbours import has_variants, in_training, unchecked_of, without_neighbours
 from groundwire.rewards._range import declared_range
 from groundwire.rewards._registry import check, get, names, notes
 from groundwire.rewards._types import (
@@ -38,11 +39,15 @@ __all__ = [
     "components",
     "declared_range",
     "get",
+    "has_variants",
+    "in_training",
     "judges_sql",
     "names",
     "names_read",
     "notes",
     "reward_function",
     "total",
+    "unchecked_of",
     "with_time_limit",
+    "without_neighbours",
 ]

@@ -15,4 +15,4 @@ def register_rewards(register: Callable[[str, str], None]) -> None:
     register("executes", "groundwire.rewards.executes:executes")
     register("rule_judge_hybrid", "groundwire.rewards.judge.rule_judge_hybrid:rule_judge_hybrid")
     register("spider_exec_match", "groundwire.rewards.spider.execution_match:spider_exec_match")
-    register("spider_test_suite", "groundwire.rewards.spider.test_suite:spider_test_suite")
+    register("spider_test_suite", "groundwire.rewards.spider.execution_match:spider_test_suite")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from groundwire.rewards._neighbours import has_variants, judged_on_variants
 from groundwire.rewards._range import declared_range
 from groundwire.rewards._types import METRIC, Reward, answer_form, components, judges_sql
 from groundwire.tools.plugins import UnknownNameError
@@ -70,4 +71,6 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
     ranges = [(weight, declared_range(function)) for weight, _, function in terms]
     ends = [sorted((weight * least, weight * greatest)) for weight, (least, greatest) in ranges]
     reward.reward_range = tuple(map(sum, zip(*ends, strict=True)))  # type: ignore[attr-defined]
+    if any(has_variants(function) for _, _, function in terms):
+        return judged_on_variants(reward)
     return judges_sql(reward) if any(answer_form(function) == "sql" for _, _, function in terms) else reward

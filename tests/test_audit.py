@@ -167,7 +167,7 @@ def test_the_exit_code_says_whether_the_reward_is_fit(tmp_path: Path) -> None:
     folder = make_spider(tmp_path / "unfit")  # a dev gold returns nothing, and there is one pet to count
     code, printed, _ = command("--data-dir", str(folder))
     assert code == 1
-    assert printed.splitlines()[-1].startswith("not fit to train on: 66.7% of the tasks have findings")
+    assert printed.splitlines()[-1].startswith("not fit to train on: 33.3% of the tasks have findings")
     assert command("--data-dir", str(folder), "--allow", "0.7")[0] == 0
     assert command("--data-dir", str(folder), "--reward", "executes")[0] == 1
 

@@ -39,7 +39,6 @@ def _new_run(runs: Path) -> RunDir:
         n_runners=16,
         max_turns=1,
         checkpoint_every=10,
-        watch_reward="none",  # the update follows the sampling at once
     )
     return RunDir.create(runs, backend="langgraph", domain="spider", config=config.to_dict())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ def test_replies_to_the_same_prompt_are_compared_with_what_sampling_predicts() -
     assert counts == {
         "replies": 4,
         "replies_truncated": 1,
+        "right": 0,
+        "right_unchecked": 0,
         "same_prompt_pairs": 2,
         "same_prompt_equal": 1,
         "same_prompt_expected": pytest.approx(1.0),
@@ -148,6 +151,22 @@ def test_replies_to_the_same_prompt_are_compared_with_what_sampling_predicts() -
     assert figures["gradient_share"] == figures["truncated_share"] == 0.25
     assert figures["same_prompt"]["pairs"] == 2
     assert step_figures({}, reply_counts([])) == {}
+
+
+def test_right_answers_that_no_variant_of_their_database_checks_are_said_with_their_share() -> None:
+    rows = [
+        {"reward": value, "group": "g", "temperature": 1.0, "calls": (), "reward_components": json.dumps(components)}
+        for value, components in (
+            (1.0, {"match": 1.0, "metric/unchecked": 1.0}),
+            (1.0, {"a.match": 0.9, "metric/a.unchecked": 0.0}),
+            (0.0, {"match": 0.0, "metric/unchecked": 0.0}),
+            (1.0, {"judge": 1.0}),
+        )
+    ]
+    figures = step_figures({}, reply_counts(rows))
+    assert figures["unchecked_share"] == 0.5
+    [warning] = _warnings(*[figures] * 4)
+    assert warning.startswith("50.0% of the right answers in the last 3 steps were judged on their database alone")
 
 
 class _OwnSampling:

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
+import os
 import random
+import shutil
 import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks._rewrites import rewrite
-from spider_folder import make_database, make_spider
-from typer.testing import CliRunner
+from spider_folder import make_database
 
-from groundwire.domains.spider.loader import BUNDLED, domain
-from groundwire.domains.spider.prepare import app, prepare
-from groundwire.rewards import RewardError, get
+from groundwire.rewards import get, in_training, total, with_time_limit, without_neighbours
+from groundwire.rewards._neighbours import SqlAnswer, _tokens
 from groundwire.rewards.audit import audit
-from groundwire.rewards.spider.execution_match import execution_match
-from groundwire.rewards.spider.test_suite import _tokens, suite_match
-from groundwire.tools.neighbours import FOLDER, Built, Job, build_all, build_neighbours
+from groundwire.rewards.spider.execution_match import execution_match, training_match
+from groundwire.tools.neighbours import Built, Job, NeighboursError, build_neighbours, cache, neighbours_of
 from groundwire.tools.neighbours.fuzz import write_database
 from groundwire.tools.neighbours.mutations import mutations
 from groundwire.tools.neighbours.tables import Schema, Table, read_schema
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
-from groundwire.train.audit import app as audit_app
 
 SCRIPT = """
 CREATE TABLE owner (id integer PRIMARY KEY, name text NOT NULL UNIQUE, city text);
@@ -47,26 +47,27 @@ GOLDS = (
 )
 
 
-@pytest.fixture(scope="module")
-def pets(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build(tmp_path_factory.mktemp("pets"))[0])
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cache, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
 
 
-def build(folder: Path, script: str = SCRIPT, golds: tuple[str, ...] = GOLDS, count: int = 4) -> tuple[Path, Built]:
-    database = folder / "pets.sqlite"
-    make_database(database, script)
-    job = Job(
-        database=str(database),
-        golds=golds,
-        questions=("Which dogs live in Oslo?",),
-        folder=folder / FOLDER,
-        count=count,
-    )
-    return database, build_neighbours(job)
+@pytest.fixture
+def pets(tmp_path: Path) -> str:
+    make_database(tmp_path / "pets.sqlite", SCRIPT)
+    return str(tmp_path / "pets.sqlite")
 
 
-def files(database: str) -> list[Path]:
-    return sorted((Path(database).parent / FOLDER).glob("*.sqlite"))
+def build(folder: Path, script: str = SCRIPT, golds: tuple[str, ...] = GOLDS[:1]) -> tuple[list[Path], Built]:
+    make_database(folder / "pets.sqlite", script)
+    job = Job(str(folder / "pets.sqlite"), golds, ("Which dogs live in Oslo?",), folder / "neighbours", 3)
+    built = build_neighbours(job)
+    return sorted(job.folder.glob("*.sqlite")), built
+
+
+def paid(predicted: str, gold: str, database: str) -> float:
+    return training_match(SqlAnswer(predicted, gold, database, "")).value
 
 
 def rows(path: Path, sql: str) -> list[Any]:
@@ -75,8 +76,8 @@ def rows(path: Path, sql: str) -> list[Any]:
 
 
 def test_a_neighbour_keeps_tables_types_keys_and_links(pets: str) -> None:
-    assert 1 <= len(files(pets)) <= 4
-    for file in files(pets):
+    files = [file for gold in GOLDS for file in map(Path, neighbours_of(pets, gold))]
+    for file in files:
         assert rows(file, "SELECT sql FROM sqlite_master ORDER BY name") == rows(
             Path(pets), "SELECT sql FROM sqlite_master ORDER BY name"
         )
@@ -84,7 +85,6 @@ def test_a_neighbour_keeps_tables_types_keys_and_links(pets: str) -> None:
         assert rows(file, "PRAGMA integrity_check") == [("ok",)]
         assert rows(file, "SELECT count(*) - count(DISTINCT name), count(*) - count(name) FROM owner") == [(0, 0)]
         assert rows(file, "SELECT count(*) FROM pet WHERE age IS NULL OR typeof(age) <> 'integer'") == [(0,)]
-        assert rows(file, "SELECT count(*) FROM pet") > [(1,)]
 
 
 @pytest.mark.parametrize(
@@ -99,19 +99,18 @@ def test_a_neighbour_keeps_tables_types_keys_and_links(pets: str) -> None:
 )
 def test_a_near_miss_that_one_database_accepts_loses_on_a_neighbour(pets: str, gold: str, near_miss: str) -> None:
     assert execution_match(near_miss, gold, pets, keep_distinct=True).score == 1
-    result = suite_match(near_miss, gold, pets)
-    assert result.score == 0
-    if execution_match(near_miss, gold, pets).score:
-        assert f"neighbour {Path(pets).parent / FOLDER}" in result.reason
+    found = training_match(SqlAnswer(near_miss, gold, pets, ""))
+    assert found.value == 0
+    assert found.wrong_on in ("", *neighbours_of(pets, gold))
 
 
 def test_golds_and_rewrites_with_the_same_meaning_win_on_all_neighbours(pets: str) -> None:
     rng = random.Random(0)
     for gold in GOLDS:
-        assert suite_match(gold, gold, pets).score == 1
+        assert paid(gold, gold, pets) == 1
         for _ in range(30):
             other = rewrite(gold, rng)
-            assert suite_match(other, gold, pets).score == 1, (gold, other, suite_match(other, gold, pets).reason)
+            assert paid(other, gold, pets) == 1, (gold, other)
 
 
 @pytest.mark.parametrize(
@@ -128,15 +127,13 @@ def test_only_the_gold_in_another_layout_is_not_run_on_neighbours(other: str, sk
 
 def test_in_and_select_distinct_are_equal_on_neighbours(pets: str) -> None:
     other = "SELECT DISTINCT city FROM owner WHERE id IN (SELECT owner_id FROM pet)"
-    for file in files(pets):
+    for file in neighbours_of(pets, GOLDS[6]):
         assert execution_match(other, GOLDS[6], file, keep_distinct=True).score == 1
 
 
 def test_no_gold_is_judged_where_its_order_depends_on_ties(pets: str) -> None:
-    index = json.loads((Path(pets).parent / FOLDER / "index.json").read_text())
-    used = [(gold, Path(pets).parent / FOLDER / name) for gold, names in index["golds"].items() for name in names]
-    assert GOLDS[4] in {gold for gold, _ in used}
-    assert not any(depends_on_ties(str(file), tie_probes(gold)) for gold, file in used)
+    files = neighbours_of(pets, GOLDS[4])
+    assert not any(depends_on_ties(file, tie_probes(GOLDS[4])) for file in files)
 
 
 def test_ties_are_found_where_a_limit_or_an_order_meets_them(tmp_path: Path) -> None:
@@ -158,40 +155,27 @@ def test_ties_are_found_where_a_limit_or_an_order_meets_them(tmp_path: Path) -> 
 
 
 def test_the_same_data_gives_the_same_neighbours(tmp_path: Path) -> None:
-    first, second = build(tmp_path / "a")[0], build(tmp_path / "b")[0]
-    for one, other in zip(files(str(first)), files(str(second)), strict=True):
+    for one, other in zip(build(tmp_path / "a")[0], build(tmp_path / "b")[0], strict=True):
         assert rows(one, "SELECT * FROM pet") == rows(other, "SELECT * FROM pet")
-
-
-def test_processes_build_what_one_process_builds(tmp_path: Path) -> None:
-    one = build(tmp_path / "one", count=1)[1]
-    jobs = []
-    for name in "abcdef":
-        database = tmp_path / name / "pets.sqlite"
-        make_database(database, SCRIPT)
-        folder = database.parent / FOLDER
-        jobs.append(Job(database=str(database), golds=GOLDS[:2], questions=(), folder=folder, count=1))
-    ended: list[None] = []
-    built = build_all(jobs, on_end=lambda: ended.append(None))
-    assert [each.files for each in built] == [one.files] * 6
-    assert len(ended) == 6
 
 
 def test_a_large_table_is_sampled_and_its_neighbours_are_small(tmp_path: Path) -> None:
     many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 50000)"
     script = f"CREATE TABLE t (a int, b text); INSERT INTO t {many} SELECT i, 'v' || (i % 7) FROM n"
-    database, built = build(tmp_path, script, ("SELECT count(*) FROM t WHERE b = 'v3' AND a > 0",))
+    files, built = build(tmp_path, script, ("SELECT count(*) FROM t WHERE b = 'v3' AND a > 0",))
     assert built.files
-    assert all(len(rows(file, "SELECT * FROM t")) < 400 for file in files(str(database)))
-    assert len(read_schema(str(database)).tables[0].rows) <= 200
+    assert all(len(rows(file, "SELECT * FROM t")) < 400 for file in files)
+    assert len(read_schema(str(tmp_path / "pets.sqlite")).tables[0].rows) <= 200
 
 
-def test_a_virtual_table_is_a_named_problem_and_its_golds_are_judged_on_the_database_alone(tmp_path: Path) -> None:
-    gold = "SELECT a FROM docs"
-    script = "CREATE VIRTUAL TABLE docs USING fts5(a); INSERT INTO docs VALUES ('x')"
-    database, built = build(tmp_path, script, (gold,))
-    assert "virtual table docs" in str(built.problem)
-    assert suite_match("SELECT docs.a FROM docs", gold, str(database)).score == 1
+def test_without_neighbours_an_answer_is_judged_on_the_database_alone_and_counted(tmp_path: Path) -> None:
+    database, gold = str(tmp_path / "docs.sqlite"), "SELECT a FROM docs"
+    make_database(Path(database), "CREATE VIRTUAL TABLE docs USING fts5(a); INSERT INTO docs VALUES ('x')")
+    found = training_match(SqlAnswer("SELECT docs.a FROM docs", gold, database, ""))
+    assert (found.value, found.components()["metric/unchecked"]) == (1, 1)
+    assert "virtual table docs" in found.unchecked
+    task = {"id": 7, "question": "?", "query": gold, "db_path": database}
+    assert "virtual table docs" in without_neighbours([task])["7"]
 
 
 @pytest.mark.parametrize(
@@ -227,100 +211,98 @@ def test_a_row_whose_parent_was_refused_is_left_out(tmp_path: Path) -> None:
     assert rows(tmp_path / "n.sqlite", "SELECT * FROM pet ORDER BY id") == [(1, 1), (3, 3)]
 
 
-def test_without_neighbours_the_reward_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "pets.sqlite"
-    make_database(path, SCRIPT)
-    with pytest.raises(RewardError, match="has no neighbours; prepare the data with --neighbours"):
-        suite_match("SELECT 1", GOLDS[0], str(path))
-
-
-def test_a_gold_that_is_not_in_the_index_is_an_error(pets: str) -> None:
-    with pytest.raises(RewardError, match="does not have the gold query 'SELECT 7'"):
-        suite_match("SELECT 1", "SELECT 7", pets)
-
-
-@pytest.mark.parametrize(
-    "content",
-    ['{"golds": {"g": ["../../secret.sqlite"]}}', '{"golds": {"g": [".."]}}', '{"golds": {"g": 3}}', "[]", "{"],
+MEMORISED = (
+    "SELECT column1 FROM (VALUES ('Ada'), ('Tom'), ('Kit')) WHERE (SELECT count(*) FROM pet) >= 0",
+    "SELECT r.* FROM json_each('[1]') JOIN (SELECT 'Ada' UNION ALL SELECT 'Tom' UNION ALL SELECT 'Kit') r",
+    "SELECT r.* FROM (VALUES ('Ada'), ('Tom'), ('Kit')) r WHERE EXISTS (SELECT 1 FROM pet)",
+    "WITH r(n) AS (VALUES ('Ada'), ('Tom'), ('Kit')) SELECT n FROM r UNION ALL SELECT name FROM pet WHERE 0",
+    "SELECT name FROM pet WHERE id IN (2, 3, 4)",
+    "SELECT CASE (SELECT count(*) FROM pet) WHEN 4 THEN column1 END FROM (VALUES ('Ada'), ('Tom'), ('Kit'))",
 )
-def test_a_broken_or_hostile_index_is_an_error(content: str, tmp_path: Path) -> None:
-    make_database(tmp_path / "pets.sqlite", SCRIPT)
-    (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "index.json").write_text(content)
-    with pytest.raises(RewardError, match="prepare the data again"):
-        suite_match("SELECT 1", "g", str(tmp_path / "pets.sqlite"))
 
 
-async def test_the_audit_counts_fewer_dropped_filters_with_the_registered_reward(pets: str) -> None:
-    tasks = [{"id": str(i), "question": "?", "query": gold, "db_path": pets} for i, gold in enumerate(GOLDS)]
-    counts = {}
-    for name in ("spider_exec_match", "spider_test_suite"):
-        result = await audit(tasks, get(name), database=lambda task: task["db_path"])
-        counts[name] = result.tasks_by_finding.get("filter dropped and still wins", 0)
-    assert counts["spider_exec_match"] > 0
-    # HAVING count(*) >= 1 drops nothing from any database.
-    assert counts["spider_test_suite"] == 1
-
-
-def test_prepare_writes_neighbours_and_keeps_those_of_the_same_data(tmp_path: Path) -> None:
-    source, out = make_spider(tmp_path / "source"), tmp_path / "out"
-    result = CliRunner().invoke(app, ["--source", str(source), "--out", str(out), "--neighbours", "2"])
-    assert result.exit_code == 0, result.output
-    assert "neighbours: " in result.output
-    audited = CliRunner().invoke(audit_app, ["--data-dir", str(out), "--allow", "1"])
-    assert "reward spider_exec_match on" in audited.output
-    assert "reward spider_test_suite on" in audited.output
-    [gold] = [task for task in domain.load(str(out)).train]
-    assert suite_match("SELECT count(name) FROM pet", gold["query"], gold["db_path"]).score in (0, 1)
-    index = out / "database/pets" / FOLDER / "index.json"
-    before = json.loads(index.read_text())
-    index.write_text(json.dumps(before | {"separated": 77}))
-    again = prepare(source, out, neighbours=2)
-    assert json.loads(index.read_text())["separated"] == 77
-    assert again["neighbours"]["separated"] >= 77
-    prepare(source, out, neighbours=1)
-    assert json.loads(index.read_text())["separated"] != 77
-
-
-def test_neighbours_that_were_ready_when_prepare_was_interrupted_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answer", MEMORISED)
+async def test_in_training_a_memorised_result_loses_and_validation_counts_the_database_alone(
+    pets: str, answer: str
 ) -> None:
-    source, out = make_spider(tmp_path / "source"), tmp_path / "out"
-
-    def interrupted(jobs: Any, *, on_end: Any) -> Any:
-        build_neighbours(jobs[0])
-        jobs[1].folder.mkdir(parents=True)
-        (jobs[1].folder / "0.sqlite").write_text("half of a file")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("groundwire.domains.text_to_sql.neighbours.build_all", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(source, out, neighbours=2)
-    assert not out.exists()
-    [index] = (tmp_path / f".out.{FOLDER}").glob(f"database/*/{FOLDER}/index.json")
-    index.write_text(json.dumps(json.loads(index.read_text()) | {"separated": 77}))
-    assert prepare(source, out, neighbours=2)["neighbours"]["separated"] >= 77
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
-    assert all(file.read_bytes()[:6] == b"SQLite" for file in out.glob(f"database/*/{FOLDER}/*.sqlite"))
+    task = {"query": GOLDS[0], "db_path": pets}
+    reward = get("spider_exec_match")
+    with in_training():
+        value = await reward(task, answer, ())
+    assert isinstance(value, dict)
+    assert total(value) == 0
+    assert value["metric/official"] == await reward(task, answer, ()) == float("json_each" not in answer)
 
 
-def test_the_bundled_golds_win_on_neighbours_and_their_near_misses_are_separated(tmp_path: Path) -> None:
-    tasks = [task for task in domain.load(str(BUNDLED)).validation if task["db_id"] == "chess_1"] or [
-        task for task in domain.load(str(BUNDLED)).validation[:6]
-    ]
-    database = tmp_path / "d" / "d.sqlite"
-    own = [task for task in tasks if task["db_path"] == tasks[0]["db_path"]]
-    database.parent.mkdir()
-    database.write_bytes(Path(tasks[0]["db_path"]).read_bytes())
-    golds = tuple(dict.fromkeys(task["query"] for task in own))
-    job = Job(database=str(database), golds=golds, questions=(), folder=database.parent / FOLDER, count=3)
-    built = build_neighbours(job)
-    assert built.files
-    rng = random.Random(1)
-    for gold in golds:
-        for _ in range(5):
-            assert suite_match(rewrite(gold, rng), gold, str(database)).score == 1
+async def test_a_sum_is_strict_in_training_too_and_a_users_columns_are_enough(pets: str) -> None:
+    task = {"question": "?", "sql": GOLDS[0], "database": pets}
+    reward = get("0.5*spider_exec_match+0.5*executes")
+    assert total(await reward(task, MEMORISED[0], ())) == 0.5
+    with in_training():
+        assert total(await reward(task, MEMORISED[0], ())) == 0
+        assert total(await reward(task, GOLDS[0], ())) == 0.5
+
+
+@pytest.mark.parametrize("name", ["bird_exec_match", "bird_soft_f1", "bird_efficiency"])
+async def test_the_rewards_of_bird_are_strict_in_training(name: str, pets: str) -> None:
+    task = {"query": GOLDS[0], "db_path": pets}
+    rewrite_of_gold = "SELECT p.name FROM pet p WHERE p.kind = 'cat' AND p.age > 4"
+    reward = with_time_limit(get(name), 60)
+    assert total(await reward(task, MEMORISED[0], ())) >= 1
+    with in_training():
+        assert total(await reward(task, MEMORISED[0], ())) < 0.5
+        assert total(await reward(task, rewrite_of_gold, ())) >= 1
+
+
+def test_neighbours_are_made_once_and_found_by_their_content(pets: str, tmp_path: Path, own_cache: Path) -> None:
+    found = neighbours_of(pets, GOLDS[0])
+    copy = tmp_path / "copy.sqlite"
+    copy.write_bytes(Path(pets).read_bytes())
+    assert neighbours_of(str(copy), GOLDS[0]) == found
+    with closing(sqlite3.connect(copy)) as connection, connection:
+        connection.execute("INSERT INTO pet VALUES (9, 'Zoe', 8, 'cat', 1)")
+    assert neighbours_of(str(copy), GOLDS[0]) != found
+    shutil.rmtree(own_cache)
+    assert neighbours_of(pets, GOLDS[0]) == found
+    assert all(map(os.path.isfile, found))
+
+
+def test_several_threads_and_processes_make_neighbours_once(pets: str, own_cache: Path) -> None:
+    code = (
+        "import pathlib, sys; from groundwire.tools.neighbours import cache; cache.CACHE = pathlib.Path(sys.argv[1]);"
+        "print(*cache.neighbours_of(*sys.argv[2:]), sep='\\n')"
+    )
+    command = [sys.executable, "-c", code, str(own_cache), pets, GOLDS[0]]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    with ThreadPoolExecutor(4) as threads:
+        found = set(threads.map(lambda _: neighbours_of(pets, GOLDS[0]), range(8)))
+    assert {tuple(each.communicate()[0].split()) for each in started} == found
+    assert len(found) == 1
+    assert len([path for path in own_cache.glob("??/*") if path.is_dir()]) == 1
+
+
+def test_where_the_cache_cannot_be_written_neighbours_are_made_for_the_process(
+    pets: str, own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own_cache.write_text("a file in place of the folder")
+    assert all(map(os.path.isfile, neighbours_of(pets, GOLDS[0])))
+    assert paid(MEMORISED[0], GOLDS[0], pets) == 0
+    assert "cannot be written" in caplog.text
+
+
+def test_a_database_that_is_missing_has_no_neighbours(tmp_path: Path) -> None:
+    with pytest.raises(NeighboursError, match=r"gone\.sqlite"):
+        neighbours_of(str(tmp_path / "gone.sqlite"), GOLDS[0])
+
+
+async def test_the_audit_counts_fewer_dropped_filters_with_neighbours(pets: str) -> None:
+    tasks = [{"id": str(i), "question": "?", "query": gold, "db_path": pets} for i, gold in enumerate(GOLDS)]
+    counts = []
+    for strict in (False, True):
+        with in_training(strict):
+            result = await audit(tasks, get("spider_exec_match"), database=lambda task: task["db_path"])
+        counts.append(result.tasks_by_finding.get("filter dropped and still wins", 0))
+    assert counts[0] > counts[1] == 1  # HAVING count(*) >= 1 drops nothing from any database
 
 
 def test_mutations_change_one_thing_each() -> None:

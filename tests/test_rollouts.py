@@ -34,7 +34,8 @@ from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.adapters.tracing.proxy import LLMProxy
 from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
 from groundwire.domains import Task
-from groundwire.rewards import JudgeAbstainedError, RewardError
+from groundwire.rewards import JudgeAbstainedError, RewardError, get
+from groundwire.tools.neighbours import cache
 from groundwire.tools.types import AgentStep
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
@@ -146,6 +147,21 @@ async def test_each_result_has_its_reward_and_all_calls(task: Task) -> None:
         assert call.agent == "solo"
         [trajectory] = trajectories(triplets(outcome.calls, outcome.reward))
         assert bytes(trajectory.response_ids[:-1]).decode() == outcome.answer
+
+
+async def test_training_pays_for_variants_of_the_database_and_validation_counts_the_database_alone(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "CACHE", tmp_path / "cache")
+    memorised = "SELECT 'Ann' FROM singer LIMIT 1"
+    async with (
+        ScriptedPolicyServer(replies=lambda _: memorised) as server,
+        _collector(server, _Backend(), get("spider_exec_match")) as collector,
+    ):
+        [training] = jobs = _jobs(task, 1)
+        results = await collector.run([*jobs, replace(training, mode="val")], deadline_s=30)
+    assert [each.reward for each in results] == [0.0, 1.0]
+    assert results[0].reward_components == {"match": 0.0, "metric/official": 1.0, "metric/unchecked": 0.0}
 
 
 async def test_the_store_in_memory_keeps_no_spans_of_rollouts_that_were_read(task: Task) -> None:

@@ -89,7 +89,7 @@ def test_further_splits_can_be_evaluated(tmp_path: Path) -> None:
 
 def test_a_prepared_folder_is_loaded_without_the_source_and_lists_broken_golds_by_row(tmp_path: Path) -> None:
     source, out = make_folder(tmp_path / "source", suffix="csv"), tmp_path / "out"
-    command = ["--domain", "sqlite", "--source", str(source), "--out", str(out), "--neighbours", "1"]
+    command = ["--domain", "sqlite", "--source", str(source), "--out", str(out)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "questions.csv, row 2 (farm): gold fails: no such column: nickname" in result.output

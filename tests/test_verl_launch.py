@@ -82,7 +82,7 @@ def test_verls_figures_have_the_local_trainers_names_and_their_rules_warn_once(t
     assert "sampler_kl" not in line  # verl had no number
     assert (line["gradient_share"], line["truncated_share"]) == (0.75, 0.025)
     assert line["same_prompt"] == {"pairs": 28.0, "equal": 3.0, "expected": 3.5}
-    of_other_runs = {"sampler_kl", "initial_ratio_error", "updates_skipped", "unconfirmed_share"}
+    of_other_runs = {"sampler_kl", "initial_ratio_error", "updates_skipped", "unchecked_share"}
     assert {*line} - {"verl"} >= FIGURES.keys() - of_other_runs
     [note] = notes
     assert "token probabilities differ by 0.06" in note

@@ -25,7 +25,6 @@ from no_data import NoData
 
 from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
 from groundwire.rewards import Reward
-from groundwire.rewards.watch import RewardWatch
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
@@ -158,7 +157,6 @@ def _service(
     tmp_path: Path,
     backend: Any,
     curriculum: Curriculum | None = None,
-    watch: RewardWatch | None = None,
     reward: Reward = _right,
     **settings: Any,
 ) -> Iterator[_Setup]:
@@ -180,7 +178,6 @@ def _service(
             pad_id=END,
             credit=config.credit,
             curriculum=curriculum,
-            watch=watch,
         )
         yield _Setup(service, queue, servers, run)
 
@@ -443,22 +440,18 @@ def test_the_first_failure_of_the_reward_is_logged_once(tmp_path: Path, caplog: 
     assert caplog.text.count("2 of 4 rollouts failed (left out); the first failed of reward: the reward raised") == 1
 
 
-def test_winning_rollouts_are_judged_again_by_the_stricter_reward(tmp_path: Path) -> None:
-    async def never(task: Any, answer: str, steps: Any) -> float:
-        return 0.0
+def test_right_answers_without_variants_of_their_database_are_counted(tmp_path: Path) -> None:
+    async def unchecked(task: Any, answer: str, steps: Any) -> dict[str, float]:
+        return {"match": float(answer == "right"), "metric/unchecked": float(answer == "right")}
 
-    with _service(tmp_path, _Backend(), watch=RewardWatch("never", never)) as made:
+    with _service(tmp_path, _Backend(), reward=unchecked) as made:
         made.service.submit([_prompt()])
         made.until_done()
         figures = made.service.finish_sampling("train", 4, {})
-    assert figures["rollouts/unconfirmed_share"] == 1.0
-    [line] = (made.run.path / "rollouts.jsonl").read_text().splitlines()
+    assert figures["rollouts/unchecked_share"] == 1.0
     (made.run.path / "verl.jsonl").write_text('{"step": 4, "data": {"timing_s/step": 1.0}}\n')
     write_metrics(made.run)
-    [step] = made.run.metrics()
-    assert step["watch"] == json.loads(line)["watch"]
-    assert (step["watch"]["rollouts"], step["watch"]["unconfirmed"], step["unconfirmed_share"]) == (2, 2, 1.0)
-    assert step["watch"]["examples"][0]["answer"] == "right"
+    assert made.run.metrics()[0]["unchecked_share"] == 1.0
 
 
 def test_what_was_sampled_and_what_was_trained_are_counted(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import typer
 from groundwire import domains
 from groundwire.domains.text_to_sql.golds import check_golds
 from groundwire.domains.text_to_sql.suspects import suspects
+from groundwire.rewards import has_variants, in_training, without_neighbours
 from groundwire.rewards.audit import ATTACK_WINS, Audit, audit
 from groundwire.tools.env_file import read_env_file
 from groundwire.tools.errors import CommandError, exit_on_user_error
@@ -56,8 +57,7 @@ def main(
 ) -> None:
     """Score golds, trivial answers and attacks with a reward, before training on it.
 
-    If the data has neighbours, the default is both execution match, which decides the exit code, and
-    spider_test_suite.
+    The reward is judged in the form that training pays: a query must also be right on variants of its database.
 
     Exit codes:
 
@@ -80,41 +80,36 @@ def main(
         tasks = _sample([*data.train, *data.validation], limit)
         if not tasks:
             raise CommandError(f"{data.source}: there are no tasks to audit")
-        audited = {reward or chosen.default_reward: function}
-        if reward is None and (stricter := domains.watch_reward(chosen, tasks)) is not None:
-            audited[stricter] = get_reward(stricter, judge_model=None, judge_base_url=None, judge=None)[0]
-        results = {}
-        for name, function in audited.items():
-            with progress(f"Auditing {name}", len(tasks)) as on_end:
-                results[name] = asyncio.run(audit(tasks, function, database=chosen.database, on_end=on_end))
+        name = reward or chosen.default_reward
+        with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
+            result = asyncio.run(audit(tasks, function, database=chosen.database, on_end=on_end))
+        alone = without_neighbours(tasks) if has_variants(function) else {}
+        unfit = _unfit_reason(result, allow)
         if json_file is not None:
-            first, *others = (_report(name, result, allow) for name, result in results.items())
-            about = {"domain": domain, "data": data.source, "left_out": data.left_out}
-            write_json(json_file, {**about, **first, "others": others})
+            about = {"domain": domain, "data": data.source, "left_out": data.left_out, "reward": name, "unfit": unfit}
+            write_json(json_file, {**about, **_shares(result), "without_variants": alone, **asdict(result)})
         listed = _write_suspects(suspects_file, tasks, rollouts) if suspects_file is not None else ""
     typer.echo(f"data: {data.source}")
     for why, count in data.left_out.items():
         typer.echo(f"      left out of training by the domain: {count} ({why})")
     for note in notes:
         typer.echo(f"note: {note}")
-    for name, result in results.items():
-        typer.echo("\n".join(_table(result, name)))
-    answers = sum(probe.judged + probe.failed for result in results.values() for probe in result.probes)
+    typer.echo("\n".join(_table(result, name)))
+    if alone:
+        typer.echo(f"without variants of the database: {len(alone):,} tasks ({len(alone) / len(tasks):.1%})")
+        for task, problem in list(alone.items())[:_EXAMPLES]:
+            typer.echo(f"    {task}: {problem}")
+    answers = sum(probe.judged + probe.failed for probe in result.probes)
     typer.echo(f"{answers:,} answers in {time.monotonic() - started:.1f} s")
     if listed:
         typer.echo(listed)
-    reasons = [_unfit_reason(result, allow) for result in results.values()]
-    for name, reason in zip(results, reasons, strict=True):
-        verdict = f"not fit to train on: {reason}" if reason else "fit to train on"
-        typer.echo(f"{name}: {verdict}" if len(results) > 1 else verdict)
-    raise typer.Exit(1 if reasons[0] else 0)
+    typer.echo(f"not fit to train on: {unfit}" if unfit else "fit to train on")
+    raise typer.Exit(1 if unfit else 0)
 
 
-def _report(name: str, result: Audit, allow: float) -> dict[str, Any]:
-    """What ``--json`` has of one reward."""
-    about = {"reward": name, "unfit": _unfit_reason(result, allow)}
-    shares = {"share_with_findings": round(result.share_with_findings, 4), "tasks_by_finding": result.tasks_by_finding}
-    return {**about, **shares, **asdict(result)}
+def _shares(result: Audit) -> dict[str, Any]:
+    share = round(result.share_with_findings, 4)
+    return {"share_with_findings": share, "tasks_by_finding": result.tasks_by_finding}
 
 
 def _write_suspects(file: Path, tasks: list[Any], rollouts: str | None) -> str:

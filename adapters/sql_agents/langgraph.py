@@ -28,6 +28,7 @@ from groundwire.adapters.langgraph import LangGraphBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
+from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["LangGraphSQLBackend", "SQLContext", "SQLState", "build_sql_graph"]
@@ -79,7 +80,7 @@ class _Nodes:
 
     async def rewrite_query(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:
         step = await self._ask(runtime.context, "rewrite_query", "rewrite", *_query(state), state["feedback"])
-        sql = prompts.fenced_sql(step["output"]) or state["sql"]  # without a block there is no new query
+        sql = fenced_sql(step["output"]) or state["sql"]  # without a block there is no new query
         return {"sql": sql, "turns": state["turns"] + 1, "steps": [step]}
 
     async def answer_question(self, state: SQLState, runtime: Runtime[SQLContext]) -> SQLState:

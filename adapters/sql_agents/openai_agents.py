@@ -18,6 +18,7 @@ from groundwire.adapters.openai_agents import OpenAIAgentsBackend
 from groundwire.adapters.sql_agents import prompts
 from groundwire.adapters.sql_agents.named_prompts import Messages
 from groundwire.adapters.sql_agents.toolkit import SQLToolkit, check_max_turns
+from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["OpenAIAgentsSQLBackend", "SQLRun", "build_sql_agent"]
@@ -127,5 +128,5 @@ def _context(question: Question, steps: list[AgentStep]) -> SQLRun:
 def _answer(question: Question, run: SQLRun, output: str) -> str:
     if question.form == "prose":
         return output.strip()
-    sql = prompts.fenced_sql(output)
+    sql = fenced_sql(output)
     return run.last_query() if sql is None else sql

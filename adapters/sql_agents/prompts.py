@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from groundwire.tools.sql.syntax import fenced_sql
+
 __all__ = [
     "CORRECT",
     "DONE",
@@ -21,7 +23,6 @@ __all__ = [
     "check_message",
     "extract_sql",
     "fence",
-    "fenced_sql",
     "is_correct",
     "prose_system_message",
     "rewrite_message",
@@ -41,10 +42,6 @@ QUERY_TOOL: dict[str, Any] = {
 }
 """The tool of a tool-calling agent, as in a request. It is in every prompt, so it is short."""
 
-_DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|plsql|bigquery|snowflake)\b"
-_LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"
-_FENCE = re.compile(rf"```[ \t]*(?:{_LANGUAGE})?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-"""A fenced block. A word of its own after the first fence names the language, whatever it is, unless it is SQL."""
 _VERDICT = re.compile(r"\b(?:IN)?CORRECT\b")
 
 
@@ -117,12 +114,6 @@ def extract_sql(reply: str) -> str:
     """The last fenced block of a reply, or the whole reply if there is none."""
     sql = fenced_sql(reply)
     return reply.strip() if sql is None else sql
-
-
-def fenced_sql(reply: str) -> str | None:
-    """The last fenced block of a reply, or None if there is none."""
-    blocks = _FENCE.findall(reply)
-    return blocks[-1].strip() if blocks else None
 
 
 def is_correct(reply: str) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from groundwire.adapters.sql_agents.prompts import fenced_sql
 from groundwire.adapters.unmodified.conversation import Conversation, is_query
+from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AnswerForm
 
 __all__ = ["judged_answer"]

@@ -21,7 +21,6 @@ from groundwire.domains._readers import check_unique_ids, first_names, given_fol
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.bird.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, leave_out
-from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import size_of, split_tasks
 from groundwire.tools.files import shorten_repr
@@ -52,7 +51,6 @@ class BirdDomain:
     gold_columns = ("query", "difficulty")
     breakdowns = {"difficulty": {level: level for level in ("simple", "moderate", "challenging")}}
     write_predictions = staticmethod(write_predictions)
-    watch_reward = staticmethod(watch_reward)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the folder ``data_dir``. Raises :class:`DataError`."""
@@ -88,9 +86,7 @@ class BirdDomain:
         places = [place for name in _DATABASE_FOLDERS for place in (*folder.glob(name), *folder.glob(f"*/{name}"))]
         return [folder, *(file.resolve() for place in places for file in place.glob("*/*.sqlite"))]
 
-    def prepare(
-        self, source: Path, out: Path, *, neighbours: int = 0, timeout_s: float = GOLD_TIMEOUT_S
-    ) -> dict[str, Any]:
+    def prepare(self, source: Path, out: Path, *, timeout_s: float = GOLD_TIMEOUT_S) -> dict[str, Any]:
         """Write ``out`` from ``source``: a parquet file of each split, links to the databases, which are too large
         to be copied, and the files of :func:`write_folder`. Raises :class:`DataError`, or OSError when writing fails.
         """
@@ -112,7 +108,6 @@ class BirdDomain:
                 about={"written_by": WRITTEN_BY, "source": source.name},
                 link=True,
                 timeout_s=timeout_s,
-                neighbours=neighbours,
             )
 
 

@@ -24,7 +24,6 @@ from groundwire.domains.spider import schema_files
 from groundwire.domains.spider.hardness import LEVELS, hardness
 from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.text_to_sql.golds import NO_ROWS, Gold, GoldProblem, check_golds, gold_of, leave_out
-from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import REPORT, reported_left_out
 from groundwire.domains.text_to_sql.splits import size_of
 from groundwire.tools.files import first_error, shorten_repr
@@ -80,7 +79,6 @@ class SpiderDomain:
     }
     bundled = BUNDLED
     write_predictions = staticmethod(write_predictions)
-    watch_reward = staticmethod(watch_reward)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read ``data_dir``, else ``SPIDER_DATA_DIR`` or ``VERL_SPIDER_DATA_DIR``, else the bundled data.
@@ -119,11 +117,11 @@ class SpiderDomain:
         """The absolute path of the task's SQLite file."""
         return str(task["db_path"])
 
-    def prepare(self, source: Path, out: Path, *, neighbours: int = 0) -> dict[str, Any]:
+    def prepare(self, source: Path, out: Path) -> dict[str, Any]:
         """See :func:`groundwire.domains.spider.prepare.prepare`."""
         from groundwire.domains.spider.prepare import prepare
 
-        return prepare(source, out, neighbours=neighbours)
+        return prepare(source, out)
 
     def database_folders(self, data_dir: str | None = None) -> list[Path]:
         """The folder of the data, those of its databases, which may be links, and the databases made of scripts."""

@@ -26,7 +26,7 @@ WRITTEN_BY = "groundwire.domains.spider.prepare"
 SAMPLE = 500
 
 
-def prepare(source: Path, out: Path, *, timeout_s: float = 5.0, neighbours: int = 0) -> dict[str, Any]:
+def prepare(source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
     """Write ``out`` from ``source`` and return its report. Raises :class:`DataError`, or OSError when writing fails.
 
     ``out`` gets ``train_spider.parquet``, ``test_dev.parquet``, ``test_dev_500.parquet`` (the source's own, else a
@@ -59,7 +59,6 @@ def prepare(source: Path, out: Path, *, timeout_s: float = 5.0, neighbours: int 
             place=_database_path,
             about={"written_by": WRITTEN_BY, "source": source.name},
             timeout_s=timeout_s,
-            neighbours=neighbours,
         )
 
 

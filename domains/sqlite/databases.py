@@ -10,7 +10,6 @@ from groundwire.domains._databases import SUFFIXES
 from groundwire.domains._readers import first_names
 from groundwire.domains._types import DataError
 from groundwire.tools.files import shorten_repr
-from groundwire.tools.neighbours.index import INDEX
 
 __all__ = ["Database", "Databases"]
 
@@ -31,7 +30,6 @@ class Databases:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         files = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
-        files = [path for path in files if not (path.parent / INDEX).is_file()]  # no neighbours
         if not files:
             raise DataError(f"{folder} has no SQLite file ({', '.join(SUFFIXES)}); add the databases.")
         stems = Counter(path.stem for path in files)

@@ -19,7 +19,6 @@ from groundwire.domains.spider.predictions import write_predictions
 from groundwire.domains.sqlite.databases import Databases
 from groundwire.domains.sqlite.questions import read_questions
 from groundwire.domains.text_to_sql.golds import check_golds, gold_error, gold_of, leave_out
-from groundwire.domains.text_to_sql.neighbours import watch_reward
 from groundwire.domains.text_to_sql.prepared_folder import replaced, reported_left_out, write_folder
 from groundwire.domains.text_to_sql.splits import SPLIT_NAMES, size_of, split_tasks
 from groundwire.tools.types import AnswerForm
@@ -42,7 +41,6 @@ class SqliteDomain:
     gold_columns = ("query", "hardness")
     breakdowns = {"hardness": {level: level for level in LEVELS}}
     write_predictions = staticmethod(write_predictions)
-    watch_reward = staticmethod(watch_reward)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """Read the folder ``data_dir``. Raises :class:`DataError`."""
@@ -95,7 +93,7 @@ class SqliteDomain:
         folder = _folder(data_dir)
         return [folder, *(Path(database.path) for database in Databases(folder).all)]
 
-    def prepare(self, source: Path, out: Path, *, neighbours: int = 0, timeout_s: float = 5.0) -> dict[str, Any]:
+    def prepare(self, source: Path, out: Path, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """Write ``out`` from ``source``: ``questions.parquet`` with its splits, ``databases/`` and the files of
         :func:`write_folder`. Raises :class:`DataError`, or OSError when writing fails.
         """
@@ -118,7 +116,6 @@ class SqliteDomain:
                 about={"written_by": WRITTEN_BY, "source": source.name},
                 where=lambda task: places[task["id"]],
                 timeout_s=timeout_s,
-                neighbours=neighbours,
             )
 
 

@@ -1,1 +1,1 @@
-"""What Text-to-SQL domains share: golds and their checks, neighbours, and the folder that ``prepare`` writes."""
+"""What Text-to-SQL domains share: golds and their checks, and the folder that ``prepare`` writes."""

@@ -19,7 +19,6 @@ from pydantic import Field, TypeAdapter
 from groundwire.domains._readers import read_json
 from groundwire.domains._types import DataError, Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, check_golds, gold_error, gold_of
-from groundwire.domains.text_to_sql.neighbours import write_neighbours
 from groundwire.domains.text_to_sql.suspects import suspects
 from groundwire.tools import files as json_files
 from groundwire.tools.files import first_error
@@ -60,14 +59,12 @@ def write_folder(
     link: bool = False,
     where: Callable[[Task], str] = lambda task: f"task {task['id']}",
     timeout_s: float = 5.0,
-    neighbours: int = 0,
 ) -> dict[str, Any]:
     """Check the golds of all ``parts``, write ``target`` and return its report, which begins with ``about``.
 
     ``files`` returns the tasks of each parquet file and the number left out of training by reason. ``place`` is the
     path of a task's database in ``target``: a copy, or with ``link`` a symbolic link. ``where`` names a task's row for
-    people. A gold is slow after ``timeout_s`` seconds. ``neighbours`` is the largest number of
-    :mod:`groundwire.tools.neighbours` of a database; those that ``previous`` has of the same data are kept.
+    people. A gold is slow after ``timeout_s`` seconds.
     """
     every = [task for tasks in parts.values() for task in tasks]
     if not link:
@@ -106,9 +103,6 @@ def write_folder(
         ],
         "suspects": len(suspicious),
     }
-    if neighbours:
-        placed = [(task, place(task)) for task in every]
-        report["neighbours"] = write_neighbours(target, previous, placed, problems, neighbours)
     _write_json(target / REPORT, report)
     return report
 
@@ -145,19 +139,8 @@ def summary(report: Mapping[str, Any], out: Path) -> str:
             f"listed in {out / REPORT}",
             *(f"  {sentence}" for sentence in (*broken[:_SENTENCES], *more)),
             f"suspicious golds: {report['suspects']:,}, listed in {out / SUSPECTS}",
-            *_neighbours_lines(report.get("neighbours")),
         ]
     )
-
-
-def _neighbours_lines(made: Mapping[str, Any] | None) -> list[str]:
-    if made is None:
-        return []
-    without = f"; {len(made['databases_without'])} databases have none" if made["databases_without"] else ""
-    return [
-        f"neighbours: {made['files']:,}; of {made['near_misses']:,} near misses that the original databases accept, "
-        f"they separate {made['separated']:,}{without}"
-    ]
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -10,6 +10,9 @@
 The mean of ``bird_r_ves`` times 100 is R-VES. Mode ``official`` gives the official scores; ``safe``, the default, gives
 0 to a query that reads no table if the gold reads one. In both modes a statement that does not only read scores 0, and
 so does a result of more than 250,000 rows or 4 MB: officially these run. A query may take 30 s, as officially.
+
+In training a query must also be right on the gold's neighbours (:mod:`groundwire.rewards._neighbours`): Soft F1 is the
+least on any database, and efficiency is 0 for a query that is wrong on one.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
-from groundwire.rewards._types import RewardError, judges_sql
+from groundwire.rewards._neighbours import judged_on_variants, on_neighbours, sql_answer, training
+from groundwire.rewards._types import RewardError
 from groundwire.rewards.bird.official_rules import efficiency_reward, execution_accuracy, soft_f1, time_ratio
-from groundwire.rewards.spider.execution_match import gold_and_database, gold_rows, reads_table
+from groundwire.rewards.spider.execution_match import gold_rows, reads_table
 from groundwire.tools.sql import (
     MAX_JUDGED_BYTES,
     MAX_JUDGED_ROWS,
@@ -45,6 +50,8 @@ Row = tuple[Any, ...]
 TIMEOUT_S = 30.0
 _ITERATIONS = 100
 _FEW_STEPS = 1000
+_MOST = 2.0
+"""Above any value: what a query that is right on a neighbour is worth there."""
 _EQUAL = 0.05
 """Steps that differ by this share count as equal: one index more or less in a plan is no merit and no fault."""
 
@@ -110,26 +117,42 @@ def _run(sql: str, database: str) -> QueryResult:
     return run_query(database, sql, timeout_s=TIMEOUT_S, max_rows=MAX_JUDGED_ROWS, max_bytes=MAX_JUDGED_BYTES)
 
 
-@judges_sql
-async def bird_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+@judged_on_variants
+async def bird_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
     """:func:`exec_match` of ``task["query"]`` on ``task["db_path"]``, in a thread."""
-    return await asyncio.to_thread(exec_match, answer, *gold_and_database(task, "bird_exec_match"))
+    return await _judge(task, answer, "bird_exec_match", exec_match)
 
 
-@judges_sql
-async def bird_soft_f1(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+@judged_on_variants
+async def bird_soft_f1(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
     """:func:`soft_match`, in a thread."""
-    return await asyncio.to_thread(soft_match, answer, *gold_and_database(task, "bird_soft_f1"))
+    return await _judge(task, answer, "bird_soft_f1", soft_match)
 
 
-@judges_sql
-async def bird_r_ves(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+@judged_on_variants
+async def bird_r_ves(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
     """:func:`efficiency` by time, in a thread."""
-    gold, database = gold_and_database(task, "bird_r_ves")
-    return await asyncio.to_thread(efficiency, answer, gold, database, clock="time")
+    return await _judge(task, answer, "bird_r_ves", partial(efficiency, clock="time"))
 
 
-@judges_sql
-async def bird_efficiency(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
+@judged_on_variants
+async def bird_efficiency(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float | dict[str, float]:
     """:func:`efficiency` by steps, in a thread."""
-    return await asyncio.to_thread(efficiency, answer, *gold_and_database(task, "bird_efficiency"))
+    return await _judge(task, answer, "bird_efficiency", efficiency)
+
+
+async def _judge(
+    task: Mapping[str, Any], text: str, name: str, judge: Callable[..., float]
+) -> float | dict[str, float]:
+    answer, strict = sql_answer(task, text, name), training()
+
+    def on_neighbour(predicted: str, gold: str, neighbour: str) -> float:
+        if judge is soft_match:
+            return soft_match(predicted, gold, neighbour, mode="official")
+        return _MOST * exec_match(predicted, gold, neighbour, mode="official")
+
+    def run() -> float | dict[str, float]:
+        official = judge(*answer[:3])
+        return on_neighbours(answer, official, on_neighbour).components() if strict else official
+
+    return await asyncio.to_thread(run)

@@ -7,6 +7,8 @@ training would be rewarded without an answer:
   whenever the gold has no rows.
 - **It must be one statement.** Officially ``gold; DROP TABLE t`` is judged by its first statement.
 - **It must use the data.** ``VALUES (3)`` scores 0 if the gold opens a table and the prediction does not.
+- **In training it must not fit this database only.** ``SELECT 3 FROM singer`` may be right here; the reward in training
+  also judges on the gold's neighbours (:mod:`groundwire.rewards._neighbours`).
 
 In both modes queries only read, so no score depends on the pairs judged before. A query ends at its deadline, and its
 rows, bytes and value lengths are bounded: it scores 0 beyond them, where the official evaluator hangs or fills the
@@ -26,12 +28,20 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cachetools import LRUCache, cached
 
+from groundwire.rewards._neighbours import (
+    OfTraining,
+    SqlAnswer,
+    judged_on_variants,
+    on_neighbours,
+    sql_answer,
+    training,
+)
 from groundwire.rewards._types import RewardError, judges_sql
 from groundwire.rewards.spider.official_rules import (
     ComparisonTimeoutError,
@@ -52,19 +62,27 @@ from groundwire.tools.sql import (
 )
 from groundwire.tools.types import AgentStep
 
-__all__ = ["MatchResult", "execution_match", "gold_and_database", "gold_rows", "reads_table", "spider_exec_match"]
+__all__ = [
+    "MatchResult",
+    "execution_match",
+    "gold_rows",
+    "reads_table",
+    "spider_exec_match",
+    "spider_test_suite",
+    "training_match",
+]
 
+_VIRTUAL_TABLES = "SELECT 1 FROM sqlite_master WHERE sql LIKE 'CREATE VIRTUAL %' LIMIT 1"
 File = tuple[str, int, int, int]
 """Path, inode, modification time in ns and size: a file that changed is another one."""
 
 
 @dataclass(frozen=True)
 class MatchResult:
-    """``score`` is 1.0 or 0.0, ``reason`` one line for people; ``executed``: the prediction returned a result."""
+    """``score`` is 1.0 or 0.0, ``reason`` one line for people."""
 
     score: float
     reason: str
-    executed: bool = field(default=False, compare=False)
 
 
 def execution_match(
@@ -120,8 +138,8 @@ def _compare(file: File, predicted: str, gold: str, mode: str, timeout_s: float)
     deadline = time.perf_counter() + timeout_s
     same = same_result(expected, rows, ordered=order_matters(gold), deadline=deadline)
     if mode == "safe" and same and predicted != gold and not reads_table(path, predicted) and reads_table(path, gold):
-        return MatchResult(0.0, "the prediction reads no table, the gold does", executed=True)
-    return MatchResult(float(same), f"the results {'are equal' if same else 'differ'}", executed=True)
+        return MatchResult(0.0, "the prediction reads no table, the gold does")
+    return MatchResult(float(same), f"the results {'are equal' if same else 'differ'}")
 
 
 def _size(rows: Rows) -> int:
@@ -156,23 +174,51 @@ def gold_rows(gold: str, database: str, timeout_s: float) -> Rows:
 
 
 def reads_table(path: str, sql: str) -> bool:
-    """Whether the compiled query opens a table, by the engine's own plan; page 1 is the schema, not data."""
+    """Whether the compiled query opens a table, by the engine's own plan; page 1 is the schema, not data.
+
+    A virtual table counts if the database has one: ``json_each`` is in none.
+    """
     try:
         program = run_query(path, f"EXPLAIN {sql}").rows
+        if any(op == "OpenRead" and page > 1 for _, op, _, page, *_ in program):
+            return True
+        return any(op == "VOpen" for _, op, *_ in program) and bool(run_query(path, _VIRTUAL_TABLES).rows)
     except QueryError:
         return False
-    return any(op == "VOpen" or (op == "OpenRead" and page > 1) for _, op, _, page, *_ in program)
+
+
+def training_match(answer: SqlAnswer) -> OfTraining:
+    """:func:`execution_match` in safe mode on the database and on the gold's neighbours. Raises RewardError."""
+    return on_neighbours(answer, execution_match(*answer[:3]).score, _neighbour_match)
+
+
+def _neighbour_match(predicted: str, gold: str, neighbour: str) -> float:
+    """The score with DISTINCT dropped from both, as officially, or as both are written.
+
+    ``SELECT DISTINCT`` and ``IN`` have one meaning, and their results differ when DISTINCT is dropped. What safe mode
+    adds does not depend on the rows, so the database has decided it.
+    """
+    score = execution_match(predicted, gold, neighbour, mode="official").score
+    if not score and "distinct" in f"{predicted} {gold}".lower():
+        score = execution_match(predicted, gold, neighbour, mode="official", keep_distinct=True).score
+    return score
+
+
+@judged_on_variants
+async def spider_exec_match(
+    task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]
+) -> float | dict[str, float]:
+    """:func:`execution_match` in safe mode, of ``task["query"]`` on ``task["db_path"]``, in a thread.
+
+    In training it is :func:`spider_test_suite`.
+    """
+    if training():
+        return await spider_test_suite(task, answer, steps)
+    return (await asyncio.to_thread(execution_match, *sql_answer(task, answer, "spider_exec_match")[:3])).score
 
 
 @judges_sql
-async def spider_exec_match(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> float:
-    """:func:`execution_match` in safe mode, of ``task["query"]`` on ``task["db_path"]``, in a thread."""
-    return (await asyncio.to_thread(execution_match, answer, *gold_and_database(task, "spider_exec_match"))).score
-
-
-def gold_and_database(task: Mapping[str, Any], reward: str) -> tuple[str, str]:
-    """The gold query and the database's path in a task. Raises :class:`rewards.RewardError` if one is missing."""
-    try:
-        return task["query"], task["db_path"]
-    except KeyError as error:
-        raise RewardError(f"{reward} needs {error} in the task; it has {', '.join(sorted(task))}") from error
+async def spider_test_suite(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> dict[str, float]:
+    """:func:`training_match`, in a thread: components ``match``, and as metrics ``official`` and ``unchecked``."""
+    found = await asyncio.to_thread(training_match, sql_answer(task, answer, "spider_test_suite"))
+    return found.components()

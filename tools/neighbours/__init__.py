@@ -8,7 +8,7 @@ The idea is that of test-suite accuracy (Zhong et al., EMNLP 2020).
 
 from __future__ import annotations
 
-from groundwire.tools.neighbours.build import Built, Job, build_all, build_neighbours
-from groundwire.tools.neighbours.index import FOLDER, NeighboursError, neighbours_of
+from groundwire.tools.neighbours.build import Built, Job, build_neighbours
+from groundwire.tools.neighbours.cache import NeighboursError, neighbours_of
 
-__all__ = ["FOLDER", "Built", "Job", "NeighboursError", "build_all", "build_neighbours", "neighbours_of"]
+__all__ = ["Built", "Job", "NeighboursError", "build_neighbours", "neighbours_of"]

@@ -1,7 +1,7 @@
-"""Choose the neighbours of a database: make many variants, keep the few that separate the golds from their near misses.
+"""Choose the neighbours of golds: make many variants of a database, keep the few that separate wrong queries.
 
-What counts are the near misses that give the gold's result on the original database. For each gold a variant is used
-only if the gold's result there does not depend on ties, which SQLite orders as it likes.
+What counts are the near misses that give the gold's result on the original database, and that result itself, which a
+policy can memorise. A variant is used only if no gold's result there depends on ties, which SQLite orders as it likes.
 """
 
 from __future__ import annotations
@@ -9,58 +9,53 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import multiprocessing
-import os
 import random
 import shutil
 import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from groundwire.tools.neighbours.fuzz import Style, make_rows, write_database
-from groundwire.tools.neighbours.index import read_counts, write_index
 from groundwire.tools.neighbours.mutations import literals, mutations
 from groundwire.tools.neighbours.tables import Schema, read_schema
 from groundwire.tools.neighbours.ties import TieProbe, depends_on_ties, tie_probes
 from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
-__all__ = ["Built", "Job", "build_all", "build_neighbours"]
+__all__ = ["Built", "Job", "Source", "build_neighbours", "build_of", "read_source"]
 
-_VERSION = 3
+_VERSION = 4
 _CANDIDATES = 48
 _PATIENCE = 10
-"""Variants without a gain, one after the other, after which no more are made."""
+"""Variants without a gain, one after the other, after which no more are made if one tells constants from each gold."""
 _ENOUGH = 5
-"""Variants that separate a mutation; it is not tried on more."""
-_FOR_ONE_GOLD = 2
-_JOBS_PER_PROCESS = 3
-"""Fewer are done before another process has started."""
-_OTHERS = 6
-_TIMEOUT_S, _MUTATION_TIMEOUT_S = 1.0, 0.2
-_ORIGINAL_S, _BUDGET_S = 20.0, 60.0
+"""Variants that separate a wrong query; it is not tried on more."""
+_LEAST = 2
+"""Variants that are kept though one separates all: a lucky guess is rarely right on several."""
+_GOLD_TIMEOUT_S, _TIMEOUT_S, _MUTATION_TIMEOUT_S = 5.0, 1.0, 0.2
+_ORIGINAL_S, _BUDGET_S = 5.0, 15.0
 _MAX_ROWS = 5000
 _MAX_COUNT = 300
 _SHARES = ((0.2, 0.6), (0.7, 0.3), (0.5, 0.5))
 _STYLES = tuple(Style(rows=rows, keep=keep, known=known) for rows in (25, 8, 40, 5) for keep, known in _SHARES)
+_RESULT = "the gold's result on the original"
+"""Stands for all wrong queries that return this result as constants."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One database, its golds, and the folder that gets its neighbours, and loses everything else."""
+    """One database, golds that are separated together, their questions, and the folder that gets the neighbours."""
 
     database: str
     golds: tuple[str, ...]
     questions: tuple[str, ...]
     folder: Path
     count: int
-    previous: Path | None = None
-    """The folder of an earlier run; neighbours made of the same data are copied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,89 +69,78 @@ class Built:
     problem: str | None = None
 
 
+@dataclass(frozen=True)
+class Source:
+    """All that neighbours are made of: the sampled database, and each gold's result (None: it fails or is slow)."""
+
+    schema: Schema
+    results: tuple[Any, ...]
+    key: str
+    """A hash of it, of the golds and of the way that neighbours are made."""
+
+
 @dataclass
 class _Gold:
     sql: str
+    result: Any
     misses: list[str]
-    others: list[str]
     probes: list[TieProbe]
     kills: dict[int, set[str]] = field(default_factory=dict)
-    """By variant, the near misses that it separates; only variants that this gold can use."""
-
-
-def build_all(jobs: Iterable[Job], *, on_end: Callable[[], None] = lambda: None) -> list[Built]:
-    """:func:`build_neighbours` of each job, in as many processes as there are CPUs."""
-    todo = list(jobs)
-    workers = min(len(todo) // _JOBS_PER_PROCESS, os.cpu_count() or 1)
-    if workers < 2:
-        return [_with_end(build_neighbours(job), on_end) for job in todo]
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return [_with_end(built, on_end) for built in pool.map(build_neighbours, todo)]
-
-
-def _with_end(built: Built, on_end: Callable[[], None]) -> Built:
-    on_end()
-    return built
+    """By variant, the wrong queries that it separates; only variants that this gold can use."""
 
 
 def build_neighbours(job: Job) -> Built:
-    """Write at most ``job.count`` neighbours and their index, unless the folder has those of the same data.
+    """Write at most ``job.count`` neighbours into ``job.folder``, which loses everything else.
 
-    The same data always gives the same neighbours. The index is written last, so an interrupted build is not taken for
-    a complete one.
+    The same data always gives the same neighbours. A database of which none can be made is a ``problem``.
     """
+
+    def build() -> Built:
+        shutil.rmtree(job.folder, ignore_errors=True)
+        job.folder.mkdir(parents=True)
+        try:
+            return build_of(read_source(job), job)
+        except DatabaseError as error:
+            return Built(database=job.database, problem=str(error))
+
     with ThreadPoolExecutor(1) as thread:  # a query of the main thread would start a thread of its own
-        return thread.submit(_build, job).result()
+        return thread.submit(build).result()
 
 
-def _build(job: Job) -> Built:
+def read_source(job: Job) -> Source:
+    """Read a sample of the database, and run the golds. Raises :class:`groundwire.tools.sql.DatabaseError`."""
+    schema = read_schema(job.database, [pair for gold in job.golds for pair in literals(gold)[2]])
+    results = tuple(_outcome(job.database, gold, _is_ordered(gold), timeout_s=_GOLD_TIMEOUT_S) for gold in job.golds)
+    made_of = json.dumps([_VERSION, job.count, job.golds, job.questions, repr(schema), repr(results)])
+    return Source(schema, results, hashlib.sha256(made_of.encode(errors="replace")).hexdigest())
+
+
+def build_of(source: Source, job: Job) -> Built:
+    """As :func:`build_neighbours`, from what was read, into the empty folder of ``job``.
+
+    Raises :class:`groundwire.tools.sql.DatabaseError`.
+    """
     found = [literals(gold) for gold in job.golds]
-    try:
-        schema = read_schema(job.database, [pair for _, _, pairs in found for pair in pairs])
-    except DatabaseError as error:
-        _empty(job.folder)
-        write_index(job.folder, "", {gold: [] for gold in job.golds})
-        return Built(database=job.database, problem=str(error))
-    key = _key(job, schema)
-    if (counts := read_counts(job.folder, key)) is not None:
-        return _built(job, counts)
-    _empty(job.folder)
-    if job.previous is not None and (counts := read_counts(job.previous, key)) is not None:
-        shutil.copytree(job.previous, job.folder, dirs_exist_ok=True)
-        return _built(job, counts)
-    known = _known_values(schema, [values for values, _, _ in found], job.questions)
-    columns = schema.columns_by_table()
-    started = time.process_time()
-    golds = [_near_misses(job.database, gold, columns, started + _ORIGINAL_S) for gold in job.golds]
+    known = _known_values(source.schema, [values for values, _, _ in found], job.questions)
+    columns = source.schema.columns_by_table()
+    started = time.perf_counter()
+    golds = [
+        _Gold(gold, result, _near_misses(job.database, gold, result, columns, started + _ORIGINAL_S), tie_probes(gold))
+        for gold, result in zip(job.golds, source.results, strict=True)
+    ]
     largest = max((n for _, counts, _ in found for n in counts if n <= _MAX_COUNT), default=0)
     with tempfile.TemporaryDirectory(dir=job.folder) as name:
-        files = _try_variants(Path(name), schema, known, golds, largest, key, started + _BUDGET_S)
+        files = _try_variants(Path(name), job.database, source, known, golds, largest, started + _BUDGET_S)
         chosen = _choose(golds, job.count)
         for place, variant in enumerate(chosen):
             files[variant].rename(job.folder / f"{place}.sqlite")
-    counts = {
-        "files": len(chosen),
-        "near_misses": sum(len(gold.misses) for gold in golds),
-        "separated": sum(len(set(gold.misses) & _killed(gold, chosen)) for gold in golds),
-    }
-    write_index(job.folder, key, {gold.sql: _names(gold, chosen) for gold in golds}, **counts)
-    return _built(job, counts)
-
-
-def _empty(folder: Path) -> None:
-    """Remove what an interrupted or other run left."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-
-
-def _built(job: Job, counts: Mapping[str, int]) -> Built:
-    files, near_misses, separated = (counts.get(name, 0) for name in ("files", "near_misses", "separated"))
-    return Built(database=job.database, files=files, near_misses=near_misses, separated=separated)
-
-
-def _key(job: Job, schema: Schema) -> str:
-    made_of = json.dumps([_VERSION, job.count, job.golds, job.questions, repr(schema)])
-    return hashlib.sha256(made_of.encode(errors="replace")).hexdigest()
+    killed = [set[str]().union(*(gold.kills.get(variant, ()) for variant in chosen)) for gold in golds]
+    return Built(
+        database=job.database,
+        files=len(chosen),
+        near_misses=sum(len(gold.misses) for gold in golds),
+        separated=sum(len(done & set(gold.misses)) for gold, done in zip(golds, killed, strict=True)),
+    )
 
 
 def _known_values(
@@ -175,43 +159,45 @@ def _known_values(
     return {name: list(values) for name, values in known.items() if values}
 
 
-def _near_misses(database: str, gold: str, columns: Mapping[str, Sequence[str]], deadline: float) -> _Gold:
-    """The mutations of ``gold`` with its result on ``database``, and the others that run."""
-    ordered = _is_ordered(gold)
-    expected = _outcome(database, gold, ordered)
-    misses: list[str] = []
-    others: list[str] = []
-    for mutation in mutations(gold, columns) if expected is not None else ():
-        outcome = None
-        if time.process_time() < deadline:
-            outcome = _outcome(database, mutation, ordered, timeout_s=_MUTATION_TIMEOUT_S)
-        if outcome is not None:
-            (misses if outcome == expected else others).append(mutation)
-    return _Gold(gold, misses, others[: _OTHERS // 2 if misses else _OTHERS], tie_probes(gold))
+def _near_misses(
+    database: str, gold: str, result: Any, columns: Mapping[str, Sequence[str]], deadline: float
+) -> list[str]:
+    """The mutations of ``gold`` with its result on ``database``; those that could not be run in time, too."""
+    ordered, found = _is_ordered(gold), []
+    for mutation in mutations(gold, columns):
+        late = result is None or time.perf_counter() > deadline
+        if late or _outcome(database, mutation, ordered, timeout_s=_MUTATION_TIMEOUT_S) == result:
+            found.append(mutation)
+    return found
 
 
 def _try_variants(
     folder: Path,
-    schema: Schema,
+    database: str,
+    source: Source,
     known: Mapping[str, Sequence[Any]],
     golds: Sequence[_Gold],
     largest: int,
-    key: str,
     deadline: float,
 ) -> dict[int, Path]:
-    """Make variants until more of them separate no more; record in ``golds`` what each separates."""
+    """Make variants until more of them separate no more; record in ``golds`` what each separates.
+
+    Raises :class:`groundwire.tools.sql.DatabaseError` if none can be made.
+    """
     files: dict[int, Path] = {}
+    problem: object = "there was no time"
     most = last_gain = 0
     for variant in range(_CANDIDATES):
-        if time.process_time() > deadline:
+        if time.perf_counter() > deadline:
             break
-        rng, style = random.Random(f"{key} {variant}"), _STYLES[variant % len(_STYLES)]
+        rng, style = random.Random(f"{source.key} {variant}"), _STYLES[variant % len(_STYLES)]
         if largest > 5 and variant % 4 == 3:
             style = Style(rows=largest * 4, keep=style.keep, known=style.known)
         path = folder / f"{variant}.sqlite"
         try:
-            write_database(path, schema, make_rows(schema, known, style, rng))
-        except sqlite3.Error:
+            write_database(path, source.schema, make_rows(source.schema, known, style, rng))
+        except sqlite3.Error as error:
+            problem = error
             continue
         files[variant] = path
         for gold in golds:
@@ -221,66 +207,46 @@ def _try_variants(
         found = sum(min(count, _ENOUGH) for gold in golds for count in _counts(gold).values())
         last_gain = variant if found > most else last_gain
         most = max(most, found)
-        if variant - last_gain >= _PATIENCE:
+        if variant - last_gain >= _PATIENCE and all(_counts(gold)[_RESULT] for gold in golds):
             break
+    if not files:
+        raise DatabaseError(f"no variant of {database} can be made: {problem}")
     return files
 
 
 def _counts(gold: _Gold) -> Counter[str]:
-    """The number of variants that separate each mutation."""
+    """The number of variants that separate each wrong query."""
     return Counter(each for killed in gold.kills.values() for each in killed)
 
 
 def _separated(path: str, gold: _Gold) -> set[str] | None:
-    """The mutations with another result than the gold's on a variant; None if this gold cannot use the variant."""
+    """The wrong queries with another result than the gold's on a variant; None if this gold cannot use the variant."""
     ordered = _is_ordered(gold.sql)
     expected = _outcome(path, gold.sql, ordered)
     if expected is None or depends_on_ties(path, gold.probes, equal_rows=True):
         return None
     counts = _counts(gold)
-    left = [each for each in (*gold.misses, *gold.others) if counts[each] < _ENOUGH]
-    outcomes = {each: _outcome(path, each, ordered) for each in left}
+    outcomes = {each: _outcome(path, each, ordered) for each in gold.misses if counts[each] < _ENOUGH}
+    outcomes[_RESULT] = gold.result if gold.result is not None else type(expected)()
     return {each for each, outcome in outcomes.items() if outcome is not None and outcome != expected}
 
 
 def _choose(golds: Sequence[_Gold], count: int) -> list[int]:
-    """Up to ``count`` variants, each the one that separates most of what is left; near misses count most."""
+    """Up to ``count`` variants, each the one that separates most of what is left, then most in all."""
     chosen: list[int] = []
-    variants = sorted({variant for gold in golds for variant in gold.kills})
-    killed: list[set[str]] = [set() for _ in golds]
-    while len(chosen) < count:
-        gains = {v: sum(_gain(gold, v, done) for gold, done in zip(golds, killed, strict=True)) for v in variants}
-        best = max(gains, key=lambda v: gains[v], default=None)
-        if best is None or gains[best] <= 0:
+    left = [variant for variant in sorted({v for gold in golds for v in gold.kills}) if _kills(golds, [variant])]
+    while left and len(chosen) < count:
+        best = max(left, key=lambda v: (_kills(golds, [*chosen, v]), _kills(golds, [v])))
+        if len(chosen) >= _LEAST and _kills(golds, [*chosen, best]) == _kills(golds, chosen):
             break
         chosen.append(best)
-        for gold, done in zip(golds, killed, strict=True):
-            done.update(gold.kills.get(best, ()))
+        left.remove(best)
     return chosen
 
 
-def _gain(gold: _Gold, variant: int, done: set[str]) -> float:
-    new = gold.kills.get(variant, set()) - done
-    near = sum(1 for each in gold.misses if each in new)
-    return near + 0.01 * (len(new) - near)
-
-
-def _names(gold: _Gold, chosen: Sequence[int]) -> list[str]:
-    """The files that this gold needs: those that separate most, at most two."""
-    done: set[str] = set()
-    names: list[str] = []
-    while len(names) < _FOR_ONE_GOLD:
-        place = max(range(len(chosen)), key=lambda i: _gain(gold, chosen[i], done), default=None)
-        if place is None or _gain(gold, chosen[place], done) < (1 if names else 0.001):
-            break
-        names.append(f"{place}.sqlite")
-        done |= gold.kills[chosen[place]]
-    return names
-
-
-def _killed(gold: _Gold, chosen: Sequence[int]) -> set[str]:
-    used = {int(name.removesuffix(".sqlite")) for name in _names(gold, chosen)}
-    return set().union(*(gold.kills[chosen[place]] for place in used)) if used else set()
+def _kills(golds: Sequence[_Gold], variants: Sequence[int]) -> int:
+    """How many wrong queries some variants separate together."""
+    return sum(len(set[str]().union(*(gold.kills.get(variant, ()) for variant in variants))) for gold in golds)
 
 
 def _is_ordered(gold: str) -> bool:

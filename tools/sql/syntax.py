@@ -1,13 +1,25 @@
-"""The syntax tree of a query, by sqlglot."""
+"""The query in a text, and its syntax tree by sqlglot."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-__all__ = ["parse_query"]
+__all__ = ["fenced_sql", "parse_query"]
 
 _MAX_CHARS = 4000
 """A longer text is hardly an attempt at a query, and parsing it takes time."""
+
+_DIALECTS = r"sqlite|sql|(?:postgres(?:ql)?|mysql|mariadb|duckdb|oracle|tsql|plsql|bigquery|snowflake)\b"
+_LANGUAGE = rf"(?!(?:select|with|values|explain)\b)[\w+#.-]+[ \t]*\r?\n|{_DIALECTS}"
+_FENCE = re.compile(rf"```[ \t]*(?:{_LANGUAGE})?[ \t]*\n?(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+"""A fenced block. A word of its own after the first fence names the language, whatever it is, unless it is SQL."""
+
+
+def fenced_sql(reply: str) -> str | None:
+    """The last fenced block of a reply, or None if there is none."""
+    blocks = _FENCE.findall(reply)
+    return blocks[-1].strip() if blocks else None
 
 
 def parse_query(sql: str) -> Any:

@@ -5,6 +5,7 @@ Both trainers write the figures into ``metrics.jsonl`` under the same names; :da
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -12,11 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from groundwire.rewards.watch import Watched, best_paid
-from groundwire.tools.files import shorten_repr
-from groundwire.train.algorithms.statistics import wilson
+from groundwire.rewards import unchecked_of
 
-__all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures", "warnings_by_step", "watch_figures"]
+__all__ = ["FIGURES", "HealthRules", "reply_counts", "step_figures", "warnings_by_step"]
 
 Line = Mapping[str, Any]
 """A line of ``metrics.jsonl``."""
@@ -24,7 +23,7 @@ Line = Mapping[str, Any]
 FIGURES = {
     "gradient_share": "share of the step's groups that have a gradient: their rewards differ",
     "truncated_share": "share of the trained agents' replies that ended at max_tokens",
-    "unconfirmed_share": "share of the watched winning rollouts that the stricter watch_reward does not confirm",
+    "unchecked_share": "share of the right answers whose gold has no variants of its database to check them on",
     "entropy": "mean entropy of the policy at the trained tokens, in nats per token",
     "initial_ratio_error": "largest distance from 1 of the probability ratio before the first update of the step",
     "sampler_kl": "KL divergence of the trained policy from the one that sampled, before the first update, per token",
@@ -50,27 +49,25 @@ _MIN_GRADIENT_SHARE = 0.1
 _MAX_TRUNCATED = 0.2
 _MIN_PAIRS, _MAX_EXCESS = 50, 0.25
 """Pairs of replies to the same prompt, and the share of them that may be equal beyond what sampling predicts."""
-_MIN_WATCHED = 48
-"""Watched rollouts of the first steps, and of the last, whose unconfirmed shares are judged, at least."""
-_MAX_GROWTH, _MIN_DEVIATIONS = 0.15, 3.5
-"""Growth of that share, also in standard deviations of chance."""
-_MAX_UNCONFIRMED = 0.12
-"""The lower end of the 95 % interval of that share in the last steps: 11 of 48 exceed it. If each of 36 steps judges 16
-rollouts, less than one run in a thousand gets there with a true share of 4 %, and nearly every run with one of 20 %."""
-
 _PAIRS = {"pairs": "same_prompt_pairs", "equal": "same_prompt_equal", "expected": "same_prompt_expected"}
 """The counts of :func:`reply_counts` that the figure ``same_prompt`` has."""
 
 
 def reply_counts(rows: Iterable[Mapping[str, Any]], agent_match: str | None = None) -> dict[str, Any]:
-    """Counts of the replies in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
+    """Counts in training rollouts (rows of ``rollouts.parquet``) that add up over parts of a step.
 
+    ``right`` are the answers that a reward with neighbours paid, ``right_unchecked`` those of them without neighbours.
     Replies of one group to the same prompt are compared in pairs: how many are equal, and how many would be if each had
     been sampled from the policy, by the first one's probability.
     """
-    counts: dict[str, Any] = dict.fromkeys(("replies", "replies_truncated", *_PAIRS.values()), 0)
+    names = ("replies", "replies_truncated", "right", "right_unchecked", *_PAIRS.values())
+    counts: dict[str, Any] = dict.fromkeys(names, 0)
     previous: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
+        unchecked = unchecked_of(json.loads(row.get("reward_components") or "{}"))
+        if unchecked is not None and (row["reward"] or 0) > 0:
+            counts["right"] += 1
+            counts["right_unchecked"] += unchecked
         for call in row["calls"] or ():
             if not re.search(agent_match or "", call["agent"] or ""):
                 continue
@@ -93,15 +90,9 @@ def step_figures(line: Line, counts: Mapping[str, float]) -> dict[str, Any]:
     if counts.get("replies"):
         figures["truncated_share"] = round(counts["replies_truncated"] / counts["replies"], 4)
         figures["same_prompt"] = {name: round(counts[count], 2) for name, count in _PAIRS.items()}
+    if counts.get("right"):
+        figures["unchecked_share"] = round(counts["right_unchecked"] / counts["right"], 4)
     return figures
-
-
-def watch_figures(watched: Watched | None) -> dict[str, Any]:
-    """The figures of the winning rollouts that a stricter reward judged in a step; empty without any."""
-    if watched is None:
-        return {}
-    share = {"unconfirmed_share": round(watched["unconfirmed"] / watched["rollouts"], 4)} if watched["rollouts"] else {}
-    return {**share, "watch": watched}
 
 
 def warnings_by_step(lines: Iterable[Line]) -> Iterator[str]:
@@ -248,90 +239,15 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
     )
 
 
-def _rewards_diverge(lines: Sequence[Line]) -> str:
-    watched = _watched(lines)
-    # A third of a long run shows a slow growth, and a few steps show a fast one sooner.
-    for enough in sorted({_MIN_WATCHED, max(_MIN_WATCHED, _count_watched(watched)[0] // 3)}):
-        first, last = _until_enough(watched, enough), _until_enough(watched[::-1], enough)
-        if len(last) < _STEPS or len(first) + len(last) > len(watched):
-            continue
-        before, after = _count_watched(first), _count_watched(last)
-        if _grows(before, after):
-            name = last[0]["reward"]
-            return (
-                f"{_describe(last)}, after {before[1] / before[0]:.0%} at the start: the policy learns to win without "
-                f"being right. {_best_paid(last)}. Train with {name}, or correct the reward, and continue from a step "
-                "before"
-            )
-    return ""
-
-
-def _winners_unconfirmed(lines: Sequence[Line]) -> str:
-    """A warning of a share that is large, even if it does not grow: the reward is wrong, or the stricter one is."""
-    last = _until_enough(_watched(lines)[::-1], _MIN_WATCHED)
-    total, wrong = _count_watched(last)
-    if len(last) < _STEPS or wilson(wrong, total)[0] <= _MAX_UNCONFIRMED:
+def _answers_unchecked(lines: Sequence[Line]) -> str:
+    shares = _last(lines, "unchecked_share")
+    if not shares or not any(shares):
         return ""
-    if _rewards_diverge(lines):  # which says more
-        return ""
-    name = last[0]["reward"]
     return (
-        f"{_describe(last)}: the reward pays for wrong answers, or {name} refuses right ones. {_best_paid(last)}. Read "
-        f"them: if they are wrong, train with {name} or correct the reward; if they are right, choose another "
-        "watch_reward"
+        f"{fmean(shares):.1%} of the right answers in the last {_STEPS} steps were judged on their database alone, "
+        "where a memorised result wins, too: no variant can be made that tells their gold from a constant. groundwire "
+        "audit lists the tasks"
     )
-
-
-def _grows(before: tuple[int, int], after: tuple[int, int]) -> bool:
-    """Whether the share of the second number in the first is larger after than before, by more than chance explains."""
-    (before_total, before_wrong), (total, wrong) = before, after
-    share = (wrong + before_wrong) / (total + before_total)
-    chance = math.sqrt(share * (1 - share) * (1 / total + 1 / before_total))
-    return wrong / total - before_wrong / before_total > max(_MAX_GROWTH, _MIN_DEVIATIONS * chance)
-
-
-def _describe(last: Sequence[Watched]) -> str:
-    total, wrong = _count_watched(last)
-    return (
-        f"{last[0]['reward']} does not confirm {wrong / total:.0%} of the {total} winning rollouts that it judged in "
-        f"the last {len(last)} steps"
-    )
-
-
-def _best_paid(last: Sequence[Watched]) -> str:
-    examples = "; ".join(
-        f"task {shorten_repr(each['task_id'])} was paid {each['reward']:g} ({last[0]['reward']}: "
-        f"{each['watch_reward']:g}) for {shorten_repr(each['answer'])}"
-        for each in best_paid(example for part in last for example in part["examples"])
-    )
-    return f"The best-paid: {examples}"
-
-
-def _watch_fails(lines: Sequence[Line]) -> str:
-    last = _watched(lines)[-_STEPS:]
-    if len(last) < _STEPS or any(watched["rollouts"] for watched in last):
-        return ""
-    return f"watch_reward {last[-1]['reward']} cannot judge this run's rollouts: {last[-1]['error']}"
-
-
-def _watched(lines: Sequence[Line]) -> list[Watched]:
-    return [line["watch"] for line in lines if line.get("watch")]
-
-
-def _until_enough(watched: Sequence[Watched], enough: int) -> list[Watched]:
-    """The first entries with ``enough`` rollouts together; empty if all have fewer."""
-    found, total = [], 0
-    for each in watched:
-        found.append(each)
-        total += each["rollouts"]
-        if total >= enough:
-            return found
-    return []
-
-
-def _count_watched(watched: Iterable[Watched]) -> tuple[int, int]:
-    counts = [(each["rollouts"], each["unconfirmed"]) for each in watched]
-    return sum(total for total, _ in counts), sum(wrong for _, wrong in counts)
 
 
 _RULES = (
@@ -342,7 +258,5 @@ _RULES = (
     _over_optimised,
     _updates_skipped,
     _sampling_ignored,
-    _rewards_diverge,
-    _winners_unconfirmed,
-    _watch_fails,
+    _answers_unchecked,
 )

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groundwire import domains
-from groundwire.adapters import LitAgentBackend
+from groundwire import rewards
 from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
 from groundwire.tools.errors import CommandError
 from groundwire.tools.files import read_json
@@ -43,12 +42,10 @@ from groundwire.train.cli.resume import (
     resolve_path,
     with_resume_hint,
 )
-from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve, with_file
-from groundwire.train.config.run_config import NO_WATCH, RunConfig
+from groundwire.train.config.run_config import RunConfig
 from groundwire.train.config.verl_names import LOGGER
 from groundwire.train.policy import STARTER_NOTES
-from groundwire.train.rollouts.factory import make_watch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +53,10 @@ if TYPE_CHECKING:
     from groundwire.train.local.trainer import LocalTrainer
 
 __all__ = ["import_trainer", "make_job", "nothing_left", "train"]
+
+_VARIANTS = (
+    "reward: in training a query must also be right on variants of its database; validation counts the database alone"
+)
 
 
 def make_job(
@@ -90,7 +91,8 @@ def make_job(
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")
-    job = _with_watch(job)
+    if rewards.has_variants(job.reward):
+        job = replace(job, notes=[*job.notes, _VARIANTS])
     return job if resumed is None else check_continuation(resumed, job)
 
 
@@ -99,24 +101,6 @@ def _with_gold_trust(job: Job) -> Job:
         return job
     data, note = with_gold_trust(job.data, Path(file), seed=job.config.seed)
     return replace(job, data=data, notes=[*job.notes, f"gold trust: {note}"])
-
-
-def _with_watch(job: Job) -> Job:
-    """The job with the domain's ``watch_reward``, if none is given and the run's reward is another one."""
-    config, own_reward = job.config, isinstance(job.backend, LitAgentBackend)
-    name = config.watch_reward
-    if name is None and not own_reward:
-        name = domains.watch_reward(job.domain, job.data.train)
-        if name is not None and name in (config.reward or job.domain.default_reward):
-            name = None
-    if name in (None, NO_WATCH):
-        return job
-    if own_reward:
-        raise ConfigError("the agent returns its reward and no answer, so watch_reward has nothing to judge: use none")
-    config = config.model_copy(update={"watch_reward": name})
-    make_watch(config)  # raises an error for an unknown name
-    note = f"watch: {name} judges a few winning rollouts of each step again"
-    return replace(job, config=config, notes=[*job.notes, note])
 
 
 def _with_usable_trackers(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:

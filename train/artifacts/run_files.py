@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Json, SkipValidation, TypeAdapter, model_validator
 
-from groundwire.rewards.watch import Watched
 from groundwire.tools.files import first_error
 
 __all__ = ["ROLLOUT_COLUMNS", "metrics_line_error", "rollout_error"]
@@ -77,8 +76,7 @@ class _MetricsLine(BaseModel):
     gradient_share: Number | None = None
     truncated_share: Number | None = None
     same_prompt: dict[str, Number] = {}
-    unconfirmed_share: Number | None = None
-    watch: Watched | None = None
+    unchecked_share: Number | None = None
     entropy: Number | None = None
     sampler_kl: Number | None = None
     probability_difference: Number | None = None

@@ -22,13 +22,11 @@ from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.failures import failure_changes
 from groundwire.train.config.prompts import read_prompts
 
-__all__ = ["NO_WATCH", "TRACKERS", "AgentSettings", "RunConfig"]
+__all__ = ["TRACKERS", "AgentSettings", "RunConfig"]
 
 _Tracker = Literal["tensorboard", "wandb", "swanlab"]
 TRACKERS: tuple[str, ...] = get_args(_Tracker)
 
-NO_WATCH = "none"
-"""The ``watch_reward`` of a run without one."""
 
 _agent = partial(setting, panel="Agent")
 _data = partial(setting, panel="Data, model and output")
@@ -219,11 +217,6 @@ class RunConfig(AgentSettings):
     )
     agent_match: Annotated[str | None, AfterValidator(partial(_regular_expression, "agent_match"))] = _training(
         None, "Train only the agents whose names match this expression", flags=("--active-agent",), metavar="REGEX"
-    )
-    watch_reward: str | None = _training(
-        None,
-        "Stricter reward for a few winning rollouts of each step; the run warns if it confirms too few or ever fewer. "
-        "Without it, spider_test_suite if the data has neighbours; none turns it off",
     )
     truncated: Literal["train", "mask", "zero"] = _training(
         "train",

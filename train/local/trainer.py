@@ -21,10 +21,9 @@ from groundwire.adapters import Backend
 from groundwire.adapters.tracing import trajectories, triplets
 from groundwire.domains import Domain, TaskData, breakdowns_of
 from groundwire.rewards import Reward
-from groundwire.rewards.watch import Watched
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.credit import trained_reward
-from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures, watch_figures
+from groundwire.train.algorithms.health import HealthRules, reply_counts, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
@@ -63,7 +62,7 @@ from groundwire.train.policy.model import (
     load_start,
 )
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.factory import make_backend, make_reward, make_watch
+from groundwire.train.rollouts.factory import make_backend, make_reward
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime
 
@@ -119,7 +118,6 @@ class LocalTrainer:
         self.first_step = run.rewind()
         self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
         self._health, self._failure_notes = HealthRules(run.metrics()), FailureNotes(run.path, callback.on_note)
-        self._watch = make_watch(config)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
@@ -186,11 +184,10 @@ class LocalTrainer:
         self._check_trainable(rows)
         if self._pass_rates is not None:
             self._pass_rates.add_rows(rows)
-        watched = self._watch_rewards(step, rows)
         with self.shutdown.critical_section(f"the update of step {step}"):
             self._model_step = None
             line = self._update(step, results, generated)
-            figures = step_figures(line, reply_counts(rows, config.agent_match)) | watch_figures(watched)
+            figures = step_figures(line, reply_counts(rows, config.agent_match))
             self._unwritten_line = line | figures
             self._model_step = step
         line = self._unwritten_line | self._validate(step)
@@ -207,12 +204,6 @@ class LocalTrainer:
                 f"lower learning_rate ({config.learning_rate:g})"
                 + (" or train with precision=fp32" if self.grpo.config.bf16 else "")
             )
-
-    def _watch_rewards(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Watched | None:
-        if (watch := self._watch) is None:
-            return None
-        with self.timer.busy("reward"):
-            return self.runtime.call(lambda _: watch.check(rows, step))
 
     def _sample(self, step: int) -> list[RolloutResult]:
         """Run the step's rollouts, with dynamic sampling if the budget is larger than one step's."""

@@ -14,7 +14,7 @@ __all__ = ["Chart", "Series", "accuracy_chart", "charts"]
 
 Metrics = Sequence[Mapping[str, Any]]
 _HEALTH = (
-    ("shares", "Health: shares", "share", ("gradient_share", "clip_fraction", "truncated_share", "unconfirmed_share")),
+    ("shares", "Health: shares", "share", ("gradient_share", "clip_fraction", "truncated_share", "unchecked_share")),
     ("entropy", "Health: entropy", "nats per token", ("entropy",)),
     ("divergence", "Health: KL divergence from the sampler", "nats per token", ("sampler_kl", "kl")),
     ("gradient", "Health: gradient norm", "norm", ("grad_norm",)),

@@ -13,14 +13,13 @@ from typing import Any
 
 from groundwire import adapters, rewards
 from groundwire.domains import Domain
-from groundwire.rewards.watch import RewardWatch
 from groundwire.tools.loading import MissingPackageError
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.overrides import flag
 from groundwire.train.config.resolve import preset_settings
-from groundwire.train.config.run_config import NO_WATCH, AgentSettings, RunConfig
+from groundwire.train.config.run_config import AgentSettings, RunConfig
 
-__all__ = ["BackendElsewhere", "make_backend", "make_reward", "make_watch", "runs_elsewhere"]
+__all__ = ["BackendElsewhere", "make_backend", "make_reward", "runs_elsewhere"]
 
 _OPTIONS = (
     "agent",
@@ -114,17 +113,6 @@ async def _no_reward(task: Any, answer: str, steps: Any) -> float:
 
 async def _reward_elsewhere(task: Any, answer: str, steps: Any) -> float:
     raise rewards.RewardError("the reward is computed in the environment of runner_python")
-
-
-def make_watch(config: RunConfig) -> RewardWatch | None:
-    """What judges winning rollouts again in training, if the run has a ``watch_reward``.
-
-    Raises :class:`groundwire.tools.plugins.UnknownNameError`.
-    """
-    if config.watch_reward in (None, NO_WATCH):
-        return None
-    name = str(config.watch_reward)
-    return RewardWatch(name, rewards.get(name, judge=config.judge), seed=config.seed)
 
 
 def _remedy(error: ImportError) -> str:

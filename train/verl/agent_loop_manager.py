@@ -19,7 +19,6 @@ from groundwire.tools.startup import freeze_objects, silence_libraries
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.verl_names import ENGINE_VENDOR, MINIBATCH, OWN_ESTIMATOR, SHARED_PROMPTS
-from groundwire.train.rollouts.factory import make_watch
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.old_logprobs import OldLogprobs
 from groundwire.train.verl.rank_balance import keep_groups_together
@@ -55,7 +54,6 @@ class RolloutManager:
             pad_id=int(load_tokenizer(config).eos_token_id or 0),
             credit=self.config.credit if config.algorithm.adv_estimator == OWN_ESTIMATOR else None,
             curriculum=Curriculum.of(self.config, self.run) if self.config.curriculum else None,
-            watch=make_watch(self.config),
         )
 
     @classmethod

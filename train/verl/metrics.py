@@ -17,7 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from groundwire.tools.files import first_error, parse_json, read_bytes
 from groundwire.tools.step_timer import PHASES
-from groundwire.train.algorithms.health import HealthRules, step_figures, watch_figures
+from groundwire.train.algorithms.health import HealthRules, step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 
 __all__ = ["archive_verl_log", "follow_verl_log", "last_probability_difference", "write_metrics"]
@@ -134,7 +134,6 @@ def _metrics_line(
             **{name: logged[key] for name, key in _FIGURES.items() if _is_finite(logged.get(key))},
             **({"updates_skipped": 1} if not _is_finite(logged.get(_FIGURES["grad_norm"], 0.0)) else {}),
             **step_figures(trained, trained),
-            **watch_figures(trained.get("watch")),
             "retried": trained.get("retried", 0),
             "calls": trained.get("calls", 0),
             "tokens_generated": sampled,

@@ -21,9 +21,8 @@ from typing import Any, Protocol, TypeVar
 
 from groundwire import domains
 from groundwire.domains import Task
-from groundwire.rewards.watch import RewardWatch
 from groundwire.train.algorithms.credit import Credit
-from groundwire.train.algorithms.health import step_figures, watch_figures
+from groundwire.train.algorithms.health import step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
@@ -109,9 +108,8 @@ class RolloutService:
         pad_id: int,
         credit: Credit | None,
         curriculum: Curriculum | None = None,
-        watch: RewardWatch | None = None,
     ) -> None:
-        self._curriculum, self._watch = curriculum, watch
+        self._curriculum = curriculum
         self._max_replaced = int((config.sampling_budget - 1) * config.tasks_per_step)
         self._drawn = defaultdict[int, Counter[str]](Counter)  # groups of each task, by step
         self._replaced: Counter[int] = Counter()  # groups without a gradient that were replaced, by step
@@ -181,9 +179,7 @@ class RolloutService:
         if partition == "val":
             results = self._scores.settle(results)
         rows = [result.to_row(step) for result in results]
-        watch = self._watch if partition == "train" else None
-        watched = self.runtime.call(lambda _: watch.check(rows, step)) if watch is not None else None
-        part = StepMetrics.of(step, rows, counts, seconds, self._config.agent_match, watched)
+        part = StepMetrics.of(step, rows, counts, seconds, self._config.agent_match)
         total = self._steps.get(partition)
         continues = total is not None and total.step == step
         if total is None or not continues:
@@ -194,8 +190,6 @@ class RolloutService:
             self._written = self._writer.submit(self._run.write_rollouts, step, rows, kind=kind, append=continues)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
-        if total.watched is not None:
-            line["watch"] = total.watched
         if reason := lasting_failure(rows) or (nothing_judged(rows) if partition == "val" else ""):
             raise RolloutsFailedError(reason)
         self._failure_notes.show(rows)
@@ -211,7 +205,7 @@ class RolloutService:
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
         metrics = {f"{name}_total": float(count) for name, count in part.counts.items()} | part.means()
-        figures = step_figures(part.counts, part.counts) | watch_figures(part.watched)
+        figures = step_figures(part.counts, part.counts)
         metrics |= flat_numbers(figures)
         metrics["gpu_idle_fraction"] = round(1 - busy_s / max(1e-9, sum(seconds.values())), 4)
         return {f"rollouts/{name}": value for name, value in metrics.items()}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from groundwire.rewards.watch import Watched, merge
 from groundwire.train.algorithms.health import reply_counts
 
 __all__ = ["StepMetrics"]
@@ -24,7 +23,6 @@ class StepMetrics:
     counts: Counter[str] = field(default_factory=Counter)
     """Metrics that add up over the parts of a step."""
     seconds: Counter[str] = field(default_factory=Counter)
-    watched: Watched | None = None
 
     @classmethod
     def of(
@@ -34,7 +32,6 @@ class StepMetrics:
         counts: Counter[str],
         seconds: Mapping[str, float],
         agent_match: str | None,
-        watched: Watched | None,
     ) -> StepMetrics:
         """``counts`` has the groups' counts and ``dropped_unused``; those of the rollouts are added."""
         failed = [row for row in rows if row["status"] != "succeeded"]
@@ -49,14 +46,13 @@ class StepMetrics:
             **reply_counts(rows, agent_match),
         )
         small = [{**row, "calls": [{} for _ in row["calls"]], "agent_steps": "[]"} for row in rows]
-        return cls(step, small, counts, Counter(seconds), watched)
+        return cls(step, small, counts, Counter(seconds))
 
     def add(self, part: StepMetrics) -> None:
         """Add another part of the step."""
         self.rows += part.rows
         self.counts.update(part.counts)
         self.seconds.update(part.seconds)
-        self.watched = merge(self.watched, part.watched)
 
     def means(self) -> dict[str, float]:
         """Metrics that do not add up; empty without rollouts."""

@@ -98,7 +98,7 @@ class RolloutAgent:
                 return AttemptReport([await asyncio.wait_for(own, self.timeout_s)])
             answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
             spans.append(answer_span(answer, started))
-            spans.append(await self._score(task, answer))
+            spans.append(await self._score(task, answer, rollout.mode))
             return AttemptReport(spans)
         except (
             *(asyncio.TimeoutError, RequestRefusedError, adapters.BackendError),
@@ -180,10 +180,11 @@ class RolloutAgent:
             message = f"the agent's rollout returned {value!r:.200}: it returns its reward as a number"
             raise rewards.RewardError(message) from error
 
-    async def _score(self, task: dict[str, Any], answer: adapters.Answer) -> ReportedSpan:
+    async def _score(self, task: dict[str, Any], answer: adapters.Answer, mode: str | None) -> ReportedSpan:
         """The reward's span. Raises only :class:`rewards.RewardError` and :class:`UnreadableAnswerError`."""
         try:
-            score = await self.view.score(self.reward, task, answer.text, answer.steps)
+            with rewards.in_training(mode == "train"):
+                score = await self.view.score(self.reward, task, answer.text, answer.steps)
         except rewards.RewardError:
             raise
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # rewards are written by users, too

@@ -1,0 +1,156 @@
+"""In training a right query must also be right on its gold's neighbours (:mod:`groundwire.tools.neighbours`).
+
+On one database a memorised result, or a query without one of the gold's filters, is often right. A policy would learn
+that, because it is paid. What is published, and validation, counts the database alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+from groundwire.rewards._types import METRIC, RewardError, judges_sql
+from groundwire.tools.neighbours import NeighboursError, neighbours_of
+from groundwire.tools.sql.syntax import fenced_sql
+
+__all__ = [
+    "OfTraining",
+    "SqlAnswer",
+    "has_variants",
+    "in_training",
+    "judged_on_variants",
+    "on_neighbours",
+    "sql_answer",
+    "training",
+    "unchecked_of",
+    "without_neighbours",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNCHECKED = "unchecked"
+_VARIANTS = "judged_on_variants"
+_training: ContextVar[bool] = ContextVar("training", default=False)
+_TOKEN = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|\[[^]]*\]|--.*|/\*|\w+|\S""")
+_QUERY, _DATABASE = ("query", "sql"), ("db_path", "database")
+
+
+class SqlAnswer(NamedTuple):
+    """An answer in SQL, and what its task judges it by."""
+
+    predicted: str
+    gold: str
+    database: str
+    question: str
+
+
+def sql_answer(task: Mapping[str, Any], answer: str, reward: str) -> SqlAnswer:
+    """The query in ``answer``, which may be a fenced block, with the task's gold query and its database's path.
+
+    Raises :class:`rewards.RewardError` if one is missing.
+    """
+    gold, database = (next((task[name] for name in names if task.get(name)), None) for names in (_QUERY, _DATABASE))
+    if gold is None or database is None:
+        missing = _QUERY if gold is None else _DATABASE
+        raise RewardError(f"{reward} needs {missing[0]!r} in the task; it has {', '.join(sorted(task))}")
+    fenced = fenced_sql(answer)
+    return SqlAnswer(answer if fenced is None else fenced, gold, database, str(task.get("question") or ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTraining:
+    """What training pays: ``official`` is the value on the database alone, ``value`` the least on any database."""
+
+    value: float
+    official: float
+    wrong_on: str = ""
+    """The first neighbour with a lower value."""
+    unchecked: str = ""
+    """Why there are no neighbours."""
+
+    def components(self) -> dict[str, float]:
+        """The reward's components."""
+        metrics = {f"{METRIC}official": self.official, f"{METRIC}{_UNCHECKED}": float(bool(self.unchecked))}
+        return {"match": self.value, **metrics}
+
+
+def on_neighbours(answer: SqlAnswer, official: float, judge: Callable[[str, str, str], float]) -> OfTraining:
+    """The value in training of an answer that has the value ``official`` on its database.
+
+    ``judge`` returns the value of a prediction, by its gold, on a database. A wrong answer stays as it is, and so does
+    the gold itself, in any layout.
+    """
+    predicted, gold, database, question = answer
+    if official <= 0 or _tokens(predicted) == _gold_tokens(gold):
+        return OfTraining(value=official, official=official)
+    try:
+        for neighbour in neighbours_of(database, gold, question):
+            if (value := judge(predicted, gold, neighbour)) < official:
+                return OfTraining(value=value, official=official, wrong_on=neighbour)
+    except NeighboursError as error:
+        return OfTraining(value=official, official=official, unchecked=str(error))
+    return OfTraining(value=official, official=official)
+
+
+def without_neighbours(tasks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The ids of the tasks whose golds have no neighbours, and why."""
+
+    def problem(task: Mapping[str, Any]) -> str:
+        try:
+            _, gold, database, question = sql_answer(task, "", "a reward")
+            neighbours_of(database, gold, question)
+        except (NeighboursError, RewardError) as error:
+            return str(error)
+        return ""
+
+    tasks = list(tasks)
+    with ThreadPoolExecutor() as threads:
+        return {str(task["id"]): found for task, found in zip(tasks, threads.map(problem, tasks), strict=True) if found}
+
+
+def unchecked_of(components: Mapping[str, float]) -> bool | None:
+    """Whether a right answer was not judged on neighbours, because there are none; None for any other reward."""
+    found = [value for name, value in components.items() if re.fullmatch(rf"{METRIC}(?:.*\.)?{_UNCHECKED}", name)]
+    return any(found) if found else None
+
+
+def _tokens(sql: str) -> list[str]:
+    """The query without the case of its words, its blanks and its last semicolon; a comment is one token."""
+    return [each if each[0] in "'\"`[" else each.lower() for each in _TOKEN.findall(sql.rstrip("; \t\r\n"))]
+
+
+_gold_tokens = lru_cache(maxsize=4096)(_tokens)
+
+
+def training() -> bool:
+    """Whether the answer that is judged pays a policy in training."""
+    return _training.get()
+
+
+@contextmanager
+def in_training(on: bool = True) -> Iterator[None]:
+    """What a reward judges inside pays a policy in training."""
+    token = _training.set(on)
+    try:
+        yield
+    finally:
+        _training.reset(token)
+
+
+def judged_on_variants(function: F) -> F:
+    """A decorator for a reward of SQL queries that judges on neighbours, too, if :func:`training` says so."""
+    setattr(function, _VARIANTS, True)
+    return judges_sql(function)
+
+
+def has_variants(reward: Any) -> bool:
+    """Whether ``reward``, or a term of it, is :func:`judged_on_variants`."""
+    inner = inspect.unwrap(reward)
+    return any(getattr(each, _VARIANTS, False) for each in (reward, inner, getattr(inner, "func", None)))

@@ -1,0 +1,123 @@
+"""The neighbours of a gold, made at its first use and kept in the user's cache.
+
+A folder of the cache is named after a hash of all that its files were made of, and gets its name when they are
+complete. One process makes it while others that need it wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cachetools import LRUCache
+from platformdirs import user_cache_path
+
+from groundwire.tools.neighbours.build import Job, Source, build_of, read_source
+from groundwire.tools.sql import DatabaseError, connections
+from groundwire.tools.temporary_folder import TemporaryFolder
+
+__all__ = ["CACHE", "NeighboursError", "neighbours_of"]
+
+CACHE = user_cache_path("groundwire", appauthor=False) / "neighbours"
+_COUNT = 3
+"""The most neighbours of a gold."""
+_LOCKS = 32
+_log = logging.getLogger(__name__)
+
+
+class NeighboursError(Exception):
+    """A gold has no neighbours; the message says why."""
+
+
+class _Found(NamedTuple):
+    files: tuple[str, ...]
+    problem: str = ""
+
+
+_known: LRUCache[tuple[object, ...], _Found] = LRUCache(maxsize=65_536)
+_known_lock = threading.Lock()
+_making = [threading.Lock() for _ in range(_LOCKS)]
+
+
+def neighbours_of(database: str, gold: str, question: str = "") -> tuple[str, ...]:
+    """The paths of the neighbours on which an answer to ``gold`` must be right. Takes a moment at the first call.
+
+    Raises :class:`NeighboursError`.
+    """
+    try:
+        key = (database, connections.signature(database), gold, question)
+    except OSError as error:
+        raise NeighboursError(connections.read_error(database, error)) from error
+    with _making[hash(key) % _LOCKS]:  # a group asks for the same gold at once
+        with _known_lock:
+            found = _known.get(key)
+        if found is None or not all(map(os.path.isfile, found.files)):  # the cache may be emptied at any time
+            found = _find(database, gold, question)
+            with _known_lock:
+                _known[key] = found
+    if not found.files:
+        raise NeighboursError(found.problem)
+    return found.files
+
+
+def _find(database: str, gold: str, question: str) -> _Found:
+    job = Job(database, (gold,), (question,), CACHE, _COUNT)
+    try:
+        source = read_source(job)
+        try:
+            folder = _folder_of(CACHE, source.key)
+            if not folder.is_dir():
+                with _locked(CACHE, source.key):
+                    _make(folder, job, source)
+        except OSError as error:
+            _log.warning("neighbours of databases are not kept, because %s cannot be written: %s", CACHE, error)
+            folder = _folder_of(_own_folder().path, source.key)
+            _make(folder, job, source)
+    except (DatabaseError, OSError) as error:
+        return _Found((), str(error))
+    files = tuple(sorted(map(str, folder.glob("*.sqlite"))))
+    return _Found(files, "" if files else "no variant of its database tells its result from a constant one")
+
+
+def _folder_of(root: Path, key: str) -> Path:
+    return root / key[:2] / key
+
+
+def _make(folder: Path, job: Job, source: Source) -> None:
+    """Make ``folder``, unless another process has. Raises OSError and DatabaseError."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder.parent) as name:
+        part = Path(name) / "part"
+        part.mkdir()
+        build_of(source, replace(job, folder=part))
+        try:
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster, on a file system without locks
+                raise
+
+
+@contextlib.contextmanager
+def _locked(root: Path, key: str) -> Iterator[None]:
+    """Wait while another process makes neighbours with such a key."""
+    (root / ".locks").mkdir(parents=True, exist_ok=True)
+    with (root / ".locks" / key[0]).open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> TemporaryFolder:
+    return TemporaryFolder("groundwire-neighbours-")
