@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agentlightning.emitter import emit_reward
-from bandits import Choose, probability, train
+from bandits import Choose, probability, rollouts, train
+
+from groundwire.train.evaluation.credits import row_credits
+from groundwire.train.local.update.grpo import GRPO
+from groundwire.train.local.update.rows import Item
 
 FAST: dict[str, Any] = {"steps": 2, "warmup_steps": 1, "learning_rate": 5e-4, "group_size": 24}
 
@@ -45,3 +51,31 @@ def test_with_turns_luck_in_a_call_after_the_decision_has_no_effect(tmp_path: Pa
     assert all(probability(run, 0, "1") > 0.8 for run in runs)
     first, second = (probability(run, 1, "3") for run in runs)
     assert abs(first - second) < 0.03
+
+
+def test_the_credit_that_was_trained_is_recorded_with_each_call(
+    tmp_path: Path, tiny_policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, minibatch = defaultdict[tuple[tuple[int, ...], tuple[int, ...]], set[float]](set), GRPO._minibatch
+
+    def record(self: GRPO, items: list[Item], *arguments: Any) -> None:
+        for item in items:
+            for triplet in item.trajectory.triplets:
+                start = len(triplet.prompt_ids) - len(item.trajectory.prompt_ids)
+                trained[tuple(triplet.prompt_ids), tuple(triplet.response_ids)].add(item.advantages[start])
+        minibatch(self, items, *arguments)
+
+    monkeypatch.setattr(GRPO, "_minibatch", record)
+    run = train(
+        tmp_path, tiny_policy, _rewarded_in_the_middle, lambda answer: float(answer[1] == "3"),
+        credit="turns", credit_discount=0.5, scale_rewards=False, call_cost=0.1,
+    )  # fmt: skip
+    recorded = defaultdict[tuple[tuple[int, ...], tuple[int, ...]], set[float]](set)
+    for row in rollouts(run):
+        for call, credit in zip(row["calls"], row_credits(row), strict=True):
+            assert credit is not None
+            place = tuple(call["prompt_ids"]), tuple(call["response_ids"])
+            recorded[place].add(credit.weight * credit.advantage)
+    assert trained
+    assert recorded == trained
+    assert all(json.loads(row["credits"]) == [] for row in run.rollouts()[0] if row["mode"] == "val")

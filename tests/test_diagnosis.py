@@ -69,15 +69,23 @@ def test_the_only_reward_of_a_group_gives_no_gradient() -> None:
     assert reason(rollout(1.0), without_calls(), trainer="verl").kind == "only_reward"
 
 
-def test_with_turns_the_returns_of_calls_are_compared() -> None:
-    emitted = rollout(0.0, call_rewards="[0.5, null, null]")
-    assert reason(emitted, rollout(0.0)).kind == "equal_rewards"
-    assert reason(emitted, rollout(0.0), credit="turns").kind == "trained"
-    assert reason(rollout(1.0), rollout(0.0), truncated="zero").kind == "trained"
-    cut = [{**call, "finish_reason": "length"} for call in REAL["calls"]]
-    assert reason(rollout(1.0, calls=cut), rollout(0.0), truncated="zero").kind == "equal_rewards"
-    ends = [rollout(reward, calls=REAL["calls"][:count]) for reward, count in ((0.0, 1), (0.0, 2), (1.0, 3))]
-    assert reason(*ends, credit="turns", credit_discount=1.0).kind == "trained"
+def credited(*advantages: float | None, weight: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """A rollout whose calls were trained with these advantages, and not trained for None."""
+    credits = [
+        None if advantage is None else {"returns": 0.5, "advantage": advantage, "weight": weight}
+        for advantage in advantages
+    ]
+    return rollout(changes.pop("reward", 0.0), credits=json.dumps(credits), **changes)
+
+
+def test_the_credit_that_was_trained_decides() -> None:
+    equal = "the returns of comparable calls of its group were equal"
+    assert reason(credited(0.5, 0.0, 0.0), credited(-0.5, 0.0, 0.0)).kind == "trained"  # though the rewards are equal
+    assert reason(credited(0.0, 0.0, 0.0), credited(0.0, 0.0, 0.0)).text.startswith("all 2 rewards of its group")
+    assert reason(credited(0.0, 0.0, 0.0), credited(0.0, 0.0, 0.0, reward=1.0)).text == equal
+    assert reason(credited(0.5, 0.5, 0.5, weight=0.0), credited(0.0, 0.0, 0.0, reward=1.0)).text == equal  # masked
+    assert reason(credited(0.0, 0.0, 0.0), credited(0.5, 0.0, 0.0, reward=1.0)).kind == "mean_reward"
+    assert reason(credited(None, None, None), credited(0.5, 0.0, 0.0)).kind == "bad_calls"
 
 
 def test_no_call_at_the_proxy() -> None:
@@ -182,11 +190,11 @@ def test_why_counts_the_reasons_of_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> None:
-    path = _run(tmp_path, rollout(0.0, rollout_id="ro-abc"), rollout(0.0, rollout_id="ro-abd"))
+    path = _run(tmp_path, credited(0, 0, 0, rollout_id="ro-abc"), credited(0, 0, 0, rollout_id="ro-abd"))
     done = CliRunner().invoke(app, [path, "ro-abc"])
     assert done.stdout.startswith("ro-abc (step 1, task ")
     assert "all 2 rewards of its group were 0" in done.stdout
-    assert "call 3 (rewrite_query): return 0, advantage 0, weight 1\n" in done.stdout
+    assert "call 3 (rewrite_query): return 0.5, advantage 0, weight 1\n" in done.stdout
     ambiguous, unknown = CliRunner().invoke(app, [path, "ro-a"]), CliRunner().invoke(app, [path, "xx"])
     assert (ambiguous.exit_code, unknown.exit_code) == (2, 2)
     assert "2 rollouts begin with 'ro-a'" in ambiguous.stderr
@@ -194,14 +202,13 @@ def test_why_explains_one_rollout_by_the_beginning_of_its_id(tmp_path: Path) -> 
 
 
 def test_why_prints_the_credit_of_each_call(tmp_path: Path) -> None:
-    rows = [rollout(0.0, rollout_id="ro-1", call_rewards="[0.5, null, null]"), rollout(1.0, rollout_id="ro-2")]
-    path = _run(tmp_path, *rows, credit="turns", credit_discount=0.5, agent_match="write")
+    rows = [credited(0.25, None, -1.414, rollout_id="ro-1"), rollout(1.0, rollout_id="ro-2")]
+    path = _run(tmp_path, *rows, agent_match="write")
     assert CliRunner().invoke(app, [path, "ro-1"]).stdout.splitlines()[1:3] == [
-        "call 1 (write_query): return 0.5, advantage 0, weight 1",
-        "call 2 (rewrite_query): return 0, advantage -1.41, weight 1",
+        "call 1 (write_query): return 0.5, advantage 0.25, weight 1",
+        "call 2 (rewrite_query): return 0.5, advantage -1.41, weight 1",
     ]
-    path = _run(tmp_path / "verl", *rows, trainer="verl", verl={"algorithm.adv_estimator": "rloo"})
-    assert "advantage" not in CliRunner().invoke(app, [path, "ro-1"]).stdout
+    assert "advantage" not in CliRunner().invoke(app, [path, "ro-2"]).stdout  # verl's own estimator computed it
 
 
 def test_why_of_a_run_without_rollouts(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def test_what_a_failed_rollout_scores_is_in_why_the_metrics_and_a_replay(
     text = diagnose(trained)[trained.index(failed)].text
     assert "the reply has no query (scored 0); trained on" in text
     count = sum(row["status"] == "agent" for row in rows)
-    assert f"failed: {count} agent (scored 0)" in "\n".join(overview([rows], {}, _NoDecoder()))
+    assert f"failed: {count} agent (scored 0)" in "\n".join(overview([rows], lambda step: {}, _NoDecoder()))
     validation = [row for row in rows if row["mode"] == "val"]
     accuracy = compute_accuracy(validation)
     assert accuracy["n"] == accuracy["total"]

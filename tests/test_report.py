@@ -76,7 +76,13 @@ def finished(tmp_path: Path) -> RunDir:
         run.write_rollouts(step, rows, kind="val-0")
     run.append_metrics({"step": 0, "validation": validation(0, 0.0), "wall_time_s": 1.0})
     for step in (1, 2):
-        group = [rollout(mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n)) for n in range(2)]
+        credit = {"returns": 1.0, "advantage": 0.707, "weight": 1.0}
+        group = [
+            rollout(
+                mode="train", step=step, rollout_id=f"ro-{step}-{n}", reward=float(n), credits=json.dumps([credit] * 3)
+            )
+            for n in range(2)
+        ]
         failed = rollout(
             mode="train", step=step, rollout_id=f"ro-{step}-x", reward=None, status="timeout", message="late"
         )

@@ -30,6 +30,7 @@ from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
+from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.local.task_schedule import training_groups
 from groundwire.train.policy.errors import ChatRequestError, EngineError
 from groundwire.train.policy.grammar import calls_and_json, to_lark
@@ -383,6 +384,25 @@ def test_a_failed_rollout_is_left_out_of_its_group(tmp_path: Path) -> None:
     figures = made.service.finish_sampling("train", 4, {"sampling": 1.0})
     assert figures["rollouts/ended_total"] == 4
     assert figures["rollouts/dropped_total"] == figures["rollouts/dropped_tool_total"] == 1
+
+
+def test_the_credit_that_verl_trains_is_recorded_with_each_call(tmp_path: Path) -> None:
+    settings = {"credit": "discount", "credit_discount": 0.5}
+    with _service(tmp_path, _Backend(calls=2), **settings) as made:
+        made.service.submit([_prompt()])
+        made.until_done()
+        made.service.finish_sampling("train", 4, {})
+        made.service.finish_writing()
+    credits = [row_credits(row) for row in made.run.rollouts()[0]]
+    assert [[credit.weight for credit in each if credit] for each in credits] == [[0.5, 1.0]] * 4
+    trained = {
+        advantage
+        for row in made.queue.rows.values()
+        for advantage, sampled in zip(row.advantages or (), row.mask, strict=True)
+        if sampled
+    }
+    assert {credit.weight * credit.advantage for each in credits for credit in each if credit} == trained
+    assert len(trained) > 1
 
 
 @pytest.mark.parametrize("failures", ["", "agent=drop"])

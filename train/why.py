@@ -30,7 +30,7 @@ _COLUMNS = (
     *("step", "mode", "temperature", "rollout_id", "task_id", "group", "status", "message", "reward", "attempts"),
     *("calls", "untrainable"),
 )
-_OPTIONAL = ("call_rewards",)
+_OPTIONAL = ("credits",)
 
 
 @app.command()
@@ -112,18 +112,15 @@ def _explain(
     batches: Iterable[Sequence[Row]], rollout_id: str, settings: Settings, decoder: TokenDecoder
 ) -> Iterator[str]:
     """The reason of one rollout, the credit of its calls, then its prefix mismatches."""
-    from groundwire.train.evaluation.credits import credit_lines, row_credits
+    from groundwire.train.evaluation.credits import credit_lines
     from groundwire.train.evaluation.diagnosis import diagnose
 
     found: list[tuple[Row, str, list[str]]] = []
     for rows in batches:
         matches = [index for index, row in enumerate(rows) if row["rollout_id"].startswith(rollout_id)]
         if matches:
-            config = _of_step(rows, settings)
-            reasons, credits = diagnose(rows, config), row_credits(rows, config)
-            for index in matches:
-                lines = list(credit_lines(rows[index], credits[index], config))
-                found.append((rows[index], reasons[index].text, lines))
+            reasons = diagnose(rows, _of_step(rows, settings))
+            found += [(rows[index], reasons[index].text, list(credit_lines(rows[index]))) for index in matches]
     found = [each for each in found if each[0]["rollout_id"] == rollout_id] or found
     if len(found) != 1:
         problem = f"{len(found)} rollouts begin with" if found else "no rollout of this run is"

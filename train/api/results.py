@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Accuracy", "Change", "EvaluationResult", "TrainingResult", "training_result"]
 
-_JSON_COLUMNS = ("task", "reward_components", "agent_steps", "call_rewards", "untrainable", "turn_scores")
+_JSON_COLUMNS = ("task", "reward_components", "agent_steps", "call_rewards", "credits", "untrainable", "turn_scores")
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,12 @@ class _Call(BaseModel):
         return self
 
 
+class _CallCredit(BaseModel):
+    returns: Number
+    advantage: Number
+    weight: Number
+
+
 class _UntrainableCall(BaseModel):
     untrainable_reason: str
     prompt_tokens: Count
@@ -138,11 +144,12 @@ class _Rollout(BaseModel):
     agent_steps: Json[list[_AgentStep]] = []
     calls: list[_Call] | None = []
     call_rewards: Json[list[Number | None]] | None = []
+    credits: Json[list[_CallCredit | None]] | None = []
     untrainable: Json[list[_UntrainableCall]] | None = []
     turn_scores: Json[list[Number]] | None = []
 
 
-_OPTIONAL = ("call_rewards", "untrainable", "turn_scores")
+_OPTIONAL = ("call_rewards", "credits", "untrainable", "turn_scores")
 ROLLOUT_COLUMNS = tuple(name for name in _Rollout.model_fields if name not in _OPTIONAL)
 """The columns of every file of rollouts."""
 

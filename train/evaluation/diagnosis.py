@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from groundwire.train.algorithms.credit import CallCredit
 from groundwire.train.evaluation.credits import group_key, row_credits, trained_calls
 from groundwire.train.evaluation.metrics import is_judged
 
@@ -100,23 +99,12 @@ def diagnose(rows: Sequence[Row], settings: Mapping[str, Any] = MappingProxyType
     """The reason of each row. ``rows`` are whole steps, since each rollout is compared with its group; ``settings`` are
     the run's.
     """
-    groups: dict[tuple[Any, ...], _Group] = {}
-    credits = row_credits(rows, settings)
-    for row, of_row in zip(rows, credits, strict=True):
-        if row["reward"] is not None:
-            group = groups.setdefault(group_key(row), _Group([], []))
-            group.rewards.append(row["reward"])
-            group.credits.append(of_row)
     match = settings.get("agent_match")
-    pairs = zip(rows, credits, strict=True)
-    return [_reason(row, of_row, groups.get(group_key(row), _Group([], [])), match) for row, of_row in pairs]
-
-
-class _Group(NamedTuple):
-    """The rollouts of a group that have a reward."""
-
-    rewards: list[float]
-    credits: list[list[CallCredit]]
+    groups: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["reward"] is not None:
+            groups[group_key(row)].append(row)
+    return [_reason(row, groups[group_key(row)], match) for row in rows]
 
 
 def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> str:
@@ -246,19 +234,20 @@ def is_transient(rows: Sequence[Row]) -> bool:
     return any(map(is_judged, rows)) and len(ways) > 1
 
 
-def _reason(row: Row, credits: Sequence[CallCredit], group: _Group, agent_match: str | None) -> Reason:
+def _reason(row: Row, group: Sequence[Row], agent_match: str | None) -> Reason:
+    """``group`` are the rows of its group with a reward."""
     failure = _failure(row)
     if row["mode"] == "val":
         validated = Reason("validation", "a validation rollout: it is judged, and never trained on")
         return failure or _no_triplets(row, None) or validated
     if failure is not None and row["reward"] is not None:
-        reason = _reason({**row, "status": "succeeded"}, credits, group, agent_match)
+        reason = _reason({**row, "status": "succeeded"}, group, agent_match)
         return Reason(reason.kind, f"{failure.text}; {reason.text}")
     return (
         failure
         or _no_triplets(row, agent_match)
-        or _no_gradient(row["reward"], credits, group)
-        or Reason("trained", _trained_text(row, group.rewards, agent_match))
+        or _no_gradient(row, group, agent_match)
+        or Reason("trained", _trained_text(row, [each["reward"] for each in group], agent_match))
     )
 
 
@@ -319,23 +308,30 @@ def _no_trainable_call(problems: Sequence[str]) -> Reason:
     return Reason("bad_calls", f"none of its {len(problems)} call(s) can be trained on; the last: {problems[-1]}")
 
 
-def _no_gradient(reward: float, credits: Sequence[CallCredit], group: _Group) -> Reason | None:
-    compared = [each for each in group.credits if each]
+def _no_gradient(row: Row, group: Sequence[Row], agent_match: str | None) -> Reason | None:
+    if (recorded := row_credits(row)) and not any(recorded):
+        return Reason("bad_calls", f"none of its {len(recorded)} call(s) was trained: verl trains no constrained reply")
+    compared = [each for each in group if trained_calls(each, agent_match)]
     if len(compared) < 2:
         return Reason("only_reward", "no other rollout of its group has a reward to compare it with")
-    if not any(map(_has_gradient, compared)):
-        equal = min(group.rewards) == max(group.rewards)
-        rewards = f"all {len(group.rewards)} rewards of its group were {reward:g}"
-        return Reason("equal_rewards", rewards if equal else "the returns of comparable calls of its group were equal")
-    if not _has_gradient(credits):
-        at_mean = math.isclose(reward, sum(group.rewards) / len(group.rewards), abs_tol=1e-9)
-        rewards = f"its reward {reward:g} is its group's mean"
-        return Reason("mean_reward", rewards if at_mean else "the return of each call is the mean of comparable calls")
+    rewards = [each["reward"] for each in compared]
+    mean = sum(rewards) / len(rewards)
+    if not any(_has_gradient(each, mean) for each in compared):
+        equal = min(rewards) == max(rewards)
+        text = f"all {len(rewards)} rewards of its group were {row['reward']:g}"
+        return Reason("equal_rewards", text if equal else "the returns of comparable calls of its group were equal")
+    if not _has_gradient(row, mean):
+        at_mean = math.isclose(row["reward"], mean, abs_tol=1e-9)
+        text = f"its reward {row['reward']:g} is its group's mean"
+        return Reason("mean_reward", text if at_mean else "the return of each call is the mean of comparable calls")
     return None
 
 
-def _has_gradient(credits: Sequence[CallCredit]) -> bool:
-    return any(abs(credit.weight * credit.advantage) > _ROUNDING for credit in credits)
+def _has_gradient(row: Row, mean: float) -> bool:
+    """Whether a rollout was trained; by its reward if verl computed the advantages, whose estimator compares them."""
+    if credits := row_credits(row):
+        return any(abs(credit.weight * credit.advantage) > _ROUNDING for credit in credits if credit)
+    return not math.isclose(row["reward"], mean, abs_tol=1e-9)
 
 
 def _trained_text(row: Row, group: Sequence[float], agent_match: str | None) -> str:

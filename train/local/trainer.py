@@ -179,6 +179,7 @@ class LocalTrainer:
         before = self.engine.generated_tokens
         results = self._sample(step)
         generated = self.engine.generated_tokens - before
+        self._record_credits(results)
         rows = [result.to_row(step) for result in results]
         self.run.write_rollouts(step, rows)
         self._check_trainable(rows)
@@ -268,6 +269,18 @@ class LocalTrainer:
                 group = result.request.group
                 scored.append(ScoredRollout(group=group, reward=reward, trajectories=trajectories(calls)))
         return scored
+
+    def _record_credits(self, results: Sequence[RolloutResult]) -> None:
+        """Add to the results what their calls are trained with."""
+        groups: defaultdict[str, list[tuple[RolloutResult, ScoredRollout]]] = defaultdict(list)
+        for result, rollout in zip(
+            (each for each in results if each.reward is not None), self._scored(results), strict=True
+        ):
+            groups[rollout.group].append((result, rollout))
+        for group in groups.values():
+            for (result, rollout), credits in zip(group, self.grpo.credits([each for _, each in group]), strict=True):
+                places = ((call.sequence, call.choice) for call in rollout.calls)
+                result.credits.update(zip(places, credits, strict=True))
 
     def _update_engine(self, step: int) -> None:
         with merged_weights(self.model):

@@ -17,7 +17,7 @@ from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, 
 from groundwire.domains import gold_answer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.credits import credit_lines, row_credits
+from groundwire.train.evaluation.credits import credit_lines
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
 
@@ -56,12 +56,11 @@ def read_notes(run: RunDir) -> RunNotes:
     notes = RunNotes()
     columns = ("step", "mode", "temperature", "group", "task_id", "status", "reward")
     for batch_index, batch in enumerate(run.rollout_batches(None, notes.unreadable, ROLLOUT_COLUMNS)):
-        settings = run.config(batch[0]["step"])
-        reasons, credits = diagnose(batch, settings), row_credits(batch, settings)
-        for index, (row, reason, of_row) in enumerate(zip(batch, reasons, credits, strict=True)):
+        reasons = diagnose(batch, run.config(batch[0]["step"]))
+        for index, (row, reason) in enumerate(zip(batch, reasons, strict=True)):
             notes.reasons[reason.kind] += 1
             note = {name: row[name] for name in columns}
-            note |= {"why": reason.text, "credit": list(credit_lines(row, of_row, settings))}
+            note |= {"why": reason.text, "credit": list(credit_lines(row))}
             notes.rollouts.append(note | {"batch": batch_index, "index": index})
         if training := [row for row in batch if row["mode"] == "train"]:
             step = int(training[0]["step"])

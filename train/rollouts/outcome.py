@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from agentlightning.types import AttemptedRollout, Rollout, Span
@@ -15,6 +15,7 @@ from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
+from groundwire.train.algorithms.credit import CallCredit
 from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.store.spans import with_call_spans
 
@@ -59,6 +60,8 @@ class RolloutResult:
     seconds: float
     untrainable: Sequence[LLMCall] = ()
     """Calls that are not in ``calls``: each has an :attr:`LLMCall.untrainable_reason`."""
+    credits: dict[tuple[int, int | None], CallCredit] = field(default_factory=dict)
+    """What calls were trained with, by sequence and choice. The trainer adds them when the group is complete."""
     least_reward: float = 0.0
     """The least value that its reward declares."""
 
@@ -136,6 +139,11 @@ class RolloutResult:
         calls = sorted((*self.calls, *self.untrainable), key=lambda call: (call.sequence, call.started))
         return calls_of_agents(select_calls(calls, lambda call: not call.untrainable_reason), agent_match)
 
+    def _call_credits(self) -> list[dict[str, float] | None]:
+        """The credit of each of ``calls``; empty if none has one."""
+        found = [self.credits.get((call.sequence, call.choice)) for call in self.calls]
+        return [asdict(credit) if credit else None for credit in found] if any(found) else []
+
     def to_row(self, step: int) -> dict[str, Any]:
         """The rollout as a row of ``rollouts.parquet``."""
         task = self.request.task
@@ -157,6 +165,7 @@ class RolloutResult:
             "agent_steps": json.dumps(list(self.steps), ensure_ascii=False),
             "calls": [{name: getattr(call, name) for name in _CALL_COLUMNS} for call in self.calls],
             "call_rewards": json.dumps([call.reward for call in self.calls]),
+            "credits": json.dumps(self._call_credits()),
             "untrainable": json.dumps(
                 [
                     {

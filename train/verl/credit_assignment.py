@@ -95,6 +95,8 @@ def training_rows(
     ):
         turns = triplets(of_agents, reward)
         by_place = {(call.sequence, call.choice): each for call, each in zip(trained, credits, strict=True)}
+        if credit:
+            result.credits.update(by_place)
         nothing = CallCredit(reward, 0.0, 0.0)
         by_call = {id(turn): by_place.get((turn.sequence, turn.choice), nothing) for turn in turns}
         parts = _trained_parts(turns, by_call)

@@ -241,10 +241,10 @@ class RolloutService:
                 scored.append((session, result, result.reward))
             else:
                 self._last_failure = _failure(result)
+        rows = self._training_rows(prompt, scored)  # which adds the credits to the results
         with self._lock:
             # A validation is settled as a whole: some groups ended before the least reward was known.
             self._results[partition] += settled if training else [result for _, result in ended]
-        rows = self._training_rows(prompt, scored)
         used = {row.session: row.reward for row in rows}
         if unused := [result for session, result, _ in scored if session not in used]:
             last = unused[-1]
