@@ -6,6 +6,7 @@ from groundwire.adapters._registry import check, get, names
 from groundwire.adapters._types import (
     AGENT_HEADER,
     AgentError,
+    AgentSetupError,
     Answer,
     Backend,
     BackendError,
@@ -25,6 +26,7 @@ __all__ = [
     "AGENT_HEADER",
     "FRAMEWORKS",
     "AgentError",
+    "AgentSetupError",
     "Answer",
     "Backend",
     "BackendError",

@@ -16,6 +16,7 @@ from groundwire.tools.types import AgentStep, AnswerForm
 __all__ = [
     "AGENT_HEADER",
     "AgentError",
+    "AgentSetupError",
     "Answer",
     "Backend",
     "BackendError",
@@ -73,6 +74,12 @@ class Answer:
     text: str
     """The answer to be judged: the final query or prose, according to the question's ``form``."""
     steps: list[AgentStep] = field(default_factory=list)
+    judged_field: str = ""
+    """The field of the agent's result that holds the text, if it was found by its name."""
+    input: str = ""
+    """How the agent was called, in one line."""
+    no_call: str = ""
+    """What is known of an agent that made no LLM call that was traced."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", valid_texts(self.text))
@@ -86,6 +93,7 @@ class BackendError(Exception):
     ├── AgentError      the agent's own code or framework raised
     │   ├── MalformedOutputError   it cannot use a reply
     │   └── TurnLimitError         it made as many calls as it may
+    ├── AgentSetupError   it cannot be called, or judged, as the run is set up: a setting must change
     ├── ToolError       a tool is broken (an error message to the model is no failure)
     └── EndpointError   the LLM call: refused, timed out, unreachable
         └── PromptTooLongError   the prompt does not fit the model; a retry cannot help
@@ -94,6 +102,8 @@ class BackendError(Exception):
     kind = "backend"
     steps: Sequence[AgentStep] = ()
     """The agent's steps before the failure, as far as they are known."""
+    input: str = ""
+    """How the agent was called, in one line."""
 
 
 class AgentError(BackendError):
@@ -112,6 +122,12 @@ class TurnLimitError(AgentError):
     """The agent ended at its limit of turns, steps or recursions."""
 
     kind = "turn_limit"
+
+
+class AgentSetupError(BackendError):
+    """The agent cannot be called, or its result not be judged, as the run is set up. Never a score."""
+
+    kind = "setup"
 
 
 class ToolError(BackendError):

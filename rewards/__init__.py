@@ -8,7 +8,7 @@ computed raises :class:`RewardError` and never becomes a number.
 from __future__ import annotations
 
 from groundwire.rewards._columns import RecordedTask, names_read
-from groundwire.rewards._functions import reward_function, with_time_limit
+from groundwire.rewards._functions import describe_call, reward_function, with_time_limit
 from groundwire.rewards._neighbours import has_variants, in_training, unchecked_of, without_neighbours
 from groundwire.rewards._range import declared_range
 from groundwire.rewards._registry import check, get, names, notes
@@ -38,6 +38,7 @@ __all__ = [
     "check",
     "components",
     "declared_range",
+    "describe_call",
     "get",
     "has_variants",
     "in_training",

@@ -68,6 +68,8 @@ def combine(terms: Sequence[tuple[float, str, Reward]]) -> Reward:
                     summed[f"{name}.{component}" if component else name] = weight * number
         return summed
 
+    calls = [getattr(function, "describe_call", None) for _, _, function in terms]
+    reward.describe_call = lambda task: " + ".join(call(task) for call in calls if call)  # type: ignore[attr-defined]
     ranges = [(weight, declared_range(function)) for weight, _, function in terms]
     ends = [sorted((weight * least, weight * greatest)) for weight, (least, greatest) in ranges]
     reward.reward_range = tuple(map(sum, zip(*ends, strict=True)))  # type: ignore[attr-defined]

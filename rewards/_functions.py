@@ -1,4 +1,4 @@
-"""A user's function as a reward: sync or async, with or without the agent's steps."""
+"""A user's function as a reward: sync or async, called by the names of its parameters."""
 
 from __future__ import annotations
 
@@ -9,40 +9,65 @@ from functools import wraps
 from typing import Any
 
 from groundwire.rewards._range import declared_range
-from groundwire.rewards._types import Reward, RewardError, UnusableRewardError
+from groundwire.rewards._types import METRIC, Reward, RewardError, UnusableRewardError
+from groundwire.tools.binding import Binder, BindingError, Value
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 
-__all__ = ["reward_function", "with_time_limit"]
+__all__ = ["describe_call", "reward_function", "with_time_limit"]
+
+_BATCHES = ("completions", "solution_strs", "predictions", "responses", "generations")
+_ANSWERS = (
+    *("completion", "solution_str", "prediction", "response", "generation", "pred", "y_pred", "predicted", "generated"),
+    *("hypothesis", "candidate", "reply", "model_output", "answer", "output", "outputs", "result", "text"),
+)
+_VALUES = (
+    Value("answer", "the answer", "text", (*_BATCHES, *_ANSWERS), batches=_BATCHES),
+    Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "doc", "record", "inputs")),
+    Value("steps", "the agent's steps", "list", ("steps",)),
+    Value("question", "the question", "text", ("question",), ("prompt", "prompts", "query", "input", "problem")),
+)
+"""What the parameters of a reward may mean. ``answer`` is the column of this name where another one is the answer."""
 
 
 def reward_function(function: Callable[..., Any]) -> Reward:
-    """The reward that calls ``function`` with ``(task, answer, steps)``, or without the steps if it takes two.
+    """The reward that calls ``function`` by the names of its parameters: the task, the answer, columns of the task.
 
-    A plain function may block: each call has its own thread. Raises :class:`UnusableRewardError`.
+    verl's ``compute_score(data_source, solution_str, ground_truth, extra_info)`` and TRL's ``reward(completions,
+    **columns)`` are called as there, the latter with lists of one. ``(a, b)``, whose names say nothing, are the task
+    and the answer. A plain function may block: each call has its own thread. Raises :class:`UnusableRewardError`;
+    :func:`describe_call` does for what depends on the columns.
     """
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function) or inspect.isclass(function):
         raise UnusableRewardError(f"reward {name!r} is no function; write it as: def reward(task, answer)")
-    count = _argument_count(function, name)
+    example = "def reward(task, answer) or (task, answer, steps)"
+    binder = Binder(function, f"reward {name!r}", _VALUES, ("task", "answer", "steps"), ("answer", "steps"), example)
+    try:
+        binder.check()
+    except BindingError as error:
+        raise UnusableRewardError(str(error)) from error
     is_async = any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
     @wraps(function)
     async def reward(task: Mapping[str, Any], answer: str, steps: Sequence[AgentStep]) -> Any:
-        arguments = (task, answer, steps)[:count]
-        if is_async:
-            return await function(*arguments)
+        values = {"task": task, "answer": answer, "steps": steps, "question": task.get("question", "")}
+        try:
+            bound = binder.arguments(values, _columns(task))
+        except BindingError as error:  # a row that lacks a column
+            raise RewardError(str(error)) from error
 
         def call() -> Any:
             try:
-                return function(*arguments)
+                return function(*bound.args, **bound.kwargs)
             except StopIteration as error:  # a future cannot hold it
                 raise RewardError(f"the reward raised {error!r}") from error
 
-        value = await asyncio.wrap_future(in_thread(call, name="reward"))
-        return await value if inspect.isawaitable(value) else value
+        value = call() if is_async else await asyncio.wrap_future(in_thread(call, name="reward"))
+        return _of_one(await value if inspect.isawaitable(value) else value, binder, task)
 
     reward.reward_range = declared_range(function)  # type: ignore[attr-defined]
+    reward.describe_call = lambda task: f"{name}{binder.describe(_columns(task))}"  # type: ignore[attr-defined]
     return reward
 
 
@@ -74,17 +99,28 @@ def with_time_limit(reward: Reward, timeout_s: float) -> Reward:
     return limited
 
 
-def _argument_count(function: Callable[..., Any], name: str) -> int:
+def describe_call(reward: Reward, task: Mapping[str, Any]) -> str:
+    """How a user's function is called for tasks like ``task``; empty for a reward that is none.
+
+    Raises :class:`UnusableRewardError` if nothing fits one of its parameters.
+    """
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # written in C: its signature is unknown
-        return 2
-    for count in (3, 2):
-        try:
-            signature.bind(*[None] * count)
-        except TypeError:
-            continue
-        return count
-    raise UnusableRewardError(
-        f"reward {name!r} takes {signature}; it is called with (task, answer) or (task, answer, steps)"
-    )
+        return getattr(reward, "describe_call", lambda _: "")(task)
+    except BindingError as error:
+        raise UnusableRewardError(str(error)) from error
+
+
+def _columns(task: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The task's columns, and verl's ground truth as one of them."""
+    nested = task.get("reward_model")
+    return {**nested, **task} if isinstance(nested, Mapping) else task
+
+
+def _of_one(value: Any, binder: Binder, task: Mapping[str, Any]) -> Any:
+    """The reward of one answer, where the function returns those of many, or verl's dict with its ``score``."""
+    if isinstance(value, list | tuple) and len(value) == 1 and binder.bind(_columns(task)).batched:
+        return value[0]
+    if isinstance(value, Mapping) and "score" in value and "solution_str" in binder.signature.parameters:
+        metrics = {f"{METRIC}{name}": each for name, each in value.items() if isinstance(each, int | float)}
+        return {"score": value["score"], **{name: each for name, each in metrics.items() if name != f"{METRIC}score"}}
+    return value

@@ -14,7 +14,7 @@ from programs import Program, run
 from typer.testing import CliRunner
 
 from groundwire import adapters
-from groundwire.adapters.custom import CustomBackend
+from groundwire.adapters import agent_backend
 from groundwire.adapters.sql_agents.named_prompts import Messages, default_prompts, fill
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import TaskData
@@ -118,7 +118,7 @@ def _right(task: Any, answer: str) -> float:
 
 def _trainer(config: RunConfig, run: RunDir, url: str, reward: Callable[[Any, str], float] = _right) -> PromptTrainer:
     domain = task_list(TASKS, validation=0.3)
-    backend = CustomBackend(agent=adder)
+    backend = agent_backend(adder)
     return PromptTrainer(
         config,
         data=domain.load(),

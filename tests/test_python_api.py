@@ -155,7 +155,7 @@ async def test_graphs_and_sdk_agents_are_given_as_objects(tmp_path: Path) -> Non
     async with ScriptedPolicyServer(replies=lambda _: "yes") as policy:
         given = {"model": policy.model, "base_url": policy.base_url, "output_dir": tmp_path, "quiet": True}
         for agent, settings, answer in (
-            (unmodified_agents.graph, {}, "yes"),
+            (unmodified_agents.graph, {"agent_output": lambda state: state["query"]}, "yes"),
             (unmodified_agents.graph, {"agent_output": lambda state: state["critique"] + "!"}, "yes!"),
             (sdk_agent, {"agent_input": lambda task: f"{task.question} Why?"}, "yes"),
         ):
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
     for arguments, settings, message in (
         ((agent, TASKS), {}, "the tasks have no reward"),
         ((agent, TASKS, "exact"), {}, "unknown reward 'exact'"),
-        ((agent, TASKS, lambda answer: 1.0), {}, "it is called with (task, answer) or (task, answer, steps)"),
+        ((agent, TASKS, lambda task: 1.0), {}, "none gets answer or steps: write def reward(task, answer)"),
         ((agent, "spidre"), {}, "unknown domain 'spidre'"),
         ((agent, "no/tasks.jsonl", always), {}, "no/tasks.jsonl does not exist"),
         ((agent, 7, always), {}, "tasks is 7: give a list of dicts"),

@@ -1,68 +1,167 @@
-"""From what an agent returns to the answer that is judged."""
+"""From what an agent returns to the answer that is judged: never a dump of all that it returned."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
+from groundwire.adapters._types import AgentSetupError
 from groundwire.adapters.unmodified.conversation import Conversation, is_query
 from groundwire.tools.sql.syntax import fenced_sql
 from groundwire.tools.types import AnswerForm
 
-__all__ = ["judged_answer"]
+__all__ = ["ASK", "check_done", "field_names", "judged_answer", "lacks_answer"]
 
-_FIELDS = ("answer", "output", "sql", "query")
-_WRAPPERS = ("final_output", "output", "content", "text")
-"""The attributes in which frameworks' results and messages hold the text."""
+ASK = "name a function that returns the answer from the result: --agent-output module:name"
+_FINAL = ("final_output", "structured_response", "output_text")
+_USUAL = ("answer", "final_answer", "generation", "response", "result", "output", "report", "final_report")
+_QUERIES = ("sql", "query", "sql_query")
+_TEXTS = ("text", "content", "raw", "message", "choices")
+"""Of messages, and of the results of other frameworks."""
+_WAITING = ("__interrupt__", "interruptions", "interrupts", "user_input_requests", "is_paused")
+"""What says that an agent waits for a person: of LangGraph, the Agents SDK, Strands, Agent Framework, Agno."""
+_SHOWN = 300  # characters of a result in a message
+_MISSING = object()
 
 
-def judged_answer(result: Any, form: AnswerForm, conversation: Conversation, given: Mapping[str, Any]) -> str:
-    """The text to be judged in an agent's result.
+def check_done(result: Any) -> None:
+    """Raise :class:`adapters.AgentSetupError` if the agent has stopped to wait for a person."""
+    for name in _WAITING:
+        if (waits := _read(result, name)) and not callable(waits):
+            raise AgentSetupError(
+                f"the agent was interrupted to ask a person ({name}: {waits!r:.{_SHOWN}}), and nobody answers in a "
+                "rollout: give an agent without interrupts and approvals, or a function that runs it and answers them"
+            )
 
-    The agent's answer is the first of the fields ``answer``, ``output``, ``sql`` and ``query`` that it has set (those
-    in ``given`` are its input), else its typed output, else its last message. For an answer in SQL it is the first of
-    these with a query, as a fenced block or by itself; else the last query that the agent gave to a tool, because many
-    agents run the query and then answer in prose.
+
+def judged_answer(
+    result: Any, form: AnswerForm, conversation: Conversation, given: Mapping[str, Any]
+) -> tuple[str, str]:
+    """The text to be judged in an agent's result, and the name of the field that holds it.
+
+    It is a framework's final output, else the last message, else the first of the usual fields. What is as in
+    ``given``, the agent's input, is no answer. An answer in SQL is the first of these with a query, else the last query
+    that the agent gave to a tool. Raises :class:`adapters.AgentSetupError` if no field is known to be the answer.
     """
-    texts = list(_texts(result, given))
-    if form != "sql":
-        return texts[0].strip() if texts else ""
-    for text in texts:
-        fenced = fenced_sql(text)
-        if fenced is not None or is_query(text):
-            return text.strip() if fenced is None else fenced
-    return conversation.last_query() or (texts[0].strip() if texts else "")
+    found = list(_candidates(result, form, "what it returned", given))
+    if form == "sql":
+        for text, field in found:
+            fenced = fenced_sql(text)
+            if fenced is not None or is_query(text):
+                return (text.strip() if fenced is None else fenced), field
+        if query := conversation.last_query():
+            return query, "the last query of a tool call"
+    if not found:
+        names = _names(result)
+        what = f"the fields {', '.join(names)}" if names else f"a {type(result).__name__}"
+        raise AgentSetupError(f"the agent returned {what}, and which of it is the answer is not known: {ASK}")
+    text, field = next((each for each in found if each[0].strip()), found[0])
+    return text.strip(), field
 
 
-def _texts(result: Any, given: Mapping[str, Any]) -> Iterator[str]:
-    """The texts in ``result`` that may be its answer, the likeliest first."""
-    if isinstance(result, str):
-        yield result
-    elif isinstance(result, (list, tuple)):  # the parts of a message
-        yield "".join(text for part in result for text in _texts(part, given))
-    elif (found := _own_fields(result)) is not None:
-        answers = [found[name] for name in _FIELDS if found.get(name) and found[name] != given.get(name)]
-        answers += [found[name] for name in ("structured_response", "text", "content") if found.get(name)]
-        answers += list(found.get("messages") or ())[-1:]
-        for answer in answers:
-            yield from _texts(answer, given)
-        if not answers:
-            yield json.dumps(found, ensure_ascii=False, default=str)
-    elif result is not None:
-        value = next((each for name in _WRAPPERS if (each := getattr(result, name, None)) and not callable(each)), None)
-        yield from [str(result)] if value is None else _texts(value, given)
+def lacks_answer(kind: Any, form: AnswerForm) -> list[str]:
+    """The fields of a class of results if none of them is known to be the answer; else empty."""
+    names, known = field_names(kind), {*_FINAL, "messages", *_USUAL, *_TEXTS, *(_QUERIES if form == "sql" else ())}
+    return names if len(names) > 1 and known.isdisjoint(names) else []
 
 
-def _own_fields(result: Any) -> Mapping[str, Any] | None:
-    """The fields of a mapping, a dataclass or a pydantic model; None for the result objects of frameworks."""
-    if isinstance(result, Mapping):
-        return result
-    if any(hasattr(result, name) for name in ("final_output", "content")):
-        return None
-    if is_dataclass(result) and not isinstance(result, type):
-        return {each.name: getattr(result, each.name) for each in fields(result)}
-    if hasattr(type(result), "model_fields"):
-        return {name: getattr(result, name) for name in type(result).model_fields}
-    return None
+def field_names(kind: Any) -> list[str]:
+    """The fields of a typed dict, a dataclass, a named tuple or a pydantic model; empty for any other class."""
+    if not any(hasattr(kind, name) for name in ("__total__", "__dataclass_fields__", "_fields", "model_fields")):
+        return []
+    bases = reversed(getattr(kind, "__mro__", (kind,)))
+    names = {name: None for base in bases for name in getattr(base, "__annotations__", {}) if name[0] != "_"}
+    return [name for name in names if not name.startswith("model_")]
+
+
+def _candidates(
+    value: Any, form: AnswerForm, field: str, given: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[tuple[str, str]]:
+    """The texts in ``value`` that may be its answer, the likeliest first, each with its field."""
+    if (text := _plain(value)) is not None:
+        yield text, field
+    elif isinstance(value, Sequence | Set) and not hasattr(value, "_fields"):
+        messages = [each for each in value if _is_message(each)]
+        if messages:
+            asked = _read(messages[-1], "role") in ("user", None) and _read(messages[-1], "type") in ("human", None)
+            for text, _ in _candidates(messages[-1], form, ""):
+                if not asked or text not in _given_texts(given):
+                    yield text, "the last message"
+        elif (text := _joined(list(value))) is not None:
+            yield text, field
+    else:
+        yield from _of_fields(value, form, field, given)
+
+
+def _of_fields(value: Any, form: AnswerForm, field: str, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    names, found = _names(value), False
+    order = (*_FINAL, "messages", *_USUAL, *(_QUERIES if form == "sql" else ()), *_TEXTS)
+    for name in order if len(names) != 1 else names:
+        each = _read(value, name, _MISSING)
+        if (
+            each is _MISSING
+            or (callable(each) and _plain(each) is None)
+            or (name in given and _same(each, given[name]))
+        ):
+            continue
+        texts = list(_candidates(each, form, name, given if name == "messages" else {}))
+        if not texts and (name in _USUAL or len(names) == 1):
+            texts = [(json.dumps(each, ensure_ascii=False, default=_jsonable), name)]
+        found = found or bool(texts)
+        yield from texts
+    if not found and not names and type(value).__str__ is not object.__str__:
+        yield str(value), field
+
+
+def _plain(value: Any) -> str | None:
+    """The text of a scalar; None for anything else."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "replace")
+    return str(value) if isinstance(value, str | int | float) else None
+
+
+def _joined(parts: Sequence[Any]) -> str | None:
+    """The text of a list: of the parts of a message, of scalars, of rows; None if it has anything else."""
+    texts = [_plain(each) for each in parts]
+    if None not in texts:
+        return ("" if all(isinstance(each, str) for each in parts) else "\n").join(map(str, texts))
+    if all(isinstance(each, list | tuple) for each in parts):
+        return json.dumps(parts, ensure_ascii=False, default=str)
+    parts = [each for each in parts if _read(each, "type") not in ("reasoning", "thinking", "redacted_thinking")]
+    texts = [each if isinstance(each, str) else _read(each, "text") for each in parts]
+    return "".join(map(str, texts)) if all(isinstance(each, str) for each in texts) else None
+
+
+def _is_message(value: Any) -> bool:
+    return _plain(value) is None and bool(_read(value, "role") or _read(value, "content", _MISSING) is not _MISSING)
+
+
+def _given_texts(given: Mapping[str, Any]) -> set[str]:
+    messages = [_read(each, "content") for each in given.get("messages") or ()]
+    return {each for each in (*given.values(), *messages) if isinstance(each, str)}
+
+
+def _read(value: Any, name: str, default: Any = None) -> Any:
+    try:
+        return value.get(name, default) if isinstance(value, Mapping) else getattr(value, name, default)
+    except Exception:  # a property of a foreign class
+        return default
+
+
+def _names(value: Any) -> list[str]:
+    return [str(name) for name in value] if isinstance(value, Mapping) else field_names(type(value))
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one is other or one == other)
+    except Exception:  # arrays
+        return False
+
+
+def _jsonable(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else getattr(value, "__dict__", str(value))

@@ -67,7 +67,9 @@ class CommandBackend:
             last = [*output.split(b"\n"), *errors.strip().split(b"\n")][-1].decode("utf-8", "replace")[:_SHOWN]
             raise AgentError(f"{shlex.join(self._command)} ended with status {process.returncode}: {last}")
         text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
-        return Answer(text=judged_answer(text, question.form, Conversation(), {}))
+        answer, field = judged_answer(text, question.form, Conversation(), {})
+        shown = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"
+        return Answer(text=answer, judged_field=field if answer != text else "standard output", input=shown)
 
 
 def _environment(endpoint: Endpoint) -> dict[str, str]:

@@ -59,7 +59,7 @@ def rollouts() -> None:
 async def _run_rollouts(count: int) -> float:
     from agentlightning.store.memory import InMemoryLightningStore
 
-    from groundwire.adapters.custom import CustomBackend
+    from groundwire.adapters import agent_backend
     from groundwire.adapters.tracing.proxy import LLMProxy
     from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
     from groundwire.domains import get
@@ -77,7 +77,7 @@ async def _run_rollouts(count: int) -> float:
 
     async with ScriptedPolicyServer(lambda _: "SELECT 1") as server:
         store = InMemoryLightningStore()
-        agent = RolloutAgent(backend=CustomBackend(agent=three_calls), domain=domain, reward=reward)
+        agent = RolloutAgent(backend=agent_backend(three_calls), domain=domain, reward=reward)
         async with LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store)) as tracer:
             pool = RunnerPool(store=store, agent=agent, n_runners=32)
             collector = RolloutCollector(store=store, proxy=tracer, model="policy", notify_runners=pool.notify)

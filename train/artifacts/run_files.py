@@ -71,6 +71,7 @@ class _MetricsLine(BaseModel):
     reward_components: dict[str, Number] = {}
     rollouts: Count = 0
     failures: dict[str, Count] = {}
+    without_calls: Count = 0
     groups: Count = 0
     groups_used: Count = 0
     gradient_share: Number | None = None
@@ -141,6 +142,8 @@ class _Rollout(BaseModel):
     seconds: Number = 0.0
     task: Json[dict[str, Any]] = {}
     answer: str | None = ""
+    judged_field: str | None = ""
+    input: str | None = ""
     agent_steps: Json[list[_AgentStep]] = []
     calls: list[_Call] | None = []
     call_rewards: Json[list[Number | None]] | None = []
@@ -149,7 +152,7 @@ class _Rollout(BaseModel):
     turn_scores: Json[list[Number]] | None = []
 
 
-_OPTIONAL = ("call_rewards", "credits", "untrainable", "turn_scores")
+_OPTIONAL = ("call_rewards", "credits", "untrainable", "turn_scores", "judged_field", "input")
 ROLLOUT_COLUMNS = tuple(name for name in _Rollout.model_fields if name not in _OPTIONAL)
 """The columns of every file of rollouts."""
 

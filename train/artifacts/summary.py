@@ -22,6 +22,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     failures: Counter[str] = Counter()
     for line in steps:
         failures.update(line["failures"])
+    silent = sum(line.get("without_calls", 0) for line in steps)
     seconds = {phase: sum(line["seconds"][phase] for line in steps) for phase in PHASES}
     total_s = sum(sum(line["seconds"].values()) for line in steps)
     summary: dict[str, Any] = {
@@ -35,6 +36,7 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
         "peak_memory_mb": _peak_memory_mb(),
         "rollouts": sum(line["rollouts"] for line in steps),
         "failures": dict(failures),
+        **({"without_calls": silent} if silent else {}),
         "validation": _before_after(lines, "validation"),
         "validation_sampled": _before_after(lines, "validation_sampled"),
         "seconds": {phase: round(value, 2) for phase, value in seconds.items()},

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ __all__ = [
     "prepare",
 ]
 
+_CHECKED = 1000
+"""Tasks of each split whose columns are tried, at most."""
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -150,6 +153,7 @@ def prepare(
     config = pin_data_dir(config, data, run)
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
+    calls = _call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]])
     model_notes: list[str] = []
     if own_model:
         folder = _find_model(config.model, config.trainer)
@@ -162,6 +166,7 @@ def prepare(
             _check_device(config.device)
     more = [*(f"left out of training: {count} ({reason})" for reason, count in data.left_out.items()), *data.notes]
     notes = [
+        *calls,
         f"data: {data.source}",
         *(f"      {each}" for each in more),
         _columns_note(config, view, tasks, backend),
@@ -224,6 +229,38 @@ def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Ta
 
 async def _reward_of_agent(task: domains.Task, answer: str, steps: Any) -> float:
     raise rewards.RewardError("the agent returns its own reward")
+
+
+def _call_notes(
+    config: RunConfig,
+    backend: adapters.Backend,
+    reward: rewards.Reward,
+    view: AgentView,
+    tasks: Sequence[domains.Task],
+) -> list[str]:
+    """How the agent and a user's reward are called. Raises :class:`ConfigError` if they cannot be with any task."""
+
+    def describe_agent(task: domains.Task) -> str:
+        if config.runner_python:
+            return f"{config.agent} in the environment of {config.runner_python}"
+        describe = getattr(backend, "describe_call", None)
+        return str(describe(view.question(task, view.domain.database(task)))) if describe else ""
+
+    notes = []
+    for part, describe in (("agent", describe_agent), ("reward", partial(rewards.describe_call, reward))):
+        error: Exception | None = None
+        for task in tasks:
+            try:
+                found = describe(task)
+            except (ValueError, rewards.UnusableRewardError) as problem:  # tasks may differ in their columns
+                error = error or problem
+                continue
+            notes += [f"{part}: called as {found}"] if found else []
+            break
+        else:
+            if error is not None:
+                raise ConfigError(str(error)) from error
+    return notes
 
 
 def _check_objects(config: RunConfig, objects: Objects) -> None:

@@ -71,6 +71,8 @@ class ProgressDisplay(ProgressCallback):
         if failures := metrics.get("failures"):
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items()))
             text += f"  [red]failed: {counts}[/red]"
+        if silent := metrics.get("without_calls"):
+            text += f"  [yellow]without an LLM call: {silent}[/yellow]"
         self._console.print(f"{text}  [dim]{metrics['wall_time_s']:.0f} s[/dim]", highlight=False, soft_wrap=True)
 
 

@@ -32,7 +32,7 @@ def show_rollouts(
     for result in results:
         task = result.request.task
         console.rule(f"{task['id']}: {result.status}, reward {result.reward}")
-        show("question", task["question"])
+        show("input", result.input or task["question"])
         shown: list[Mapping[str, Any]] = []
         for call in sorted([*result.calls, *result.untrainable], key=lambda call: call.sequence):
             console.print(
@@ -77,6 +77,8 @@ def _show_reward(show: Any, result: RolloutResult, view: AgentView) -> None:
     """The gold answer and the agent's, each with the rows of its query, and the reward."""
     task = result.request.task
     is_query, database = view.form == "sql", view.domain.database(task)
+    if result.judged_field:
+        show("judged", result.judged_field)
     for label, text in [("gold", view.gold(task)), ("answer", result.answer or result.message)]:
         show(label, text or "(empty)")
         if is_query and database and text and (label == "gold" or result.answer):

@@ -15,7 +15,7 @@ POLICY_FAILURES = ("agent", "malformed_output", "turn_limit", "prompt_too_long",
 """What the policy caused. By default these score as the worst answer, in training and in validation."""
 FAILURE_TYPES = (
     *POLICY_FAILURES,
-    *("tool", "endpoint", "timeout", "reward", "judge_abstained", "refused", "not_stored", "no_result"),
+    *("setup", "tool", "endpoint", "timeout", "reward", "judge_abstained", "refused", "not_stored", "no_result"),
 )
 """The others are failures of the infrastructure. By default they are dropped: retried, then left out and counted."""
 _SCORES = ("zero", "drop")

@@ -17,10 +17,11 @@ from types import MappingProxyType
 from typing import Any
 
 from groundwire.train.evaluation.credits import group_key, row_credits, trained_calls
-from groundwire.train.evaluation.metrics import is_judged
+from groundwire.train.evaluation.metrics import is_judged, made_no_call
 
 __all__ = [
     "KINDS",
+    "CallNotes",
     "FailureNotes",
     "Reason",
     "agent_notes",
@@ -29,6 +30,7 @@ __all__ = [
     "is_transient",
     "lasting_failure",
     "mostly_unscored",
+    "never_called",
     "nothing_judged",
     "nothing_to_train",
     "scored",
@@ -39,7 +41,7 @@ Row = Mapping[str, Any]
 KINDS = {
     "trained": "trained",
     "validation": "validation: never trained on",
-    "no_calls": "no LLM call reached the proxy",
+    "no_calls": "judged without an LLM call, which trains nothing",
     "no_token_ids": "no token ids from the endpoint",
     "calls_failed": "every LLM call failed",
     "bad_calls": "calls that cannot be trained on",
@@ -56,6 +58,7 @@ KINDS = {
     "agent": "the agent's own code failed",
     "malformed_output": "the agent cannot use a reply",
     "turn_limit": "the agent reached its limit of turns",
+    "setup": "the agent cannot be called or judged as the run is set up",
     "tool": "a tool failed",
     "failed": "another failure",
     "equal_rewards": "every reward of its group was equal",
@@ -78,6 +81,14 @@ _MIN_ANSWERS = 5
 _MAX_MESSAGE = 300  # characters of a failure's message in an error
 
 _ROUNDING = 1e-6  # of advantages
+_NO_CALL = (
+    "no LLM call reached the proxy: the agent answered without one, or called another address than the base URL of its "
+    "endpoint"
+)
+_CACHES = (
+    "a cache of the agent may answer in place of the model: turn it off (DSPy: dspy.configure_cache(), LangChain: "
+    "set_llm_cache(None), LiteLLM: litellm.cache = None, or one of your own)"
+)
 _NO_IDS = "the server sent no token ids"
 # The messages of groundwire's server, of vLLM (two), and of OpenAI.
 _TOO_LONG = (
@@ -133,6 +144,13 @@ def all_failed(rows: Sequence[Row]) -> str:
     return f"all {len(rows)} {_rollouts(rows)} failed; {_first_failure(rows)}"
 
 
+def never_called(rows: Sequence[Row]) -> str:
+    """What is known if no row (of a validation) had an LLM call; empty if one had."""
+    if not rows or not all(map(made_no_call, rows)):
+        return ""
+    return f"none of {len(rows)} {_rollouts(rows)} made an LLM call: {rows[0]['message'] or _NO_CALL}; {_CACHES}"
+
+
 def mostly_unscored(rows: Sequence[Row]) -> str:
     """Why the reward failed for more than half of the answers (of a step, or a validation), and what to do; empty if it
     did not.
@@ -158,17 +176,44 @@ def lasting_failure(rows: Sequence[Row]) -> str:
     return reason if reason and not is_transient(rows) else mostly_unscored(rows)
 
 
+class CallNotes:
+    """Shows once with ``show_note`` that rollouts made no LLM call, and once that a cache of the agent answers."""
+
+    def __init__(self, show_note: Callable[[str], None]) -> None:
+        self._show_note, self._shown, self._asked = show_note, set[str](), set[str]()
+
+    def show(self, rows: Sequence[Row]) -> None:
+        """``rows`` are the rollouts of a step or validation."""
+        silent = [row for row in rows if made_no_call(row)]
+        self._asked |= {row["task_id"] for row in rows if row["status"] == "succeeded" and not made_no_call(row)}
+        cached = sum(row["task_id"] in self._asked for row in silent)
+        if silent:
+            share = f"{len(silent)} of {len(rows)} {_rollouts(rows)} made no LLM call"
+            self._once("silent", f"{share}: they are judged, and train nothing. {silent[0]['message'] or _NO_CALL}")
+        if cached:
+            share = f"{cached} of {len(rows)} {_rollouts(rows)} made no LLM call, though others of their questions did"
+            self._once("cached", f"{share}: {_CACHES}")
+
+    def _once(self, kind: str, note: str) -> None:
+        if kind not in self._shown:
+            self._shown.add(kind)
+            self._show_note(note)
+
+
 class FailureNotes:
-    """Shows the first failures of each type, once per process, with ``show_note``. ``run`` is the run's folder.
+    """Shows the first failures of each type, once per process, with ``show_note``, and :class:`CallNotes`. ``run`` is
+    the run's folder.
 
     For trainers: an evaluation shows the same messages with its results.
     """
 
     def __init__(self, run: Path, show_note: Callable[[str], None]) -> None:
         self._run, self._show_note, self._shown = run, show_note, set[str]()
+        self._calls = CallNotes(show_note)
 
     def show(self, rows: Sequence[Row]) -> None:
         """Show a note for each type of failure that occurs first in ``rows``, the rollouts of a step or validation."""
+        self._calls.show(rows)
         for status in dict.fromkeys(row["status"] for row in rows):
             if status == "succeeded" or status in self._shown:
                 continue
@@ -286,17 +331,13 @@ def _no_triplets(row: Row, agent_match: str | None) -> Reason | None:
     if row["calls"]:
         names = ", ".join(sorted({call["agent"] or "(no name)" for call in row["calls"]}))
         return Reason("agent_match", f"agent_match {agent_match!r} matched none of its agents; names seen: {names}")
-    return _failure(row) or _no_trainable_call(_untrainable_reasons(row))
+    return _failure(row) or _no_trainable_call(_untrainable_reasons(row), row["message"])
 
 
-def _no_trainable_call(problems: Sequence[str]) -> Reason:
+def _no_trainable_call(problems: Sequence[str], message: str | None) -> Reason:
     """The reason if no call can be trained on; ``problems`` has one entry for each call."""
     if not problems:
-        return Reason(
-            "no_calls",
-            "no LLM call reached the proxy: the agent answered without one, or called another address than the base "
-            "URL of its endpoint",
-        )
+        return Reason("no_calls", message or _NO_CALL)
     if all(problem == _NO_IDS for problem in problems):
         return Reason(
             "no_token_ids",

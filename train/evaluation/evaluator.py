@@ -20,7 +20,13 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import agent_notes, lasting_failure, nothing_judged
+from groundwire.train.evaluation.diagnosis import (
+    CallNotes,
+    agent_notes,
+    lasting_failure,
+    never_called,
+    nothing_judged,
+)
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
@@ -65,6 +71,7 @@ def evaluate(
         run=run,
     )
     rows: list[dict[str, Any]] = []
+    call_notes = CallNotes(callback.on_note)
     with runtime:
         for sample in range(samples):
             callback.on_phase_start(f"sample {sample + 1} of {samples}" if samples > 1 else "questions", len(tasks))
@@ -95,7 +102,12 @@ def evaluate(
                     callback.on_note(note)
                 if upstream is None and config.model == "starter" and (limits := starter_limits(calls)):
                     callback.on_note(limits)
-            if reason := lasting_failure(rows) or (nothing_judged(rows) if sample + 1 == samples else ""):
+            call_notes.show(sample_rows)
+            if (
+                reason := lasting_failure(rows)
+                or never_called(rows)
+                or (nothing_judged(rows) if sample + 1 == samples else "")
+            ):
                 raise RolloutsFailedError(f"{reason}. More: groundwire why {run.path}")
     metrics = compute_metrics(rows, breakdowns)
     seconds = round(sum(timer.split().values()), 2)

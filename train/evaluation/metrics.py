@@ -30,6 +30,7 @@ __all__ = [
     "format_accuracy",
     "format_change",
     "is_judged",
+    "made_no_call",
     "scores_by_question",
 ]
 
@@ -41,11 +42,17 @@ def is_judged(row: Row) -> bool:
     return row["reward"] is not None
 
 
+def made_no_call(row: Row) -> bool:
+    """Whether the agent answered without an LLM call that was traced: that counts for accuracy, and trains nothing."""
+    return row["status"] == "succeeded" and not row["calls"] and not json.loads(row.get("untrainable") or "[]")
+
+
 def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) -> dict[str, Any]:
     """Accuracy (the mean reward) with its 95 % interval, overall and by each column of ``breakdowns``.
 
-    ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those that failed, whether they score 0 or are
-    left out. The accuracy is None if ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
+    ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those that failed, whether they score or are
+    left out, and ``without_calls``, if there are some, the judged ones without an LLM call. The accuracy is None if
+    ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
     """
     judged = [row for row in rows if is_judged(row)]
     binary = all((row["reward"] or 0.0) in (0.0, 1.0) for row in judged)
@@ -60,9 +67,11 @@ def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) 
         if found:
             unknown = sorted(value for value in found if value not in labels)
             result[f"by_{column}"] = {value: found[value] for value in (*labels, *unknown) if value in found}
+    silent = sum(map(made_no_call, judged))
     calls = sum(len(row["calls"] or ()) + len(_calls_without_ids(row)) for row in judged)
     return {
         **result,
+        **({"without_calls": silent} if silent else {}),
         "calls_per_rollout": round(calls / len(judged), 4) if judged else None,
         "failures": dict(Counter(row["status"] for row in rows if row["status"] != "succeeded")),
     }

@@ -71,6 +71,8 @@ def details(metrics: Mapping[str, Any], form: str = "text", breakdowns: Breakdow
         lines.append(f"by turn: {turns} (if the answer were the query of that turn)")
     failed = ", ".join(f"{count} {kind}" for kind, count in sorted(metrics["failures"].items()))
     lines.append(f"failures: {failed or 'none'} of {metrics['total']} rollouts")
+    if silent := metrics.get("without_calls"):
+        lines.append(f"without an LLM call: {silent} of {metrics['n']} rollouts, which are judged all the same")
     lines += [f"the first {kind}: {text}" for kind, text in sorted(metrics["failure_messages"].items()) if text]
     if "timeout" in metrics["failures"]:
         lines.append(

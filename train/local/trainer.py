@@ -241,6 +241,7 @@ class LocalTrainer:
             metrics = self.grpo.update(scored)
             self._update_engine(step)
         rewards = [result.reward for result in results if result.reward is not None]
+        silent = sum(result.made_no_call for result in results)
         components = _means([result.reward_components for result in results if result.succeeded])
         line: dict[str, Any] = {
             "step": step,
@@ -249,6 +250,7 @@ class LocalTrainer:
             "rollouts": len(results),
             "failures": dict(Counter(result.status for result in results if not result.succeeded)),
             "dropped": len(results) - len(scored),
+            **({"without_calls": silent} if silent else {}),
             "retried": sum(result.attempts > 1 for result in results),
             "calls": sum(len(result.calls) for result in results),
             "tokens_generated": generated,

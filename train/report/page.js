@@ -129,8 +129,11 @@ function card(data, rollout, title) {
   box.append(head);
   if (rollout.why) box.append(make("p", "why", rollout.why));
   rollout.credit.forEach((line) => box.append(make("p", "soft", line)));
+  if (rollout.input) box.append(lazy("input", () => make("pre", "", rollout.input)));
   rollout.turns.forEach((step) => box.append(turn(step)));
-  if (!rollout.turns.length) box.append(make("pre", "", rollout.answer || rollout.message || "no answer"));
+  if (rollout.judged_field) box.append(make("span", "soft", "judged: " + rollout.judged_field));
+  if (!rollout.turns.length || rollout.judged_field)
+    box.append(make("pre", "", rollout.answer || rollout.message || "no answer"));
   box.append(lazy("tokens and loss mask", () => tokens(data, rollout)));
   box.append(make("p", "soft", rollout.id + " · " + rollout.seconds + " s"));
   return box;

@@ -169,6 +169,8 @@ def _rollout(row: Mapping[str, Any], why: str) -> dict[str, Any]:
         "why": "" if row["mode"] == "val" and row["status"] == "succeeded" else why,
         "seconds": round(row["seconds"], 2),
         "answer": _shorten(row["answer"] or ""),
+        "input": _shorten(row.get("input") or ""),
+        "judged_field": row.get("judged_field") or "",
         "turns": [
             {
                 **{name: step[name] for name in ("agent", "kind", "ok")},

@@ -26,6 +26,8 @@ Mode = Literal["train", "val"]
 _REQUEST_REFUSED = (400, 413, 422)
 """The statuses of a request that is too long or wrong."""
 _FAILURE_ATTRIBUTES = ("groundwire.kind", "groundwire.message")
+_ABOUT = ("judged_field", "input", "no_call")
+"""Fields of an :class:`groundwire.adapters.Answer`."""
 _CALL_COLUMNS = ("agent", "prompt_ids", "response_ids", "logprobs", "finish_reason", "weights_version")
 
 
@@ -64,6 +66,10 @@ class RolloutResult:
     """What calls were trained with, by sequence and choice. The trainer adds them when the group is complete."""
     least_reward: float = 0.0
     """The least value that its reward declares."""
+    judged_field: str = ""
+    """The field of the agent's result that holds the answer."""
+    input: str = ""
+    """How the agent was called."""
 
     @classmethod
     def from_spans(
@@ -85,6 +91,7 @@ class RolloutResult:
             answer, failure = _last_span(spans, ANSWER_SPAN), _last_span(spans, FAILURE_SPAN)
             reward = reward_from_spans(spans)
             text = str(answer.attributes["groundwire.text"]) if answer else ""
+            more = {name: str(answer.attributes.get(f"groundwire.{name}", "")) if answer else "" for name in _ABOUT}
             steps = json.loads(str(answer.attributes["groundwire.steps"])) if answer else []
             failed = [str(failure.attributes[name]) for name in _FAILURE_ATTRIBUTES] if failure else []
             least_reward = min([0.0, *(float(str(span.attributes.get(LEAST_REWARD, 0))) for span in spans)])
@@ -95,7 +102,7 @@ class RolloutResult:
         if isinstance(reward, dict):
             components = {name: value for name, value in reward.items() if name != "total"}
             reward = reward["total"]
-        status, message = "succeeded", ""
+        status, message = "succeeded", more["no_call"]
         if failed or reward is None or rollout is None or rollout.status != "succeeded" or not_stored:
             reward, components = None, {}
             if not_stored:  # it would be trained without some of its calls
@@ -125,6 +132,8 @@ class RolloutResult:
             seconds=ended - started,
             untrainable=[call for call in calls if call.untrainable_reason],
             least_reward=least_reward,
+            judged_field=more["judged_field"],
+            input=more["input"],
         )
 
     @property
@@ -138,6 +147,11 @@ class RolloutResult:
         """
         calls = sorted((*self.calls, *self.untrainable), key=lambda call: (call.sequence, call.started))
         return calls_of_agents(select_calls(calls, lambda call: not call.untrainable_reason), agent_match)
+
+    @property
+    def made_no_call(self) -> bool:
+        """Whether the agent answered without an LLM call that was traced."""
+        return self.succeeded and not self.calls and not self.untrainable
 
     def _call_credits(self) -> list[dict[str, float] | None]:
         """The credit of each of ``calls``; empty if none has one."""
@@ -162,6 +176,8 @@ class RolloutResult:
             "seconds": round(self.seconds, 4),
             "task": json.dumps(dict(task), ensure_ascii=False, default=str),
             "answer": self.answer,
+            "judged_field": self.judged_field,
+            "input": self.input,
             "agent_steps": json.dumps(list(self.steps), ensure_ascii=False),
             "calls": [{name: getattr(call, name) for name in _CALL_COLUMNS} for call in self.calls],
             "call_rewards": json.dumps([call.reward for call in self.calls]),

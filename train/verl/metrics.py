@@ -34,7 +34,7 @@ class _Line(TypedDict):
 
 
 _LINE = TypeAdapter(_Line)
-_COUNTS = ("groups", "groups_used", "groups_replaced", "rollouts_trained", "tokens_trained")
+_COUNTS = ("groups", "groups_used", "groups_replaced", "without_calls", "rollouts_trained", "tokens_trained")
 _FIGURES = {
     "entropy": "actor/entropy",
     "probability_difference": "training/rollout_probs_diff_mean",

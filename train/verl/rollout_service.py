@@ -249,12 +249,14 @@ class RolloutService:
         if unused := [result for session, result, _ in scored if session not in used]:
             last = unused[-1]
             self._last_failure = _failure(last) or (
-                "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
+                last.message
+                or "the last had a reward, but no call that is trained: see --agent-match, and the traced calls"
                 + (f"; {_CONSTRAINED}" if any(call.grammar for call in last.calls) else "")
                 + ("; truncated replies are masked (--truncated mask)" if self._config.truncated == "mask" else "")
             )
         usable = len(used) >= (_MIN_REWARDS if training else 1)
-        counts = Counter(groups_skipped=int(not usable), **({"dropped_unused": len(unused)} if unused else {}))
+        left_out = sum(not result.made_no_call for result in unused)
+        counts = Counter(groups_skipped=int(not usable), **({"dropped_unused": left_out} if left_out else {}))
         replaced = False
         if training:
             self._empty_groups = 0 if usable else self._empty_groups + 1

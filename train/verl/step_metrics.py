@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from groundwire.train.algorithms.health import reply_counts
+from groundwire.train.evaluation.metrics import made_no_call
 
 __all__ = ["StepMetrics"]
 
@@ -40,6 +41,7 @@ class StepMetrics:
             ended=len(rows),
             dropped=sum(count for name, count in counts.items() if name.startswith("dropped_")),
             zero=sum(row["reward"] is not None for row in failed),
+            **({"without_calls": silent} if (silent := sum(map(made_no_call, rows))) else {}),
             retried=sum(row["attempts"] > 1 for row in rows),
             calls=sum(len(row["calls"]) for row in rows),
             tokens_sampled=sum(len(call["response_ids"]) for row in rows for call in row["calls"]),

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["AttemptRunner", "RemoteRolloutAgent", "RolloutAgent"]
 
 _log = logging.getLogger(__name__)
-_NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained"})
+_NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained", "setup"})
 _ABOUT_THE_ANSWER = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, SyntaxError, RecursionError),
 )
@@ -111,11 +111,10 @@ class RolloutAgent:
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
             failure = failure_span(kind, message, started, least_reward=self._least_reward)
-            if kind not in self._final or (kind == UnreadableAnswerError.kind and not self._has_scored):
-                return AttemptReport([failure], failed=True)
-            if isinstance(error, adapters.BackendError) and error.steps:
-                spans.append(answer_span(adapters.Answer(text="", steps=list(error.steps)), started))
-            return AttemptReport([*spans, failure])
+            if isinstance(error, adapters.BackendError):
+                spans.append(answer_span(adapters.Answer(text="", steps=list(error.steps), input=error.input), started))
+            unproven = kind == UnreadableAnswerError.kind and not self._has_scored
+            return AttemptReport([*spans, failure], failed=unproven or kind not in self._final)
 
     async def _answer(
         self, task: dict[str, Any], resources: Mapping[str, Any], rollout: AttemptedRollout

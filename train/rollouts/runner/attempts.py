@@ -73,9 +73,13 @@ class ReportedSpan:
 
 
 def answer_span(answer: Answer, started: float) -> ReportedSpan:
-    """The span of an agent's answer and steps."""
+    """The span of an agent's answer and steps, and of what is known of how it was called and judged."""
     steps = json.dumps(answer.steps, ensure_ascii=False)
-    return ReportedSpan(ANSWER_SPAN, {"groundwire.text": answer.text, "groundwire.steps": steps}, started)
+    more = {name: getattr(answer, name) for name in ("judged_field", "input", "no_call")}
+    attributes = {"groundwire.text": answer.text, "groundwire.steps": steps}
+    return ReportedSpan(
+        ANSWER_SPAN, attributes | {f"groundwire.{name}": text for name, text in more.items() if text}, started
+    )
 
 
 def failure_span(kind: str, message: str, started: float, *, least_reward: float = 0.0) -> ReportedSpan:

@@ -1,0 +1,194 @@
+"""How the agents of each framework get a task and are run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, Protocol, get_type_hints
+from uuid import uuid4
+
+from groundwire.adapters._types import AgentSetupError, Endpoint, Question
+from groundwire.adapters.unmodified.answers import field_names
+from groundwire.adapters.unmodified.functions import agent_binder, is_async, run_function
+
+__all__ = ["AgentTask", "Driver", "agent_task", "driver_of", "framework_of"]
+
+_SHOWN = 1000  # characters of an input
+
+
+class AgentTask(dict[str, Any]):
+    """The part of a task that an agent may see: ``id``, ``question``, ``database`` and the task's other columns.
+
+    Columns can be read as items and as attributes.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the task has no {name!r}; it has {', '.join(self)}") from None
+
+
+def agent_task(question: Question) -> AgentTask:
+    """What an agent gets of its task."""
+    own = {"id": question.id, "question": question.text, "database": question.database}
+    return AgentTask({**question.columns, **own})
+
+
+def framework_of(agent: Any) -> Literal["langgraph", "openai-agents", "function"] | None:
+    """The framework that an object belongs to, by its classes, so that no framework need be imported."""
+    classes = {f"{each.__module__}.{each.__qualname__}" for each in type(agent).__mro__}
+    if {"langgraph.pregel.main.Pregel", "langchain_core.runnables.base.Runnable"} & classes:
+        return "langgraph"
+    if "agents.agent.AgentBase" in classes:
+        return "openai-agents"
+    return "function" if callable(agent) and not inspect.isclass(agent) else None
+
+
+class Driver(Protocol):
+    """Runs one agent. ``source`` is the task, or what ``agent_input`` made of it."""
+
+    threaded: bool
+    """Whether each run has a thread."""
+    own_calls: bool
+    """Whether the agent sends its calls to the endpoint that it gets."""
+
+    def describe(self, task: AgentTask) -> str:
+        """How the agent is called for tasks like this one. Raises ``ValueError`` if it cannot be."""
+        ...
+
+    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
+        """What the agent gets. Raises ``ValueError``."""
+        ...
+
+    def show(self, given: Any) -> str:
+        """The call in one line."""
+        ...
+
+    async def run(self, given: Any, task: AgentTask) -> Any:
+        """The agent's result."""
+        ...
+
+    def result_types(self) -> Iterator[Any]:
+        """The classes of its results, as far as they are declared."""
+        ...
+
+
+def driver_of(agent: Any, name: str) -> Driver:
+    """The driver of an agent's framework. Raises ``ValueError``."""
+    kinds: dict[str | None, Callable[[Any, str], Driver]]
+    kinds = {"langgraph": _Graph, "openai-agents": _SdkAgent, "function": _Function}
+    kind = framework_of(agent)
+    if kind not in kinds:
+        raise ValueError(
+            f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
+            "function of the task, or a LitAgent of Agent Lightning"
+        )
+    return kinds[kind](agent, name)
+
+
+class _Graph:
+    threaded = own_calls = False
+
+    def __init__(self, graph: Any, name: str) -> None:
+        self._graph, self._name = graph, name
+        self._builder = getattr(graph, "builder", None)
+
+    def describe(self, task: AgentTask) -> str:
+        return f"{self._name}.ainvoke({', '.join(self._input(task))})"
+
+    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
+        return self._input(source) if isinstance(source, AgentTask) else source
+
+    def _input(self, task: AgentTask) -> Mapping[str, Any]:
+        """The fields of the input schema that the task has. ``messages`` has the question if no other field has it."""
+        names = field_names(getattr(self._builder, "input_schema", None))
+        given = {name: task[name] for name in names if name in task} if names else task
+        if "messages" in names and not given.keys() & {"question", "messages"}:
+            given["messages"] = [{"role": "user", "content": task["question"]}]
+        if not given:
+            raise ValueError(
+                f"the graph's input has the fields {', '.join(sorted(names))}, and the task has {', '.join(task)}: "
+                "make the input with --agent-input module:function"
+            )
+        return given
+
+    def show(self, given: Any) -> str:
+        return f"{self._name}.ainvoke({given!r:.{_SHOWN}})"
+
+    async def run(self, given: Any, task: AgentTask) -> Any:
+        config = {"configurable": {"thread_id": uuid4().hex}}  # of this rollout alone, for a graph with a checkpointer
+        result = await self._graph.ainvoke(given, config)
+        saved = getattr(self._graph, "checkpointer", None)
+        if hasattr(saved, "aget_tuple") and "__interrupt__" not in (result or ()):
+            waiting = (await self._graph.aget_state(config)).next
+            if waiting:
+                raise AgentSetupError(
+                    f"the graph was interrupted before {', '.join(waiting)}, and nobody continues it in a rollout: "
+                    "compile it without interrupt_before and interrupt_after"
+                )
+        return result
+
+    def result_types(self) -> Iterator[Any]:
+        yield getattr(self._builder, "output_schema", None)
+
+
+class _SdkAgent:
+    threaded = own_calls = False
+
+    def __init__(self, agent: Any, name: str) -> None:
+        self._agent, self._name = agent, name
+
+    def describe(self, task: AgentTask) -> str:
+        return f"Runner.run({self._name}, the question, context=the task)"
+
+    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
+        return source["question"] if isinstance(source, AgentTask) else source
+
+    def show(self, given: Any) -> str:
+        return f"Runner.run({self._name}, {given!r:.{_SHOWN}})"
+
+    async def run(self, given: Any, task: AgentTask) -> Any:
+        from agents import RunConfig, Runner
+
+        # Traces would be sent to OpenAI.
+        return await Runner.run(self._agent, given, context=task, run_config=RunConfig(tracing_disabled=True))
+
+    def result_types(self) -> Iterator[Any]:
+        for each in (self._agent, *getattr(self._agent, "handoffs", ())):
+            kind = getattr(each, "output_type", None)
+            yield getattr(kind, "output_type", kind)  # an AgentOutputSchema, or the class itself
+
+
+class _Function:
+    def __init__(self, function: Any, name: str) -> None:
+        self._function, self._name = function, name
+        self._binder, self.own_calls = agent_binder(function, name)
+        self.threaded = not is_async(function)
+
+    def describe(self, task: AgentTask) -> str:
+        return f"{self._name}{self._binder.describe(task)}"
+
+    def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> inspect.BoundArguments:
+        if not isinstance(source, Mapping):
+            return self._binder.signature.bind(source)
+        task = source if isinstance(source, AgentTask) else AgentTask(source)
+        text = task.get("question", question.text)
+        messages = [{"role": "user", "content": text}]
+        values = {"task": task, "text": text, "question": question, "messages": messages, "endpoint": endpoint}
+        return self._binder.arguments(values, task)
+
+    def show(self, given: inspect.BoundArguments) -> str:
+        parts = [f"{name}={value!r:.{_SHOWN}}" for name, value in given.arguments.items()]
+        return f"{self._name}({', '.join(parts)})"
+
+    async def run(self, given: inspect.BoundArguments, task: AgentTask) -> Any:
+        call = partial(self._function, *given.args, **given.kwargs)
+        return await run_function(call, threaded=self.threaded, name=f"agent {task['id']}")
+
+    def result_types(self) -> Iterator[Any]:
+        try:
+            yield get_type_hints(self._function).get("return")
+        except Exception:  # a name that only a type checker knows
+            return

@@ -1,0 +1,162 @@
+"""A function as an agent: what its parameters get, the end of what it yields, and functions that make the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from groundwire.adapters._types import AgentError
+from groundwire.tools.binding import Binder, BindingError, Value
+from groundwire.tools.daemon_threads import in_thread
+
+__all__ = ["AgentInTheMaking", "agent_binder", "is_async", "make_agent", "run_function", "takes_a_task"]
+
+_TEXT = (
+    *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
+    *("problem", "instruction", "q"),
+)
+_OTHERS = (
+    Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "record", "inputs", "state")),
+    Value("messages", "a message with the question", "list", ("messages",)),
+    Value("endpoint", "the endpoint", "object", ("endpoint",), annotation="Endpoint"),
+)
+_VALUES = (
+    Value("text", "the question", "text", ("question",), _TEXT),
+    Value("question", "the Question", "object", (), annotation="Question"),
+    *_OTHERS,
+)
+_WITH_ENDPOINT = (
+    Value("question", "the Question", "object", ("question",), annotation="Question"),
+    Value("text", "the question", "text", (), _TEXT),
+    *_OTHERS,
+)
+"""For a function of an endpoint, which is written for groundwire: its ``question`` is a :class:`adapters.Question`."""
+
+
+def agent_binder(function: Callable[..., Any], name: str) -> tuple[Binder, bool]:
+    """What the parameters of an agent get, and whether it gets an endpoint and so makes its own calls.
+
+    Raises ``ValueError`` if they fit no task.
+    """
+    needs = ("text", "task", "question", "messages")
+    example = "def agent(question: str), def agent(task), or def agent(question, endpoint)"
+    binder = Binder(function, f"agent {name!r}", _VALUES, ("task",), needs, example, by_kind=True)
+    if own_calls := binder.means("endpoint"):
+        binder = replace(binder, values=_WITH_ENDPOINT)
+    binder.check()
+    return binder, own_calls
+
+
+def make_agent(function: Any, name: str) -> Any:
+    """What a function without a task returns, which is the agent; anything else is returned as it is.
+
+    Such a function takes nothing, or a ``config`` as in langgraph.json, and is run once: at once, or an asynchronous
+    one in the first rollout (:class:`AgentInTheMaking`). Raises ``ValueError``.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values() if callable(function) else None
+    except (TypeError, ValueError):  # written in C
+        parameters = None
+    if parameters is None or any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return function
+    required = [each.name for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD]
+    if required not in ([], ["config"]) or (not required and takes_a_task(function)):
+        return function
+    make = partial(function, *[{"configurable": {}}] * len(required))
+    if is_async(function):
+        return AgentInTheMaking(make)
+    try:
+        made = make()
+    except Exception as error:
+        raise ValueError(
+            f"agent {name!r} takes no task, so it was run to make the agent: it raised {error!r}"
+        ) from error
+    managed = isinstance(made, AbstractAsyncContextManager | AbstractContextManager)
+    return AgentInTheMaking(lambda: made) if managed or inspect.isawaitable(made) else made
+
+
+def takes_a_task(function: Any) -> bool:
+    """Whether one of its parameters, which all have defaults, gets a task, or it takes any (``**task``)."""
+    try:
+        agent_binder(function, "")[0].bind(())
+    except BindingError:
+        return False
+    return True
+
+
+async def run_function(call: Callable[[], Any], *, threaded: bool, name: str) -> Any:
+    """The result of an agent's function. What it yields is read to the end; if ``threaded``, in a thread."""
+    result = await _in_thread(lambda: _drained(call()), name) if threaded else call()
+    while inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AsyncIterator):
+        return _whole([item async for item in result])
+    return await _in_thread(lambda: _drained(result), name) if isinstance(result, Iterator) else result
+
+
+async def _in_thread(call: Callable[[], Any], name: str) -> Any:
+    def run() -> Any:
+        try:
+            return call()
+        except StopIteration as error:  # a future cannot hold it
+            raise AgentError(f"the agent raised {error!r}") from error
+
+    return await asyncio.wrap_future(in_thread(run, name=name))
+
+
+def _drained(result: Any) -> Any:
+    return _whole(list(result)) if isinstance(result, Iterator) else result
+
+
+def _whole(items: list[Any]) -> Any:
+    """Pieces of text as one text; of anything else, such as the updates of a state, the last."""
+    texts = [_piece(item) for item in items]
+    if None in texts:
+        return next((item for item in reversed(items) if item is not None), "")
+    return "".join(text for text in texts if text)
+
+
+def _piece(item: Any) -> str | None:
+    """The text of a piece of a stream: of a string, or of a chunk of a message; None for anything else."""
+    if isinstance(item, str | bytes):
+        return item if isinstance(item, str) else item.decode("utf-8", "replace")
+    if choices := getattr(item, "choices", None):
+        item = getattr(choices[0], "delta", None)
+    found = getattr(item, "content", None) if "Chunk" in type(item).__name__ or choices else None
+    return found if isinstance(found, str) else "" if choices else None
+
+
+def is_async(function: Any) -> bool:
+    """Whether a function is called on the event loop."""
+    kinds = (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(each) for kind in kinds for each in (function, getattr(function, "__call__", None)))  # noqa: B004
+
+
+class AgentInTheMaking:
+    """The agent that ``make`` returns, awaits or enters; made once, on the event loop of the rollouts."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._lock, self._open = make, asyncio.Lock(), AsyncExitStack()
+        self._agent: Any = None
+
+    async def get(self) -> Any:
+        """The agent."""
+        async with self._lock:
+            if self._agent is None:
+                made = self._make()
+                made = await made if inspect.isawaitable(made) else made
+                if isinstance(made, AbstractAsyncContextManager):
+                    made = await self._open.enter_async_context(made)
+                elif isinstance(made, AbstractContextManager):
+                    made = self._open.enter_context(made)
+                self._agent = made
+            return self._agent
+
+    async def close(self) -> None:
+        """Leave the context manager."""
+        await self._open.aclose()

@@ -1,0 +1,233 @@
+"""Calls a user's function, an agent or a reward, by the names and annotations of its parameters.
+
+A parameter gets the value that its name means, else the task's column of its name, else the value of which its name is
+an alias. What nothing fits and has no default is refused, with what would fit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["Binder", "BindingError", "Value"]
+
+_KINDS = {
+    "list": re.compile(r"\b(list|sequence|iterable|tuple)\b", re.IGNORECASE),
+    "mapping": re.compile(r"\b(dict|mapping|agenttask)\b", re.IGNORECASE),
+    "text": re.compile(r"\bstr\b"),
+}
+_GOLD = re.compile("gold|truth|true|expect|target|label|ref|solution|answer|want|correct", re.IGNORECASE)
+"""Names that mean a gold answer: they get a column of their name, or nothing."""
+_SAYS_NOTHING = re.compile(r"_\w*|[^\W_]{1,2}|arg\d?", re.IGNORECASE)
+
+
+class BindingError(ValueError):
+    """Nothing fits the parameters ``left`` of a function, or none of its parameters gets what it needs."""
+
+    def __init__(self, message: str, left: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.left = left
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a parameter gets whose name is one of ``names``, or whose class is ``annotation``: even where the task has a
+    column of this name; one of ``aliases``: where it has none. Batches are the names that stand for many samples.
+    """
+
+    name: str
+    about: str
+    kind: Literal["text", "mapping", "list", "object"]
+    names: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    annotation: str = ""
+    batches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Bound:
+    sources: Mapping[str, tuple[str, str]]
+    """For each parameter ``value`` or ``column``, and its name."""
+    batched: bool = False
+    """Whether each argument is in a list of one."""
+    rest: str = ""
+    """The parameter ``**rest``, if it gets the columns that are left."""
+    positional: tuple[str, ...] = ()
+    """The values of ``*args``, if nothing is known of the parameters."""
+
+
+@dataclass(frozen=True)
+class Binder:
+    """Binds the parameters of ``function`` to ``values`` and to the columns of a task.
+
+    ``positional`` are the values for parameters whose names say nothing. With ``by_kind`` an annotation (``str``,
+    ``dict``, ``list``) chooses the value of its kind. One of ``needs`` must be taken. ``example`` is what would fit.
+    """
+
+    function: Callable[..., Any]
+    title: str
+    values: Sequence[Value]
+    positional: tuple[str, ...]
+    needs: tuple[str, ...]
+    example: str
+    by_kind: bool = False
+    _bound: dict[frozenset[str], _Bound] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The function's signature: ``(*args)`` if it is written in C and has none."""
+        try:
+            return inspect.signature(self.function)
+        except (TypeError, ValueError):
+            return inspect.signature(lambda *args: None)
+
+    def bind(self, columns: Collection[str]) -> _Bound:
+        """How the function is called for a task with ``columns``. Raises :class:`BindingError`."""
+        key = frozenset(columns)
+        if key not in self._bound:
+            self._bound[key] = self._resolve(key)
+        return self._bound[key]
+
+    def check(self) -> None:
+        """Raise :class:`BindingError` if the function cannot be called, whatever the columns are."""
+        try:
+            self.bind(())
+        except BindingError as error:
+            if not error.left:
+                raise
+
+    def arguments(self, values: Mapping[str, Any], columns: Mapping[str, Any]) -> inspect.BoundArguments:
+        """The arguments of a call. Raises :class:`BindingError`."""
+        bound, found = self.bind(columns), {"value": values, "column": columns}
+        given = {name: found[kind][source] for name, (kind, source) in bound.sources.items()}
+        if bound.rest:
+            used = {source for _, source in bound.sources.values()}
+            given |= {name: value for name, value in {**columns}.items() if name not in used and name not in given}
+        if bound.batched:
+            given = {name: [value] for name, value in given.items()}
+        arguments: dict[str, Any] = {}
+        for name, each in self.signature.parameters.items():
+            if each.kind is each.VAR_POSITIONAL:
+                arguments[name] = tuple(values[value] for value in bound.positional)
+            elif each.kind is each.VAR_KEYWORD:
+                arguments[name] = given if bound.rest else {}
+            elif name in given:
+                arguments[name] = given.pop(name)
+            elif each.kind is each.POSITIONAL_ONLY:  # or the ones behind it would move forward
+                arguments[name] = each.default
+        return inspect.BoundArguments(self.signature, arguments)
+
+    def means(self, name: str) -> bool:
+        """Whether a parameter has a name or the class of the value ``name``, and no annotation of another kind."""
+        [value] = [each for each in self.values if each.name == name]
+        parameters = self.signature.parameters.values()
+        return any(
+            (each.name in value.names and _kind(each) in (None, value.kind)) or _class(each) == value.annotation != ""
+            for each in parameters
+        )
+
+    def describe(self, columns: Collection[str]) -> str:
+        """The call in words. Raises :class:`BindingError`."""
+        bound, about = self.bind(columns), {each.name: each.about for each in self.values}
+        parts = [about[value] for value in bound.positional]
+        for name, (kind, source) in bound.sources.items():
+            parts.append(f"{name}={about[source] if kind == 'value' else f'the column {source}'}")
+        if bound.rest:
+            parts.append(f"**{bound.rest}=the other columns")
+        return f"({', '.join(parts)}){', each in a list of one' if bound.batched else ''}"
+
+    def _resolve(self, columns: Collection[str]) -> _Bound:
+        parameters = self.signature.parameters
+        variadic = {each.kind: name for name, each in parameters.items()}
+        rest, many = (variadic.get(kind) for kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL))
+        named = {name: each for name, each in parameters.items() if name not in (rest, many)}
+        optional = {name: each.default is not each.empty for name, each in named.items()}
+        given = _Given(self, named)
+        for value in self.values:
+            meant = [name for name in value.names if name in named]
+            meant += [name for name in named if value.annotation and _class(named[name]) == value.annotation]
+            for name in sorted(meant, key=lambda each: (optional[each], each in columns))[:1]:
+                given.give(name, value)
+        batched = any(name in given.sources for value in self.values for name in value.batches)
+        for name in given.left(named):
+            column = name if name in columns or not batched else name.removesuffix("s")
+            if column in columns:
+                given.sources[name] = "column", column
+        for value in self.values:
+            for name in (each for each in value.aliases if each in named):
+                given.give(name, value)
+        required = [name for name in named if not optional[name]]
+        given.guess(given.left(required))
+        sources, left = given.sources, given.left(required)
+        if not left and not sources and many:
+            return _Bound({}, positional=self.positional)
+        alone = bool(rest and not sources and len(self.positional) == 1)
+        if left or not (alone or any(map(given.taken, self.needs))):
+            raise BindingError(self._refusal(left, columns), left)
+        fills = alone or (rest and len(self.positional) > 1 and not given.taken("task"))
+        return _Bound(
+            {name: sources[name] for name in named if name in sources}, batched, (rest or "") if fills else ""
+        )
+
+    def _refusal(self, left: Sequence[str], columns: Collection[str]) -> str:
+        if not left:
+            return f"{self.title} takes {self.signature}, and none gets {' or '.join(self.needs)}: write {self.example}"
+        return (
+            f"{self.title} takes {self.signature}, and nothing fits {' and '.join(map(repr, left))}: write "
+            f"{self.example}, or name parameters like the columns {', '.join(sorted(columns))}"
+        )
+
+
+class _Given:
+    """What the parameters get, as far as it is known."""
+
+    def __init__(self, binder: Binder, named: Mapping[str, inspect.Parameter]) -> None:
+        self._binder, self._named = binder, named
+        self.sources: dict[str, tuple[str, str]] = {}
+
+    def taken(self, value: str) -> bool:
+        return ("value", value) in self.sources.values()
+
+    def left(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name not in self.sources]
+
+    def give(self, name: str, value: Value | None) -> None:
+        """Give a parameter ``value``, or the one of the kind that its annotation asks for, if both are free."""
+        wanted = _kind(self._named[name])
+        if value is not None and wanted not in (None, value.kind) and name not in value.batches:
+            value = self._of_kind(wanted)
+        if value is not None and name not in self.sources and not self.taken(value.name):
+            self.sources[name] = "value", value.name
+
+    def guess(self, left: Sequence[str]) -> None:
+        """Give values to parameters whose names mean none, if there is one way to do it."""
+        positional = self._binder.positional
+        values = {each.name: each for each in self._binder.values}
+        free = [each for each in positional[:2] if not self.taken(each)]
+        known = {name for each in values.values() for name in (*each.names, *each.aliases)}
+        if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
+            if (kind := _kind(self._named[left[0]])) and (value := self._of_kind(kind)):
+                self.give(left[0], value)
+            elif len(free) == 1 and (not self.sources or len(positional) > 1):
+                self.give(left[0], values[free[0]])
+        elif not self.sources and 2 <= len(left) <= len(positional) and all(map(_SAYS_NOTHING.fullmatch, left)):
+            for name, each in zip(left, positional, strict=False):
+                self.give(name, values[each])
+
+    def _of_kind(self, kind: str | None) -> Value | None:
+        return next((each for each in self._binder.values if self._binder.by_kind and each.kind == kind), None)
+
+
+def _kind(parameter: inspect.Parameter) -> str | None:
+    """What the annotation says of a value; None if nothing."""
+    text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
+    return next((kind for kind, names in _KINDS.items() if names.search(text)), None)
+
+
+def _class(parameter: inspect.Parameter) -> str:
+    """The name of the class that an annotation is."""
+    text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
+    return text.strip("'\"").rpartition(".")[2]
