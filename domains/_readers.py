@@ -18,6 +18,9 @@ from groundwire.tools.files import shorten_repr
 __all__ = ["check_rows", "check_unique_ids", "choose_folder", "first_names", "given_folder", "read_json", "read_tasks"]
 
 
+_SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", "")
+_USUAL = ("prompt", "messages", "input", "instruction", "query", "problem", "text", "task", "conversations")
+"""Columns that have the question in the data of others."""
 _MAX_TEXT = 1 << 30
 """Size of the largest CSV or JSON-lines file that is read, in bytes."""
 
@@ -72,7 +75,7 @@ def read_json(file: Path) -> Any:
 def read_tasks(
     file: Path, *, text_columns: Iterable[str], optional_columns: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """The rows of a parquet, CSV (with a header), JSON-lines or JSON file, by its suffix.
+    """The rows of a parquet, CSV or TSV (with a header), JSON-lines or JSON file, by its suffix.
 
     Each has text in all ``text_columns``, text or nothing in ``optional_columns``, and an ``id``; a missing one
     is made of the file's name.
@@ -96,7 +99,9 @@ def check_rows(
         if not isinstance(row, dict):
             raise DataError(f"{source}, row {number}: a {type(row).__name__}, not a task; remove or repair it.")
         for key in text_columns:
-            if not isinstance(value := row.get(key), str) or not value.strip():
+            if key not in row:
+                raise DataError(f"{source}, row {number}: {_no_column(key, row)}")
+            if not isinstance(value := row[key], str) or not value.strip():
                 problem = "is empty" if value in (None, "") else f"is {shorten_repr(value)}, not text"
                 raise DataError(f"{source}, row {number}: {key} {problem}; remove or repair the row.")
         for key in optional_columns:
@@ -109,24 +114,50 @@ def check_rows(
     return tasks
 
 
+def _no_column(key: str, row: Mapping[str, Any]) -> str:
+    """What is there in place of a column that is missing, and what to do."""
+    usual = [name for name in row if isinstance(name, str) and name.strip("\ufeff ").lower() in _USUAL]
+    same = [name for name in row if str(name).strip("\ufeff _").lower() == key]
+    other = next(iter([*same, *(usual if key == "question" else [])]), None)
+    if other is None:
+        remedy = f"Give each row one, or rename the column that has its {key}"
+    elif isinstance(row[other], str):
+        remedy = f"Rename {other!r} to {key!r}"
+    else:
+        remedy = f"Add one, with the text in {other!r} that the agent gets; its other columns stay as they are"
+    there = f"its columns are {', '.join(map(str, row))}" if row else "it is empty"
+    return f"there is no column {key!r}; {there}. {remedy}."
+
+
 def _read_rows(file: Path) -> list[Any]:
-    if file.suffix == ".parquet":
+    suffix = file.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise DataError(
+            f"{file}: a file of the kind {suffix!r} cannot be read; decompress it, or save it as .jsonl, .json, .csv, "
+            ".tsv or .parquet."
+        )
+    if suffix == ".parquet":
         return _read_parquet(file)
-    if file.suffix == ".json":
+    if suffix == ".json":
         rows = read_json(file)
         if not isinstance(rows, list):
-            raise DataError(f"{file} holds a {type(rows).__name__}, not a list of tasks; is it the right file?")
+            names = f" with {first_names(rows)}" if isinstance(rows, dict) and rows else ""
+            raise DataError(
+                f"{file} holds a {type(rows).__name__}{names}, not a list of tasks; is it the right file? A list needs "
+                "a file of its own."
+            )
         return rows
     try:
         text = files.read_bytes(file, max_bytes=_MAX_TEXT).decode("utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}); save it as UTF-8 text.") from error
-    return _parse_csv(file, text) if file.suffix == ".csv" else _parse_json_lines(file, text)
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix)
+    return _parse_json_lines(file, text) if delimiter is None else _parse_csv(file, text, delimiter)
 
 
-def _parse_csv(file: Path, text: str) -> list[Any]:
+def _parse_csv(file: Path, text: str, delimiter: str) -> list[Any]:
     try:
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise DataError(f"{file} is not valid CSV ({error}); repair it.") from error
     for number, row in enumerate(rows):

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic_core import to_json
-
 from groundwire.tools.errors import UserError
-from groundwire.tools.text import valid_texts
+from groundwire.tools.text import is_damaged, valid_texts
 
 __all__ = [
     "Breakdowns",
@@ -36,9 +34,6 @@ Breakdowns = Mapping[str, Mapping[str, str]]
 
 Values without a label follow by name.
 """
-
-
-_REPLACED = "\ufffd".encode()
 
 
 class DataError(UserError):
@@ -89,7 +84,7 @@ def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -
     data = _load_split(domain, split, data_dir)
     train, validation = valid_texts(data.train), valid_texts(data.validation)
     tasks = [*train, *validation]
-    damaged = sum(_REPLACED in to_json(task, fallback=repr) for task in tasks)
+    damaged = sum(map(is_damaged, tasks))
     note = f"{damaged:,} of {len(tasks):,} tasks have U+FFFD in place of a character that was cut or not decoded"
     return replace(data, train=train, validation=validation, notes=(note,) if damaged else ())
 

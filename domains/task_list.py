@@ -14,7 +14,7 @@ from groundwire.tools.files import shorten_repr
 
 __all__ = ["TaskList", "is_file", "task_list"]
 
-_SUFFIXES = (".parquet", ".csv", ".json", ".jsonl")
+_SUFFIXES = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 _DATABASE = ("database", "db_path")
 _TEXTS = {"text_columns": ("question",), "optional_columns": _DATABASE}
 
@@ -66,7 +66,7 @@ def task_list(tasks: Any, *, validation: Any = 0.2) -> TaskList:
 
 def is_file(name: str | Path) -> bool:
     """Whether ``name`` means a file of tasks, and not a domain."""
-    return isinstance(name, Path) or name.endswith(_SUFFIXES) or Path(name).is_file()
+    return isinstance(name, Path) or name.lower().endswith(_SUFFIXES) or Path(name).is_file()
 
 
 def _read(tasks: Any, name: str) -> tuple[list[Task], str]:
@@ -87,6 +87,8 @@ def _rows(tasks: Any, name: str) -> list[Any]:
 
         try:
             found: list[Any] = pa.table(tasks).to_pylist()
+        except UnicodeEncodeError:  # pandas can hold half of a surrogate pair
+            found = tasks.to_dict("records")
         except (pa.ArrowException, TypeError) as error:
             reason = " ".join(map(str, error.args[0] if isinstance(error.args[0], tuple) else error.args))
             raise DataError(f"{name}: the data frame cannot be read ({reason}); make each column one type.") from error

@@ -186,7 +186,7 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
         ((agent, "no/tasks.jsonl", always), {}, "no/tasks.jsonl does not exist"),
         ((agent, 7, always), {}, "tasks is 7: give a list of dicts"),
         ((agent, TASKS[:1], always), {}, "1 tasks, of which validation=0.2 is held out"),
-        ((agent, [{"text": "?"}] * 4, always), {}, "tasks, row 0: question is empty"),
+        ((agent, [{"text": "?"}] * 4, always), {}, "tasks, row 0: there is no column 'question'; its columns are text"),
         ((7, TASKS, always), {}, "give a compiled LangGraph graph"),
         (("no_such:agent", TASKS, always), {}, "there is no module 'no_such'"),
         ((agent, "spider"), {"validation": TASKS}, "a domain has its own validation tasks"),

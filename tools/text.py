@@ -10,7 +10,7 @@ import logging
 from operator import is_
 from typing import Any
 
-__all__ = ["valid_text", "valid_texts"]
+__all__ = ["is_damaged", "valid_text", "valid_texts"]
 
 _log = logging.getLogger(__name__)
 _first: list[str] = []
@@ -29,6 +29,13 @@ def valid_text(text: str) -> str:
             _log.warning("half of a character (a surrogate without its pair) becomes U+FFFD; first here: %a", _first[0])
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # the halves of a pair are joined
     return text
+
+
+def is_damaged(value: Any) -> bool:
+    """Whether any text in ``value`` has U+FFFD: a character was cut, or not decoded."""
+    if isinstance(value, dict):
+        return any(map(is_damaged, (*value, *value.values())))
+    return "\ufffd" in value if isinstance(value, str) else type(value) in (list, tuple) and any(map(is_damaged, value))
 
 
 def valid_texts(value: Any) -> Any:
