@@ -51,10 +51,12 @@ def train(
     tiny_policy: Any,
     agent: Callable[[Choose], Awaitable[str]],
     reward: Callable[[str], float] = lambda answer: 0.0,
+    callback: ProgressCallback | None = None,
     **settings: Any,
 ) -> RunDir:
     """Train ``tiny_policy`` behind ``agent`` on one task; ``reward`` is that of its answer. Returns the run."""
     config, parts = _parts(folder, tiny_policy, agent, reward, settings)
+    parts["callback"] = callback or parts["callback"]
     LocalTrainer(config, **parts).train()
     return parts["run"]
 

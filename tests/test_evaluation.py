@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import bandits
 import pytest
 from programs import run as run_program
 from typer.testing import CliRunner
@@ -25,6 +26,7 @@ from groundwire.train.cli.trained_model import trained_model, with_settings_of_r
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluate import app
+from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.metrics import compare, compute_metrics
 from groundwire.train.evaluation.probe_endpoint import EndpointUnusableError, probe_endpoint
 from groundwire.train.evaluation.speed import read_speed, speed_cells
@@ -49,6 +51,26 @@ def rollout(task: str, reward: float | None = 1.0, **changes: Any) -> dict[str, 
 def test_samples_of_one_question_are_not_independent() -> None:
     several = bounded_interval([[1.0] * 16] * 12 + [[0.0] * 16] * 8, (0.0, 1.0))
     assert several == bounded_interval([[1.0]] * 12 + [[0.0]] * 8, (0.0, 1.0))
+
+
+def test_figures_of_few_questions_say_so(tmp_path: Path, tiny_policy: Any) -> None:
+    rows = [rollout(str(number), float(number % 2)) for number in range(20)]
+    assert "questions are few" not in details(compute_metrics(rows))
+    assert "19 questions are few: only large differences stand out" in details(compute_metrics(rows[1:]))
+    assert "19 questions are few" in comparison(compare(rows[1:], rows), ["a", "b"], "text")
+
+    class Notes(ProgressCallback):
+        def on_note(self, text: str) -> None:
+            notes.append(text)
+
+    for count in (3, 20):
+        notes: list[str] = []
+
+        async def agent(choose: bandits.Choose) -> str:
+            return await choose("which?", "01")
+
+        bandits.train(tmp_path / str(count), tiny_policy, agent, float, Notes(), val_tasks=count)
+        assert sum("questions are few" in note for note in notes) == (count == 3)
 
 
 def test_mcnemars_exact_test_is_a_binomial_test() -> None:

@@ -503,6 +503,9 @@ def test_groups_without_a_gradient_are_replaced_within_the_budget(tmp_path: Path
     assert figures["rollouts/groups_skipped_total"] == 0
     assert figures["rollouts/gradient_share"] == 0
     assert "rollouts/rollouts_trained_total" not in figures
+    made.service.finish_writing()
+    recorded = {row["group"]: any(row_credits(row)) for row in made.run.rollouts()[0]}
+    assert recorded == {"u": False, "v": False, "w": True}
 
 
 def test_the_curriculum_draws_the_tasks_of_training_prompts(tmp_path: Path) -> None:

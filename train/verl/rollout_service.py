@@ -242,9 +242,6 @@ class RolloutService:
             else:
                 self._last_failure = _failure(result)
         rows = self._training_rows(prompt, scored)  # which adds the credits to the results
-        with self._lock:
-            # A validation is settled as a whole: some groups ended before the least reward was known.
-            self._results[partition] += settled if training else [result for _, result in ended]
         used = {row.session: row.reward for row in rows}
         if unused := [result for session, result, _ in scored if session not in used]:
             last = unused[-1]
@@ -269,8 +266,8 @@ class RolloutService:
         finished = usable and not replaced
         if training and finished:
             counts.update(_batch_counts(rows))
-        with self._lock:
-            self._counts[partition].update(counts)
+        # A validation is settled as a whole: some groups ended before the least reward was known.
+        self._add_results(partition, settled if training else [result for _, result in ended], counts, finished)
         if training and scored and self._curriculum is not None:
             self._curriculum.add(prompt.task, [reward for _, _, reward in scored])
         if finished:
@@ -278,6 +275,16 @@ class RolloutService:
         await self._queue.set_status(prompt.uid, partition, "finished" if finished else "failure")
         if not finished:
             self._changed.set()
+
+    def _add_results(
+        self, partition: str, results: Sequence[RolloutResult], counts: Counter[str], finished: bool
+    ) -> None:
+        """Keep the results of a group for :meth:`finish_sampling`. Unless it is ``finished``, it is not trained."""
+        for result in () if finished else results:
+            result.credits.clear()
+        with self._lock:
+            self._counts[partition].update(counts)
+            self._results[partition] += results
 
     def _requests(self, prompts: Sequence[Prompt]) -> Iterator[list[RolloutRequest]]:
         """The group of each of the prompts of a step."""
