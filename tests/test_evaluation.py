@@ -272,7 +272,8 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
     config = resolve("fast", agent_match="write").to_dict()
     trained = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=config)
     for step, score in ((0, 0.0), (3, 1.0)):
-        one = [{**row, "step": step, "temperature": 0.0, "reward": score} for row in rows[:5]]
+        changed = {"step": step, "temperature": 0.0, "reward": score, "turn_scores": "[]"}
+        one = [{**row, **changed} for row in rows[:5]]
         trained.write_rollouts(step, one, kind="val-0")
     seconds = {"update": 1.0, "sampling": 2.0, "agent": 0.5, "waiting": 0.5}
     for step in (1, 2, 3):
@@ -281,7 +282,8 @@ def test_runs_are_tabled_and_compared_from_their_folders(evaluated: tuple[Path, 
     first, second = json.loads(tabled.stdout)
     assert first["before"] is None
     assert (second["before"]["accuracy"], second["after"]["accuracy"]) == (0.0, 1.0)
-    assert second["change"] == {"difference": 1.0, "difference_ci95": [0.3855, 1.0], "paired_questions": 5}
+    paired = {"baseline": "answer", "difference": 1.0, "difference_ci95": [0.3855, 1.0], "paired_questions": 5}
+    assert second["change"] == paired
     assert first["context"] == second["context"] == "4000 / 72"
     calls = [sum(call["agent"] != "check_query" for call in row["calls"]) for row in rows[:5]]
     assert second["after"]["calls_per_rollout"] == sum(calls) / 5 < first["after"]["calls_per_rollout"]

@@ -39,7 +39,7 @@ from groundwire.tools.neighbours import cache
 from groundwire.tools.types import AgentStep
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import Mode, RolloutRequest, RolloutResult
 from groundwire.train.rollouts.runner.agent import RolloutAgent
 from groundwire.train.rollouts.runner.pool import RunnerPool
 from groundwire.train.store.backends.base import MemoryStore
@@ -118,16 +118,18 @@ async def _collector(
             await runners.stop()
 
 
-def _jobs(task: Task, count: int) -> list[RolloutRequest]:
-    return [RolloutRequest(task=task, group="t1", mode="train", sampling={"temperature": 1.0}) for _ in range(count)]
+def _jobs(task: Task, count: int, mode: Mode = "train") -> list[RolloutRequest]:
+    return [RolloutRequest(task=task, group="t1", mode=mode, sampling={"temperature": 1.0}) for _ in range(count)]
 
 
-async def _outcome(backend: Any, task: Task, reward: Any = _exact, **options: Any) -> RolloutResult:
+async def _outcome(
+    backend: Any, task: Task, reward: Any = _exact, *, mode: Mode = "train", **options: Any
+) -> RolloutResult:
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
         _collector(server, backend, reward, **options) as collector,
     ):
-        [outcome] = await collector.run(_jobs(task, 1), deadline_s=30)
+        [outcome] = await collector.run(_jobs(task, 1, mode), deadline_s=30)
         return outcome
 
 
@@ -218,6 +220,30 @@ async def test_the_steps_before_a_failure_are_kept(task: Task) -> None:
     error.steps = [AgentStep(agent="solo", kind="llm", input="?", output="SELECT 1", ok=True)]
     outcome = await _outcome(_Backend(_raise(error)), task)
     assert (outcome.status, outcome.answer, outcome.steps) == ("turn_limit", "", error.steps)
+
+
+class _Queries(_Backend):
+    """An SQL agent that calls one more tool, writes a right query, and then a wrong one."""
+
+    async def run(self, question: Question, endpoint: Endpoint) -> Answer:
+        await super().run(question, endpoint)
+        inputs = ['{"table": "singer"}', GOLD, "SELECT 1"]
+        steps = [AgentStep(agent="solo", kind="tool", input=text, output="", ok=True) for text in inputs]
+        if self.act is _stop:
+            error = TurnLimitError("2 turns")
+            error.steps = steps
+            raise error
+        return Answer(text="SELECT 1", steps=steps)
+
+
+def _stop() -> None: ...
+
+
+async def test_a_validation_scores_the_queries_before_the_answer_and_training_does_not(task: Task) -> None:
+    assert (await _outcome(_Queries(), task, mode="val")).turn_scores() == [1.0, 0.0]
+    assert (await _outcome(_Queries(_stop), task, mode="val")).turn_scores() == [1.0, 0.0, 0.0]
+    assert (await _outcome(_Queries(), task)).turn_scores() == []
+    assert (await _outcome(_Backend(), task, mode="val")).turn_scores() == []
 
 
 class _FailsAfterItsCall(_Backend):

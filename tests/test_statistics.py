@@ -24,7 +24,7 @@ from groundwire.train.api.results import training_result
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.progress import show_summary
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics
 from groundwire.train.evaluation.run_reader import paired_changes
 from groundwire.train.evaluation.table import details
 
@@ -166,3 +166,26 @@ def test_a_run_has_its_change_with_an_interval_that_pairs_the_questions_by_id(tm
     shown = io.StringIO()
     show_summary(Console(file=shown, width=200), {"domain": "spider", **summary}, "runs/x")
     assert f"0.250 before, 0.500 after (+25.0 points [{100 * low:+.1f}, {100 * high:+.1f}]) on 40" in shown.getvalue()
+
+
+def test_a_gain_is_measured_against_the_first_queries_if_these_were_better_than_the_answers(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=resolve("fast").to_dict())
+    rewritten = [_rollout(str(n), float(n < 10), turn_scores=f"[1.0, {float(n < 10)}]") for n in range(30)]
+    before = [*rewritten, *(_rollout(str(n), 0.0) for n in range(30, 40))]  # these wrote one query
+    after = [_rollout(str(n), float(n < 32), step=3) for n in range(40)]
+    run.write_rollouts(0, before, kind="val-0")
+    run.write_rollouts(3, after, kind="val-0")
+    change = paired_changes(run)["validation"]
+    assert (change["baseline"], change["difference"]) == ("first query", 0.05)
+    result = training_result(run)
+    assert str(result.before).endswith("of 40 (first query 0.750)")
+    assert result.compare()["difference"] == 0.05
+    assert "(+5.0 points [" in str(result)
+    assert "] over the first query); " in str(result)
+    assert baseline(after)[1] == "answer"
+
+    values = {"n": 40, "before": 0.25, "before_first_query": 0.75, "after": 0.8, **change}
+    summary = {"validation": values, "validation_sampled": {}, "wall_time_s": 1, "peak_memory_mb": 1, "rollouts": 80}
+    shown = io.StringIO()
+    show_summary(Console(file=shown, width=200), {"domain": "spider", **summary}, "runs/x")
+    assert "greedy: 0.250 before (first query 0.750), 0.800 after (+5.0 points [" in shown.getvalue()

@@ -48,6 +48,8 @@ CALL_ID = "groundwire.call_id"
 ANSWER_SPAN = "groundwire.answer"
 """The span of an agent's answer. Attributes ``groundwire.text`` and ``groundwire.steps`` (JSON list of
 :class:`groundwire.tools.types.AgentStep`)."""
+QUERY_SCORES = "groundwire.query_scores"
+"""On the span of an answer: the rewards of the agent's earlier queries, each as if it were the answer (JSON list)."""
 FAILURE_SPAN = "groundwire.failure"
 """The span of a rollout's failure. Attributes ``groundwire.kind`` (a failure type) and ``groundwire.message``."""
 LEAST_REWARD = "groundwire.least_reward"

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
 from groundwire.train.cli.trained_model import trained_model
-from groundwire.train.evaluation.metrics import compare, compute_accuracy, format_accuracy, format_change
+from groundwire.train.evaluation.metrics import (
+    baseline,
+    compare,
+    compute_accuracy,
+    format_accuracy,
+    format_change,
+    format_first_query,
+)
 from groundwire.train.evaluation.run_reader import final_rows, first_and_last, summarize_change
 
 if TYPE_CHECKING:
@@ -23,38 +30,47 @@ _JSON_COLUMNS = ("task", "reward_components", "agent_steps", "call_rewards", "cr
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The mean reward of ``n`` validation rollouts, with its 95 % interval; None if none was judged."""
+    """The mean reward of ``n`` validation rollouts, with its 95 % interval; None if none was judged.
+
+    ``first_query`` is that of the first queries of an SQL agent with several.
+    """
 
     value: float | None
     ci95: tuple[float, float]
     n: int
+    first_query: float | None = None
 
     @classmethod
     def of(cls, metrics: dict[str, Any]) -> Accuracy:
         """The accuracy in the metrics of an evaluation."""
         low, high = metrics["ci95"]
-        return cls(metrics["accuracy"], (low, high), metrics["n"])
+        return cls(metrics["accuracy"], (low, high), metrics["n"], metrics.get("first_query_accuracy"))
 
     def __str__(self) -> str:
-        return f"{format_accuracy(self.value)} [{self.ci95[0]:.3f}, {self.ci95[1]:.3f}] of {self.n}"
+        interval = f"[{self.ci95[0]:.3f}, {self.ci95[1]:.3f}]"
+        return f"{format_accuracy(self.value)} {interval} of {self.n}{format_first_query(self.first_query)}"
 
 
 @dataclass(frozen=True)
 class Change:
-    """The mean difference of ``n`` questions that two validations judged, with its 95 % interval."""
+    """The mean difference of ``n`` questions that two validations judged, with its 95 % interval.
+
+    ``baseline`` is ``first query`` if the first queries before training were right more often than the answers.
+    """
 
     value: float
     ci95: tuple[float, float]
     n: int
+    baseline: str = "answer"
 
     @classmethod
     def of(cls, change: dict[str, Any]) -> Change:
         """The change in the summary of a run."""
         low, high = change["difference_ci95"]
-        return cls(change["difference"], (low, high), change["paired_questions"])
+        return cls(change["difference"], (low, high), change["paired_questions"], change["baseline"])
 
     def __str__(self) -> str:
-        return format_change({"difference": self.value, "difference_ci95": self.ci95})
+        return format_change({"difference": self.value, "difference_ci95": self.ci95, "baseline": self.baseline})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +108,12 @@ class TrainingResult(_Result):
     def compare(self) -> dict[str, Any]:
         """After against before, question by question: ``difference``, ``difference_ci95``, ``p`` of McNemar's test, ….
 
+        As in ``change``, before is what the first queries score if that is more than what the answers do.
+
         Raises ``ValueError`` if the run has only one full validation.
         """
-        return compare(*first_and_last(RunDir(self.run_dir)))
+        before, after = first_and_last(RunDir(self.run_dir))
+        return compare(baseline(before)[0], after)
 
     def __str__(self) -> str:
         change = f" ({self.change})" if self.change else ""

@@ -65,6 +65,7 @@ def _prefixed(prefix: str, validation: Mapping[str, Any]) -> dict[str, Any]:
     return {
         prefix: validation["accuracy"],
         f"{prefix}_ci95": validation["ci95"],
+        f"{prefix}_first_query": validation.get("first_query_accuracy"),
         **{
             f"{prefix}_{key}": {value: part["accuracy"] for value, part in parts.items()}
             for key, parts in validation.items()

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from groundwire import domains
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.metrics import format_accuracy, format_change
+from groundwire.train.evaluation.metrics import format_accuracy, format_change, format_first_query
 from groundwire.train.evaluation.validation import VALIDATIONS
 
 __all__ = ["ProgressDisplay", "show_summary"]
@@ -68,6 +68,7 @@ class ProgressDisplay(ProgressCallback):
                 low, high = result["ci95"]
                 metric_name, accuracy = result.get("metric_name", "accuracy"), format_accuracy(result["accuracy"])
                 text += f"  [green]{label} {metric_name} {accuracy}[/green] \\[{low:.2f}, {high:.2f}] of {result['n']}"
+                text += format_first_query(result.get("first_query_accuracy"))
         if failures := metrics.get("failures"):
             counts = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items()))
             text += f"  [red]failed: {counts}[/red]"
@@ -87,7 +88,8 @@ def show_summary(
             continue
         before, after = result["before"], result["after"]
         gain = "" if None in (before, after) else f" ({_change(result)})"
-        console.print(f"[bold]{way}[/bold]: {_before_after(before, after, gain)} on {result['n']} validation questions")
+        text = _before_after(before, after, result.get("before_first_query"), gain)
+        console.print(f"[bold]{way}[/bold]: {text} on {result['n']} validation questions")
         for column, labels in breakdowns.items():
             after_parts = result.get(f"after_by_{column}", {})
             for value, part in result.get(f"before_by_{column}", {}).items():
@@ -108,5 +110,5 @@ def _change(result: Mapping[str, Any]) -> str:
     return f"[bold]{escape(format_change(result))}[/bold]"
 
 
-def _before_after(before: float | None, after: float | None, gain: str = "") -> str:
-    return f"{format_accuracy(before)} before, {format_accuracy(after)} after{gain}"
+def _before_after(before: float | None, after: float | None, first: float | None = None, gain: str = "") -> str:
+    return f"{format_accuracy(before)} before{format_first_query(first)}, {format_accuracy(after)} after{gain}"

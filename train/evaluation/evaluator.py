@@ -6,16 +6,12 @@ and in its training run, question by question.
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from groundwire import domains
 from groundwire.adapters import Backend
 from groundwire.domains import Domain, TaskData
-from groundwire.rewards import Reward, total
+from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
@@ -30,10 +26,7 @@ from groundwire.train.evaluation.diagnosis import (
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
-from groundwire.train.rollouts.agent_view import answer_form
-from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RolloutsFailedError
-from groundwire.train.rollouts.outcome import RolloutResult
 from groundwire.train.rollouts.runtime import MODEL_NAME, RolloutRuntime, Upstream
 
 __all__ = ["evaluate", "local_engine"]
@@ -85,11 +78,6 @@ def evaluate(
             deadline_s = config.step_deadline_s * max(1.0, len(requests) / max(1, config.n_runners))
             results = runtime.run(requests, deadline_s=deadline_s, on_end=callback.on_rollout_end)
             sample_rows = [result.to_row(0) for result in results]
-            if answer_form(domain, reward) == "sql":
-                # In the event loop of the rollouts, which has the reward's connections.
-                turn_scores = runtime.wait(runtime.submit(partial(_all_turn_scores, reward, results)))
-                for each, scores in zip(sample_rows, turn_scores, strict=True):
-                    each["turn_scores"] = json.dumps(scores)
             run.write_rollouts(0, sample_rows, kind=f"val-{config.val_temperature:g}-{sample + 1:03d}")
             if write_predictions is not None:
                 answers = {str(result.request.task["id"]): result.answer for result in results}
@@ -116,26 +104,6 @@ def evaluate(
     run.merge_rollouts()
     run.write_json("evaluation.json", {"model": config.model, "samples": samples, "seconds": seconds, **metrics})
     return metrics
-
-
-async def _all_turn_scores(reward: Reward, results: Sequence[RolloutResult], _: RolloutCollector) -> list[list[float]]:
-    return await asyncio.gather(*(_turn_scores(reward, result) for result in results))
-
-
-async def _turn_scores(reward: Reward, result: RolloutResult) -> list[float]:
-    """The rewards of each executed query as if it were the answer; the last is the rollout's own reward."""
-    queries = [index for index, step in enumerate(result.steps) if step["kind"] == "tool"]
-    if result.reward is None or not queries:
-        return []
-    scores = []
-    for index in queries[:-1]:
-        try:
-            scores.append(
-                total(await reward(result.request.task, result.steps[index]["input"], result.steps[: index + 1]))
-            )
-        except Exception:  # rewards can be plugins
-            return []
-    return [*scores, result.reward]
 
 
 def local_engine(config: RunConfig, run: RunDir, timer: StepTimer) -> Any:

@@ -23,12 +23,14 @@ from groundwire.train.algorithms.statistics import (
 )
 
 __all__ = [
+    "baseline",
     "compare",
     "compute_accuracy",
     "compute_metrics",
     "few_questions",
     "format_accuracy",
     "format_change",
+    "format_first_query",
     "is_judged",
     "made_no_call",
     "scores_by_question",
@@ -53,6 +55,7 @@ def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) 
     ``n`` of ``total`` rollouts were judged; ``failures`` counts by type those that failed, whether they score or are
     left out, and ``without_calls``, if there are some, the judged ones without an LLM call. The accuracy is None if
     ``n`` is 0. ``metric_name`` is "mean reward" unless all rewards are 0 or 1.
+    ``first_query_accuracy`` is what the first queries of an SQL agent score, if it writes several.
     """
     judged = [row for row in rows if is_judged(row)]
     binary = all((row["reward"] or 0.0) in (0.0, 1.0) for row in judged)
@@ -69,9 +72,11 @@ def compute_accuracy(rows: Sequence[Row], breakdowns: Breakdowns | None = None) 
             result[f"by_{column}"] = {value: found[value] for value in (*labels, *unknown) if value in found}
     silent = sum(map(made_no_call, judged))
     calls = sum(len(row["calls"] or ()) + len(_calls_without_ids(row)) for row in judged)
+    by_turn = _accuracy_by_turn(judged)
     return {
         **result,
         **({"without_calls": silent} if silent else {}),
+        **({"first_query_accuracy": by_turn[0]} if len(by_turn) > 1 else {}),
         "calls_per_rollout": round(calls / len(judged), 4) if judged else None,
         "failures": dict(Counter(row["status"] for row in rows if row["status"] != "succeeded")),
     }
@@ -141,15 +146,31 @@ def few_questions(count: int) -> str:
     return f"{count} questions are few: only large differences stand out from chance; {FEW_QUESTIONS} or more say more"
 
 
+def baseline(before: Sequence[Row]) -> tuple[Sequence[Row], str]:
+    """The rows that a gain is measured against, and what they score: ``answer``, or ``first query`` if it is better.
+
+    Otherwise an agent that rewrites right queries into wrong ones would gain by no longer doing so.
+    """
+    first = [{**row, "reward": scores[0]} if (scores := _turn_scores(row)) else row for row in before]
+    answers, queries = (_mean_score(list(filter(is_judged, rows)))["accuracy"] or 0.0 for rows in (before, first))
+    return (first, "first query") if queries > answers else (before, "answer")
+
+
 def format_accuracy(value: float | None) -> str:
     """Three decimals; ``-`` if no rollout was judged."""
     return "-" if value is None else f"{value:.3f}"
 
 
+def format_first_query(accuracy: float | None) -> str:
+    """What an agent's first queries score, in brackets; empty without it."""
+    return "" if accuracy is None else f" (first query {accuracy:.3f})"
+
+
 def format_change(change: Mapping[str, Any]) -> str:
-    """The ``difference`` of a comparison in points, with its interval."""
+    """The ``difference`` of a comparison in points, with its interval; its ``baseline`` if that is not the answer."""
     low, high = change["difference_ci95"]
-    return f"{100 * change['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+    over = f" over the {name}" if (name := change.get("baseline", "answer")) != "answer" else ""
+    return f"{100 * change['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]{over}"
 
 
 def _mean_score(judged: Sequence[Row]) -> dict[str, Any]:
@@ -184,13 +205,18 @@ def _pass_at_k(scores: Sequence[Sequence[float]]) -> dict[str, float]:
 
 def _accuracy_by_turn(rows: Sequence[Row]) -> list[float]:
     """Accuracy if each agent had stopped after its 1st, 2nd, … query; empty if queries were not judged."""
-    turn_scores = [json.loads(row.get("turn_scores") or "[]") for row in rows]
+    turn_scores = list(map(_turn_scores, rows))
     finals = [row["reward"] or 0.0 for row in rows]
     result = []
     for turn in range(max(map(len, turn_scores), default=0)):
         scores = [each[turn] if turn < len(each) else final for each, final in zip(turn_scores, finals, strict=True)]
         result.append(round(_mean(scores), 4))
     return result
+
+
+def _turn_scores(row: Row) -> list[float]:
+    scores: list[float] = json.loads(row.get("turn_scores") or "[]")
+    return scores
 
 
 def _token_metrics(rows: Sequence[Row]) -> dict[str, Any]:

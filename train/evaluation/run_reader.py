@@ -18,7 +18,7 @@ from groundwire.tools.secrets import mask_secrets
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir, RunDirError
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.metrics import compare, compute_metrics
+from groundwire.train.evaluation.metrics import baseline, compare, compute_metrics
 from groundwire.train.evaluation.speed import read_speed
 from groundwire.train.evaluation.validation import validation_name
 
@@ -185,9 +185,14 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summarize_change(before: Rows, after: Rows) -> dict[str, Any]:
-    """The part of a comparison that a summary has. Raises ``ValueError`` if they share no question."""
-    compared = compare(before, after)
+    """The part of a comparison that a summary has, of the answers ``after`` against the :func:`baseline` of ``before``.
+
+    Raises ``ValueError`` if they share no question.
+    """
+    rows, name = baseline(before)
+    compared = compare(rows, after)
     return {
+        "baseline": name,
         "difference": compared["difference"],
         "difference_ci95": compared["difference_ci95"],
         "paired_questions": compared["questions"],
@@ -208,7 +213,8 @@ def _validations(run: RunDir, columns: Sequence[str] | None = None) -> dict[floa
     """
     unreadable: list[str] = []
     found: dict[float, dict[int, Rows]] = defaultdict(lambda: defaultdict(list))
-    for batch in run.rollout_batches(columns, unreadable, columns or ROLLOUT_COLUMNS):
+    read = columns and (*columns, "turn_scores")  # optional
+    for batch in run.rollout_batches(read, unreadable, columns or ROLLOUT_COLUMNS):
         if rows := [row for row in batch if row["mode"] == "val"]:
             found[rows[0]["temperature"]][rows[0]["step"]] += rows
     if missing := [message for message in unreadable if "-train.parquet" not in message]:

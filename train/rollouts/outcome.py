@@ -11,7 +11,7 @@ from typing import Any, Literal
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, reward_from_spans, select_calls
-from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD
+from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD, QUERY_SCORES
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
@@ -70,6 +70,8 @@ class RolloutResult:
     """The field of the agent's result that holds the answer."""
     input: str = ""
     """How the agent was called."""
+    query_scores: Sequence[float] = ()
+    """In a validation the rewards of an SQL agent's queries before its answer, each as if it were the answer."""
 
     @classmethod
     def from_spans(
@@ -93,6 +95,8 @@ class RolloutResult:
             text = str(answer.attributes["groundwire.text"]) if answer else ""
             more = {name: str(answer.attributes.get(f"groundwire.{name}", "")) if answer else "" for name in _ABOUT}
             steps = json.loads(str(answer.attributes["groundwire.steps"])) if answer else []
+            scores = json.loads(str(answer.attributes.get(QUERY_SCORES, "[]"))) if answer else []
+            query_scores = [float(score) for score in scores]
             failed = [str(failure.attributes[name]) for name in _FAILURE_ATTRIBUTES] if failure else []
             least_reward = min([0.0, *(float(str(span.attributes.get(LEAST_REWARD, 0))) for span in spans)])
         except UNREADABLE as error:
@@ -134,6 +138,7 @@ class RolloutResult:
             least_reward=least_reward,
             judged_field=more["judged_field"],
             input=more["input"],
+            query_scores=query_scores,
         )
 
     @property
@@ -158,6 +163,10 @@ class RolloutResult:
         found = [self.credits.get((call.sequence, call.choice)) for call in self.calls]
         return [asdict(credit) if credit else None for credit in found] if any(found) else []
 
+    def turn_scores(self) -> list[float]:
+        """The rewards after each query of an agent that wrote several, in a validation; the last is the rollout's."""
+        return [*self.query_scores, self.reward] if self.query_scores and self.reward is not None else []
+
     def to_row(self, step: int) -> dict[str, Any]:
         """The rollout as a row of ``rollouts.parquet``."""
         task = self.request.task
@@ -180,6 +189,7 @@ class RolloutResult:
             "input": self.input,
             "agent_steps": json.dumps(list(self.steps), ensure_ascii=False),
             "calls": [{name: getattr(call, name) for name in _CALL_COLUMNS} for call in self.calls],
+            "turn_scores": json.dumps(self.turn_scores()),
             "call_rewards": json.dumps([call.reward for call in self.calls]),
             "credits": json.dumps(self._call_credits()),
             "untrainable": json.dumps(

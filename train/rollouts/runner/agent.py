@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ from groundwire.domains import Domain
 from groundwire.tools.errors import UserError
 from groundwire.tools.infrastructure import infrastructure_errors
 from groundwire.tools.sql import DatabaseCopies
+from groundwire.tools.types import AgentStep
 from groundwire.train.config.failures import failure_scores
 from groundwire.train.config.run_config import AgentSettings
 from groundwire.train.rollouts.agent_view import AgentView
@@ -97,7 +98,7 @@ class RolloutAgent:
                 own = self._own_reward(self.backend, resources, rollout, store)
                 return AttemptReport([await asyncio.wait_for(own, self.timeout_s)])
             answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
-            spans.append(answer_span(answer, started))
+            spans.append(answer_span(answer, started, await self._query_scores(rollout, answer.steps, answered=True)))
             spans.append(await self._score(task, answer, rollout.mode))
             return AttemptReport(spans)
         except (
@@ -112,7 +113,9 @@ class RolloutAgent:
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
             failure = failure_span(kind, message, started, least_reward=self._least_reward)
             if isinstance(error, adapters.BackendError):
-                spans.append(answer_span(adapters.Answer(text="", steps=list(error.steps), input=error.input), started))
+                partly = adapters.Answer(text="", steps=list(error.steps), input=error.input)
+                scores = await self._query_scores(rollout, error.steps, answered=False)
+                spans.append(answer_span(partly, started, scores))
             unproven = kind == UnreadableAnswerError.kind and not self._has_scored
             return AttemptReport([*spans, failure], failed=unproven or kind not in self._final)
 
@@ -179,6 +182,25 @@ class RolloutAgent:
             message = f"the agent's rollout returned {value!r:.200}: it returns its reward as a number"
             raise rewards.RewardError(message) from error
 
+    async def _query_scores(
+        self, rollout: AttemptedRollout, steps: Sequence[AgentStep], *, answered: bool
+    ) -> list[float]:
+        """In validations, the rewards of an SQL agent's queries but the last one if that is the answer.
+
+        Empty if the reward of one cannot be computed.
+        """
+        if rollout.mode != "val" or self.view.form != "sql":
+            return []
+        queries = [index for index, step in enumerate(steps) if step["kind"] == "tool" and not _is_json(step["input"])]
+        scores = (
+            self.view.score(self.reward, rollout.input, steps[index]["input"], steps[: index + 1])
+            for index in queries[: len(queries) - answered]
+        )
+        try:
+            return [rewards.total(score) for score in await asyncio.gather(*scores)]
+        except (Exception, SystemExit, KeyboardInterrupt):  # rewards are written by users, too
+            return []
+
     async def _score(self, task: dict[str, Any], answer: adapters.Answer, mode: str | None) -> ReportedSpan:
         """The reward's span. Raises only :class:`rewards.RewardError` and :class:`UnreadableAnswerError`."""
         try:
@@ -193,6 +215,11 @@ class RolloutAgent:
         span = _reward_span(score, self._least_reward)
         self._has_scored = True
         return span
+
+
+def _is_json(text: str) -> bool:
+    """Whether a step's input is not a query but the arguments of another tool."""
+    return text.lstrip().startswith(("{", "["))
 
 
 def _reward_span(value: Any, least_reward: float = 0.0) -> ReportedSpan:

@@ -17,6 +17,7 @@ from groundwire.adapters.tracing.semconv import (
     ANSWER_SPAN,
     FAILURE_SPAN,
     LEAST_REWARD,
+    QUERY_SCORES,
     REWARD_PREFIX,
 )
 from groundwire.adapters.tracing.span_writer import SpansNotStoredError, SpanWriter
@@ -72,11 +73,11 @@ class ReportedSpan:
     end_time: float = field(default_factory=time.time)
 
 
-def answer_span(answer: Answer, started: float) -> ReportedSpan:
-    """The span of an agent's answer and steps, and of what is known of how it was called and judged."""
+def answer_span(answer: Answer, started: float, query_scores: Sequence[float] = ()) -> ReportedSpan:
+    """The span of an agent's answer and steps, how it was called and judged, and the rewards of its earlier queries."""
     steps = json.dumps(answer.steps, ensure_ascii=False)
     more = {name: getattr(answer, name) for name in ("judged_field", "input", "no_call")}
-    attributes = {"groundwire.text": answer.text, "groundwire.steps": steps}
+    attributes = {"groundwire.text": answer.text, "groundwire.steps": steps, QUERY_SCORES: json.dumps(query_scores)}
     return ReportedSpan(
         ANSWER_SPAN, attributes | {f"groundwire.{name}": text for name, text in more.items() if text}, started
     )
