@@ -21,8 +21,8 @@ from groundwire.train.policy.model import save_policy
 
 __all__ = ["Choose", "evaluate", "probability", "rollouts", "train"]
 
-Choose = Callable[[str, str], Awaitable[str]]
-"""Sends a prompt with the digits to choose from, ``("who?", "01")``; returns the policy's digit."""
+Choose = Callable[..., Awaitable[str]]
+"""Sends a prompt with the digits to choose from, ``("who?", "01")``, as an ``agent``; returns the policy's digit."""
 
 
 class _Backend:
@@ -32,13 +32,15 @@ class _Backend:
         self._agent = agent
 
     async def run(self, question: Any, endpoint: Any) -> Answer:
-        async with aiohttp.ClientSession(headers=endpoint.agent_headers("bandit")) as session:
+        async with aiohttp.ClientSession() as session:
 
-            async def choose(prompt: str, digits: str) -> str:
+            async def choose(prompt: str, digits: str, agent: str = "bandit") -> str:
                 schema = {"enum": [int(digit) for digit in digits]}
                 form = {"type": "json_schema", "json_schema": {"name": "choice", "schema": schema}}
                 body = {"messages": [{"role": "user", "content": prompt}], "response_format": form}
-                async with session.post(f"{endpoint.base_url}/chat/completions", json=body) as reply:
+                async with session.post(
+                    f"{endpoint.base_url}/chat/completions", json=body, headers=endpoint.agent_headers(agent)
+                ) as reply:
                     if reply.status != 200:
                         raise EndpointError(await reply.text(), status=reply.status)
                     return str((await reply.json())["choices"][0]["message"]["content"])

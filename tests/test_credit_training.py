@@ -11,6 +11,7 @@ import pytest
 from agentlightning.emitter import emit_reward
 from bandits import Choose, probability, rollouts, train
 
+from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.credits import row_credits
 from groundwire.train.local.update.grpo import GRPO
 from groundwire.train.local.update.rows import Item
@@ -79,3 +80,35 @@ def test_the_credit_that_was_trained_is_recorded_with_each_call(
     assert trained
     assert recorded == trained
     assert all(json.loads(row["credits"]) == [] for row in run.rollouts()[0] if row["mode"] == "val")
+
+
+async def _one_call(choose: Choose) -> str:
+    return await choose("select name", "01")
+
+
+@pytest.mark.parametrize(("agent", "notes"), [(_second_does_not_matter, 1), (_one_call, 0)])
+def test_last_says_once_that_the_other_calls_of_an_agent_are_not_trained(
+    tmp_path: Path, tiny_policy: Any, monkeypatch: pytest.MonkeyPatch, agent: Any, notes: int
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(ProgressCallback, "on_note", lambda _, text: said.append(text))
+    train(
+        tmp_path, tiny_policy, agent, lambda answer: float(answer[0] == "1"), **{**FAST, "group_size": 8}, credit="last"
+    )
+    found = [text for text in said if "credit=last" in text]
+    assert len(found) == notes
+    assert all("8 of 16 calls of this step (50%) teach nothing" in text for text in found)
+
+
+async def _planner_and_tool(choose: Choose) -> str:
+    first = await choose("select name", "01")
+    await choose("count", "23", agent="tool")
+    emit_reward(float(first == "1"))
+    return first
+
+
+def test_the_reward_of_an_agent_that_is_not_trained_reaches_the_call_before_it(
+    tmp_path: Path, tiny_policy: Any
+) -> None:
+    settings = {**FAST, "credit": "turns", "agent_match": "bandit"}
+    assert probability(train(tmp_path, tiny_policy, _planner_and_tool, **settings), 0, "1") > 0.8

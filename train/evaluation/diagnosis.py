@@ -177,10 +177,13 @@ def lasting_failure(rows: Sequence[Row]) -> str:
 
 
 class CallNotes:
-    """Shows once with ``show_note`` that rollouts made no LLM call, and once that a cache of the agent answers."""
+    """Shows once with ``show_note`` that rollouts made no LLM call, that a cache of the agent answers, and which calls
+    ``credit=last`` leaves out.
+    """
 
-    def __init__(self, show_note: Callable[[str], None]) -> None:
+    def __init__(self, show_note: Callable[[str], None], *, credit: str = "") -> None:
         self._show_note, self._shown, self._asked = show_note, set[str](), set[str]()
+        self._credit = credit
 
     def show(self, rows: Sequence[Row]) -> None:
         """``rows`` are the rollouts of a step or validation."""
@@ -193,6 +196,15 @@ class CallNotes:
         if cached:
             share = f"{cached} of {len(rows)} {_rollouts(rows)} made no LLM call, though others of their questions did"
             self._once("cached", f"{share}: {_CACHES}")
+        if self._credit == "last":
+            calls = [
+                pair for row in rows for pair in zip(row["calls"] or (), row_credits(row), strict=False) if pair[1]
+            ]
+            left = sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in calls if credit)
+            share = f"{left} of {len(calls)} calls of this step ({left / max(1, len(calls)):.0%}) teach nothing"
+            if left:
+                only = "credit=last trains only the last request of a rollout"
+                self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
 
     def _once(self, kind: str, note: str) -> None:
         if kind not in self._shown:
@@ -207,9 +219,9 @@ class FailureNotes:
     For trainers: an evaluation shows the same messages with its results.
     """
 
-    def __init__(self, run: Path, show_note: Callable[[str], None]) -> None:
+    def __init__(self, run: Path, show_note: Callable[[str], None], *, credit: str = "") -> None:
         self._run, self._show_note, self._shown = run, show_note, set[str]()
-        self._calls = CallNotes(show_note)
+        self._calls = CallNotes(show_note, credit=credit)
 
     def show(self, rows: Sequence[Row]) -> None:
         """Show a note for each type of failure that occurs first in ``rows``, the rollouts of a step or validation."""

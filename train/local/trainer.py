@@ -117,7 +117,8 @@ class LocalTrainer:
         self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
         self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None
-        self._health, self._failure_notes = HealthRules(run.metrics()), FailureNotes(run.path, callback.on_note)
+        self._health = HealthRules(run.metrics())
+        self._failure_notes = FailureNotes(run.path, callback.on_note, credit=config.credit)
         self.earlier_s = next((line["wall_time_s"] for line in reversed(run.metrics()) if "wall_time_s" in line), 0.0)
         self._model_step: int | None = self.first_step  # None during an update
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete

@@ -127,7 +127,8 @@ class RolloutService:
         # Writing 2,000 rollouts takes 0.4 s, and the GPUs can update meanwhile.
         self._writer, self._written = ThreadPoolExecutor(1, thread_name_prefix="write-rollouts"), Future[None]()
         self._written.set_result(None)
-        self._agent_checked, self._failure_notes = False, FailureNotes(run.path, partial(_log.warning, "%s"))
+        self._agent_checked = False
+        self._failure_notes = FailureNotes(run.path, partial(_log.warning, "%s"), credit=config.credit)
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Enqueue the prompts' rollouts. Raises as :meth:`check` does."""
