@@ -177,13 +177,10 @@ def lasting_failure(rows: Sequence[Row]) -> str:
 
 
 class CallNotes:
-    """Shows once with ``show_note`` that rollouts made no LLM call, that a cache of the agent answers, and which calls
-    ``credit=last`` leaves out.
-    """
+    """Shows once that rollouts made no LLM call, that a cache of the agent answers, what ``credit=last`` leaves out."""
 
     def __init__(self, show_note: Callable[[str], None], *, credit: str = "") -> None:
-        self._show_note, self._shown, self._asked = show_note, set[str](), set[str]()
-        self._credit = credit
+        self._show_note, self._credit, self._shown, self._asked = show_note, credit, set[str](), set[str]()
 
     def show(self, rows: Sequence[Row]) -> None:
         """``rows`` are the rollouts of a step or validation."""
@@ -196,15 +193,12 @@ class CallNotes:
         if cached:
             share = f"{cached} of {len(rows)} {_rollouts(rows)} made no LLM call, though others of their questions did"
             self._once("cached", f"{share}: {_CACHES}")
-        if self._credit == "last":
-            calls = [
-                pair for row in rows for pair in zip(row["calls"] or (), row_credits(row), strict=False) if pair[1]
-            ]
-            left = sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in calls if credit)
-            share = f"{left} of {len(calls)} calls of this step ({left / max(1, len(calls)):.0%}) teach nothing"
-            if left:
-                only = "credit=last trains only the last request of a rollout"
-                self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
+        pairs = (zip(row["calls"] or (), row_credits(row), strict=False) for row in rows if self._credit == "last")
+        trained = [(call, credit) for of_row in pairs for call, credit in of_row if credit]
+        if left := sum(credit.weight == 0 and call["finish_reason"] != "length" for call, credit in trained):
+            share = f"{left} of {len(trained)} calls of this step ({left / len(trained):.0%}) teach nothing"
+            only = "credit=last trains only the last request of a rollout"
+            self._once("last", f"{only}: {share}; credit=broadcast and credit=turns train all calls")
 
     def _once(self, kind: str, note: str) -> None:
         if kind not in self._shown:
