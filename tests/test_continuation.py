@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spider_folder import make_spider
 
 from groundwire.train.api.arguments import parse_arguments
 from groundwire.train.api.training import _stored_config, make_job
@@ -63,7 +64,7 @@ def test_the_same_run_goes_on_without_a_word(run: RunDir) -> None:
     job = _job(run, device="cpu", n_runners=3, steps=50)
     assert not _said(job)
     store_settings(run, job)
-    assert (run.config()["steps"], run.settings_changes()) == (50, [])
+    assert (run.config()["steps"], settings_changes(run)) == (50, [])
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,22 @@ def test_what_would_make_before_and_after_incomparable_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"cannot be resumed: {problem}.* start a new run with its model"):
         _job(run, **changed)
+
+
+def test_the_data_that_an_environment_variable_names_is_the_runs(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPIDER_DATA_DIR", str(make_spider(tmp_path / "spider")))
+    job = make_job({"backend": "langgraph"})
+    assert job.config.data_dir == str(tmp_path / "spider")
+    run.write_config(_stored_config(job, None))
+    monkeypatch.setenv("SPIDER_DATA_DIR", str(tmp_path / "nowhere"))
+    assert make_job({}, resumed=run).data.source.startswith(f"--data-dir {tmp_path / 'spider'}: ")
+    monkeypatch.setenv("SPIDER_DATA_DIR", str(tmp_path / "spider"))
+    run.write_config({**_stored_config(make_job({"backend": "langgraph"}), None), "data_dir": None})
+    monkeypatch.delenv("SPIDER_DATA_DIR")
+    with pytest.raises(ConfigError, match="its validation tasks are not the same any more"):
+        make_job({}, resumed=run)  # the bundled data
 
 
 def test_changed_settings_are_said_and_stored_for_each_part_of_the_run(run: RunDir) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from groundwire.domains import TaskData
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
-from groundwire.train.cli.resume import config_for_resume, finished, pin_data_dir, resolve_path
+from groundwire.train.cli.resume import config_for_resume, finished, resolve_path
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.resolve import resolve
 from groundwire.train.config.run_config import RunConfig
@@ -49,7 +48,7 @@ def test_a_new_number_of_steps_is_stored(run: RunDir) -> None:
     run.change_config({}, {}, steps=config.steps)
     again = config_for_resume(run, NOTHING)
     assert (again.steps, again.device) == (5, "cpu")
-    assert run.settings_changes() == []
+    assert settings_changes(run) == []
 
 
 def test_each_part_of_a_run_has_the_settings_that_it_was_run_with(run: RunDir) -> None:
@@ -74,18 +73,6 @@ def test_a_part_whose_steps_were_lost_has_none(run: RunDir) -> None:
     shutil.rmtree(run.checkpoints.folder / "step-00003")
     run.change_config({"group_size": 4}, {"group_size": 2}, steps=9)
     assert [run.config(step)["group_size"] for step in (2, 3)] == [8, 2]
-
-
-def test_the_data_folder_of_an_environment_variable_is_stored(run: RunDir, tmp_path: Path) -> None:
-    named = TaskData(train=[], validation=[], source=f"SPIDER_DATA_DIR {tmp_path}", folder=str(tmp_path))
-    begun = pin_data_dir(resolve("fast"), named, None)
-    assert begun.data_dir == str(tmp_path)
-    assert pin_data_dir(begun, named, run) == begun
-    relative = resolve("fast", data_dir=os.path.relpath(tmp_path))
-    assert pin_data_dir(relative, named, run) == relative
-    with pytest.raises(ConfigError, match="was started with the bundled data, and now there is SPIDER_DATA_DIR"):
-        pin_data_dir(resolve("fast"), named, run)
-    assert pin_data_dir(resolve("fast"), TaskData(train=[], validation=[], source="bundled"), run).data_dir is None
 
 
 def test_new_steps_replace_the_old_ones_under_verls_name(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def make_job(
     else:
         config = config_for_resume(resumed, given, objects=objects.names())
     check_store_settings(config.external_store_address, config.token_file, config.store_wait_s)
-    job = _with_gold_trust(prepare(config, run=resumed, own_model=own_model, objects=objects))
+    job = _with_gold_trust(prepare(config, own_model=own_model, objects=objects))
     if not job.data.train or not job.data.validation:
         empty = "training" if not job.data.train else "validation"
         raise CommandError(f"{job.data.source}: no {empty} tasks are left; the run needs some of both")

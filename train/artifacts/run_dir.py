@@ -163,7 +163,7 @@ class RunDir:
                 f"{shorten_repr(version or 0)}, this version reads {_FORMAT}): start a new run, or use that version"
             )
         try:
-            for part in reversed(config.pop("earlier", [])):
+            for part in reversed(config.get("earlier", [])):
                 if step is not None and step <= part["last_step"]:
                     config |= part["settings"]
         except (TypeError, LookupError, AttributeError) as error:
@@ -189,12 +189,6 @@ class RunDir:
             earlier = [{**part, "last_step": min(part["last_step"], last)} for part in stored.get("earlier", [])]
             stored |= {**changed, "earlier": [*earlier, {"last_step": last, "settings": former}]}
         self.write_json("config.json", {**stored, "steps": steps})
-
-    def settings_changes(self) -> list[tuple[int, dict[str, Any]]]:
-        """After which steps the run was resumed with other settings, and their former values."""
-        self.config()
-        earlier = read_json(self.path / "config.json").get("earlier", [])
-        return [(part["last_step"], part["settings"]) for part in earlier]
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file atomically."""

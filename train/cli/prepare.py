@@ -23,11 +23,9 @@ from groundwire.tools.startup import fast_import
 from groundwire.tools.terminal import spinner
 from groundwire.tools.types import AnswerForm
 from groundwire.train.algorithms.model_size import rl_learning_rate
-from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import check_otlp, check_trackers
 from groundwire.train.cli.judge_options import check_judge
 from groundwire.train.cli.model_checks import check_model
-from groundwire.train.cli.resume import pin_data_dir
 from groundwire.train.config.errors import ConfigError
 from groundwire.train.config.presets import PRESETS
 from groundwire.train.config.published import differences
@@ -123,14 +121,13 @@ def default_trainer(preset: str | None, *, device: str | None, dev: bool) -> str
 def prepare(
     config: RunConfig,
     *,
-    run: RunDir | None = None,
     split: str | None = None,
     own_model: bool = True,
     objects: Objects | None = None,
 ) -> Job:
     """Check the settings, load the data, and make the agent's backend and the reward.
 
-    ``run`` is resumed; ``split`` is the part of the data for validation. Without ``own_model`` an endpoint has the
+    ``split`` is the part of the data for validation. Without ``own_model`` an endpoint has the
     model. Raises errors derived from :class:`groundwire.tools.errors.UserError`.
     """
     objects = objects or Objects()
@@ -150,7 +147,8 @@ def prepare(
     tasks = [*data.train, *data.validation]
     domains.check_shown(tasks, view.shown)
     _check_references(config, view, data)
-    config = pin_data_dir(config, data, run)
+    if data.folder is not None:  # which an environment variable may have named
+        config = config.model_copy(update={"data_dir": data.folder})
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
     calls = _call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]])

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from groundwire.domains import TaskData, names
+from groundwire.domains import names
 from groundwire.domains.task_list import is_file
 from groundwire.tools.errors import CommandError, UserError
 from groundwire.train.artifacts.run_dir import RunDamagedError, RunDir
@@ -24,7 +24,6 @@ from groundwire.train.store.errors import StoreFailedError, StoreGoneError
 __all__ = [
     "config_for_resume",
     "finished",
-    "pin_data_dir",
     "relative_path",
     "resolve_domain",
     "resolve_path",
@@ -59,8 +58,8 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
         raise RunDamagedError(f"{run.path / 'config.json'} has no {missing[0]!r}: restore it, or start a new run")
     if "evaluation" in stored:
         raise ConfigError(f"{run.path} is an evaluation, which cannot be resumed: evaluate again")
-    stored.pop("base_url", None)  # of the endpoint of a prompt optimisation
-    stored.pop("parts", None)
+    for name in ("base_url", "parts", "earlier"):
+        stored.pop(name, None)
     if missing := sorted(stored.pop("objects", {}).keys() - set(objects)):
         raise ConfigError(
             f"{run.path} was started by a script, with its own {', '.join(missing)}: continue it there, with "
@@ -87,19 +86,6 @@ def config_for_resume(run: RunDir, given: Mapping[str, Any], *, objects: Collect
 def resolve_domain(name: str | None) -> str | None:
     """The absolute path of a file of tasks; the name of a domain unchanged."""
     return name if name is None or name in names() or not is_file(name) else str(Path(name).resolve())
-
-
-def pin_data_dir(settings: RunConfig, data: TaskData, run: RunDir | None) -> RunConfig:
-    """The settings with the data folder that was read, which an environment variable may have named.
-
-    Raises :class:`groundwire.train.config.errors.ConfigError` if ``run`` is resumed and was started with other data.
-    """
-    if data.folder is None or (settings.data_dir and data.folder == str(Path(settings.data_dir).resolve())):
-        return settings
-    if run is not None:
-        began = settings.data_dir or "the bundled data"
-        raise ConfigError(f"{run.path} was started with {began}, and now there is {data.source}: leave that out")
-    return settings.model_copy(update={"data_dir": data.folder})
 
 
 def finished(run: RunDir, settings: RunConfig) -> str:

@@ -161,10 +161,11 @@ def paired_changes(run: RunDir) -> dict[str, dict[str, Any]]:
 
 def settings_changes(run: RunDir) -> list[str]:
     """A line for each time that the run was resumed with other settings or parts."""
-    return [
-        f"after step {step} the run was resumed with {', '.join(changed_names(former, run.config(step + 1)).values())}"
-        for step, former in run.settings_changes()
-    ]
+    lines = []
+    for part in run.config().get("earlier", []):
+        changed = changed_names(part["settings"], run.config(part["last_step"] + 1))
+        lines.append(f"after step {part['last_step']} the run was resumed with {', '.join(changed.values())}")
+    return lines
 
 
 def changed_names(former: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
