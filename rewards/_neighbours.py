@@ -23,6 +23,7 @@ from groundwire.tools.sql.syntax import fenced_sql
 __all__ = [
     "OfTraining",
     "SqlAnswer",
+    "has_gold_query",
     "has_variants",
     "in_training",
     "judged_on_variants",
@@ -49,6 +50,11 @@ class SqlAnswer(NamedTuple):
     gold: str
     database: str
     question: str
+
+
+def has_gold_query(task: Mapping[str, Any]) -> bool:
+    """Whether a task has a gold query and a database."""
+    return all(any(task.get(name) for name in names) for names in (_QUERY, _DATABASE))
 
 
 def sql_answer(task: Mapping[str, Any], answer: str, reward: str) -> SqlAnswer:

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicySer
 from groundwire.rewards import JudgeAbstainedError, JudgeSettings, JudgeSettingsError, RewardError
 from groundwire.rewards.judge import Judge
 from groundwire.rewards.judge.cache import JudgeCache
+from groundwire.rewards.judge.prompt import UnreadableError, parse_scores
 from groundwire.rewards.judge.settings import API_KEY
 from groundwire.tools.types import AgentStep
 from groundwire.train.cli.judge_options import parse_judge
@@ -143,6 +145,45 @@ async def test_a_verdict_inside_other_text_is_readable(around: str, tmp_path: Pa
     text = around.replace("{}", verdict(0.5)).replace("{{x}}", "{x}")
     async with ScriptedPolicyServer(replies=[text]) as server:
         assert (await judged(settings(server, tmp_path))).score == pytest.approx(0.5)
+
+
+GOOD, BAD = verdict(1.0), verdict(0.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        (f"{BAD}\nThe answer was: {GOOD}", None),
+        (BAD[:-1] + ', "accuracy": 1.0}', None),
+        (GOOD + GOOD, 1.0),
+        (GOOD + "{}", 1.0),
+        (f"<think>{GOOD}</think> I refuse.", None),
+        (f"<think>{GOOD}", None),
+        (f"{GOOD}</think>\n{BAD}", 0.0),
+        (f"<thinking>{GOOD}</thinking>{BAD}", 0.0),
+        (f"<Think >{GOOD}</Think >{BAD}", 0.0),
+        (f"[THINK]{GOOD}[/THINK]{BAD}", 0.0),
+        (f"<|channel|>analysis<|message|>{GOOD}<|end|><|channel|>final<|message|>{BAD}", 0.0),
+        (f'{{"reasoning": {GOOD}, {BAD[1:]}', 0.0),
+        (f'{{"reason": "it says <think>", {BAD[1:]}', 0.0),
+    ],
+)
+def test_two_different_verdicts_are_refused_and_what_the_judge_thinks_is_none(reply: str, score: float | None) -> None:
+    if score is None:
+        with pytest.raises(UnreadableError):
+            parse_scores(reply)
+    else:
+        assert set(parse_scores(reply).values()) == {score}
+
+
+async def test_a_stored_reply_that_is_no_verdict_any_more_is_asked_for_again(tmp_path: Path) -> None:
+    async with ScriptedPolicyServer(replies=[verdict(0.5), verdict(0.7)]) as server:
+        judge = settings(server, tmp_path)
+        await judged(judge)
+        with closing(sqlite3.connect(judge.cache)) as stored, stored:
+            stored.execute("UPDATE verdicts SET reply = ?", (GOOD + BAD,))
+        assert (await judged(judge)).score == (await judged(judge)).score == pytest.approx(0.7)
+        assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
@@ -299,6 +340,7 @@ async def test_an_unusable_cache_is_an_abstention_that_names_the_file(tmp_path: 
 _PROCESS = """
 import sys
 from groundwire.rewards.judge.cache import JudgeCache
+from groundwire.rewards.judge.prompt import UnreadableError, parse_scores
 from groundwire.rewards import JudgeAbstainedError
 cache, taken = JudgeCache(sys.argv[1]), 0
 for n in range(100):

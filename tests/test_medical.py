@@ -181,7 +181,7 @@ def test_a_run_completes_with_the_local_grader_and_a_note_on_the_starter(tmp_pat
     rollouts, _ = begun.rollouts(["mode", "status", "reward_components"])
     scored = [json.loads(row["reward_components"]) for row in rollouts if row["status"] == "succeeded"]
     assert len(scored) >= 0.9 * len(rollouts)
-    assert all({"executes", "judge"} <= set(parts) for parts in scored)
+    assert all({"rows", "judge"} <= set(parts) for parts in scored)
 
 
 # Your own folder.

@@ -53,8 +53,8 @@ class JudgeCache:
         return row[0] if row else None
 
     def store(self, key: str, *, model: str, reply: str) -> None:
-        """Store a readable reply, unless there is one."""
-        insert = "INSERT OR IGNORE INTO verdicts (key, model, reply) VALUES (?, ?, ?)"
+        """Store a readable reply."""
+        insert = "INSERT OR REPLACE INTO verdicts (key, model, reply) VALUES (?, ?, ?)"
         self._do(lambda db: db.execute(insert, (key, model, reply)))
 
     def reserve(self, usd: float, *, max_calls: int | None, max_usd: float | None) -> None:

@@ -11,13 +11,14 @@ import functools
 import random
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from groundwire.rewards._types import JudgeAbstainedError
 from groundwire.rewards.judge.cache import JudgeCache, cache_key
 from groundwire.rewards.judge.client import JudgeClient, JudgeReply, JudgeRequestError
-from groundwire.rewards.judge.grader import grade
+from groundwire.rewards.judge.facts import presence
 from groundwire.rewards.judge.prompt import RESPONSE_FORMAT, UnreadableError, messages, parse_scores, teacher_messages
 from groundwire.rewards.judge.settings import CRITERIA, JudgeSettings
 
@@ -29,7 +30,8 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 8.0
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``scores`` has the four criteria, 0 to 1; ``score`` is their weighted mean."""
+    """``scores`` has the four criteria, 0 to 1; ``score`` is their weighted mean. Without a model they are the
+    precision and the recall of the answer's facts, and their F1."""
 
     scores: dict[str, float]
     score: float
@@ -71,8 +73,8 @@ class Judge:
         """
         settings = self._settings
         if settings.model is None:
-            scores = grade(answer, reference=reference, question=question)
-            return Verdict(scores=scores, score=settings.weighted(scores))
+            found = presence(answer, reference=reference, question=question)
+            return Verdict(scores=found._asdict(), score=found.f1)
         state = self._loop_states.setdefault(asyncio.get_running_loop(), _LoopState(settings))
         prompt = functools.partial(messages, question=question, reference=reference, answer=answer)
         orders = (False, True) if settings.swap_order else (False,)
@@ -144,8 +146,9 @@ class Judge:
         )
         async with state.lock(key):  # concurrent callers with the same request wait for one reply
             cached = await asyncio.to_thread(self._cache.reply, key)
-            if cached is not None:
-                return parse_scores(cached)
+            with suppress(UnreadableError):  # an older version could read more
+                if cached is not None:
+                    return parse_scores(cached)
             problem = ""
             for _ in range(2):
                 reply = await self._reply(prompt(fence=secrets.token_hex(16), unreadable=problem), state)

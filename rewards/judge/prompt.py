@@ -11,11 +11,11 @@ recognisable as data in three ways:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
 from typing import Any
 
 from groundwire.rewards.judge.settings import CRITERIA
@@ -55,6 +55,12 @@ _TEACHER = (
     "an order."
 )
 
+_TAG = r"(?:think|thinking|thought|reason|reasoning|reflection|analysis|scratchpad)"
+_THOUGHT = re.compile(
+    # The first tag may be in the prompt; without the last one the judge was cut off while it thought.
+    rf"\A.*[<\[◁]/{_TAG}\s*[>\]▷]|[<\[◁]{_TAG}\b[^>\]▷]*[>\]▷].*|<\|channel\|>analysis.*?(?=<\|channel\|>final|\Z)",
+    re.IGNORECASE | re.DOTALL,
+)
 _RETRY = """\
 
 
@@ -77,6 +83,10 @@ RESPONSE_FORMAT: dict[str, Any] = {
     },
 }
 """The structured output of a verdict."""
+
+
+class _Object(list[tuple[str, Any]]):
+    """The names and values of a JSON object, in which a name may occur twice."""
 
 
 class UnreadableError(Exception):
@@ -108,23 +118,42 @@ def teacher_messages(question: str) -> list[dict[str, str]]:
 
 
 def parse_scores(text: str) -> dict[str, float]:
-    """The four scores in the JSON object of a reply. Raises :class:`UnreadableError`."""
-    found = _json_object(text)
+    """The four scores in the verdict of a reply. Raises :class:`UnreadableError`, also for two different verdicts.
+
+    What the judge thinks before its verdict is none: it may quote the answer.
+    """
+    objects = _json_objects(text)
+    if not objects:
+        raise UnreadableError("it has no JSON object")
+    verdicts = [each for each in objects if any(name in CRITERIA for name, _ in each)] or objects[-1:]
+    scores = [_scores(verdict) for verdict in verdicts]
+    if any(each != scores[0] for each in scores):
+        raise UnreadableError("it has several verdicts that differ")
+    return scores[0]
+
+
+def _scores(verdict: _Object) -> dict[str, float]:
     scores = {}
     for name in CRITERIA:
-        value = found.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        values = [value for key, value in verdict if key == name]
+        if not values or any(isinstance(each, bool) or not isinstance(each, (int, float)) for each in values):
             raise UnreadableError(f"{name} is missing or no number")
-        if not (math.isfinite(value) and 0 <= value <= 1):
+        if not all(math.isfinite(each) and 0 <= each <= 1 for each in values):
             raise UnreadableError(f"{name} is not from 0.0 to 1.0")
-        scores[name] = float(value)
+        if len(set(values)) > 1:
+            raise UnreadableError("it has several verdicts that differ")
+        scores[name] = float(values[0])
     return scores
 
 
-def _json_object(text: str) -> Mapping[str, Any]:
-    """The last JSON object of a reply: a reasoning model gives its verdict at the end."""
-    decoder = json.JSONDecoder()
-    found: Mapping[str, Any] | None = None
+def _json_objects(text: str) -> list[_Object]:
+    """The JSON objects of a reply that are in no other one: its only one, or those outside of what the judge thinks."""
+    decoder = json.JSONDecoder(object_pairs_hook=_Object)
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(whole := decoder.decode(text.strip()), _Object):
+            return [whole]
+    text = _THOUGHT.sub("", text)
+    found: list[_Object] = []
     at = text.find("{")
     while at >= 0:
         try:
@@ -132,11 +161,8 @@ def _json_object(text: str) -> Mapping[str, Any]:
         except (ValueError, RecursionError):
             end = at + 1
         else:
-            if isinstance(value, dict):
-                found = value
+            found.append(value)
         at = text.find("{", end)
-    if found is None:
-        raise UnreadableError("it has no JSON object")
     return found
 
 

@@ -115,8 +115,8 @@ class JudgeSettings(Settings):
     def _describe_judge(self) -> str:
         if self.model is None:
             return (
-                "answers are graded by the local grader, which compares their facts with the reference and calls no "
-                "model; --judge-model sets one"
+                "answers are graded by the local grader, which calls no model: by the rows that the queries read, and "
+                "by the presence of the reference's facts. Order, negation and wording need a judge: --judge-model"
             )
         return f"answers are judged by {self.model} at {self.base_url or 'its provider, through LiteLLM'}"
 
