@@ -41,6 +41,14 @@ def test_numbers_must_be_finite(name: str, value: float) -> None:
         resolve("fast", **{name: value})
 
 
+def test_the_discount_is_1_but_for_the_credit_that_would_have_no_effect_with_it() -> None:
+    assert resolve("fast").credit_discount == 1.0
+    assert resolve("fast", credit="discount").credit_discount == 0.9
+    assert resolve("fast", credit="discount", credit_discount=0.5).credit_discount == 0.5
+    with pytest.raises(ConfigError, match="credit is discount with a credit_discount of 1: all calls would weigh the"):
+        resolve("fast", credit="discount", credit_discount=1.0)
+
+
 def test_with_verl_minus_one_means_never() -> None:
     assert resolve("fast", trainer="verl", val_every=-1, checkpoint_every=-1).val_every == -1
 
