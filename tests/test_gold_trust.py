@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from groundwire.domains import DataError, TaskData
 from groundwire.domains.text_to_sql.gold_trust import with_gold_trust
-from groundwire.domains.text_to_sql.suspects import CONTRADICTED, OUTER, suspects
+from groundwire.domains.text_to_sql.suspects import CONTRADICTED, NUMBERS, OUTER, suspects
 from groundwire.train.api.training import make_job
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.audit import app
@@ -83,6 +83,32 @@ def test_a_name_that_a_subquery_takes_from_the_outer_query_is_suspicious(
 ) -> None:
     listed = suspects(_tasks(folder, query=query)[:1], {})
     assert [row["reasons"] for row in listed] == ([[OUTER]] if suspicious else [])
+
+
+@pytest.mark.parametrize(
+    ("query", "suspicious"),
+    [
+        ("SELECT name FROM car ORDER BY power DESC LIMIT 1", True),
+        ("SELECT max(power) FROM car", True),
+        ("SELECT T1.name FROM car AS T1 WHERE T1.power > 20", True),
+        ("SELECT name FROM car WHERE power BETWEEN 8 AND 20", True),
+        ("SELECT name FROM car WHERE '20' < power", True),
+        ("SELECT name FROM car WHERE id IN (SELECT id FROM car WHERE power >= '50')", True),
+        ("SELECT max(id) FROM car WHERE power = '9'", False),
+        ("SELECT name FROM car ORDER BY name", False),
+        ("SELECT name FROM car ORDER BY doors DESC", False),
+        ("SELECT power FROM car ORDER BY id", False),
+        ("SELECT max(same) FROM car", False),
+    ],
+)
+def test_a_gold_that_compares_numbers_stored_as_text_is_suspicious_if_a_cast_changes_its_result(
+    tmp_path: Path, query: str, suspicious: bool
+) -> None:
+    script = "CREATE TABLE car (id int, name text, power text, doors int, same text);"
+    rows = "(1, 'a', '9', 4, '10'), (2, 'b', '100', 5, '12'), (3, 'c', '20', 3, '15'), (4, 'd', '11', 2, '11')"
+    make_database(tmp_path / "car.sqlite", f"{script} INSERT INTO car VALUES {rows}")
+    task = {"id": "t", "db_id": "car", "question": "?", "query": query, "db_path": str(tmp_path / "car.sqlite")}
+    assert [row["reasons"] for row in suspects([task], {})] == ([[NUMBERS]] if suspicious else [])
 
 
 def _file(folder: Path, *rows: dict[str, Any]) -> Path:

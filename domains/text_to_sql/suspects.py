@@ -1,9 +1,9 @@
 """Golds that are probably wrong, the most suspicious first.
 
 Some reasons need no model: a result without rows or without information, an ORDER BY whose ties decide what LIMIT
-keeps, a text in double quotes that is the name of a column, which SQLite then reads instead of the text, and a name in
-a subquery that is a column of the outer query only. Another needs sampled answers: more of them agree on another result
-than on the gold's.
+keeps, a text in double quotes that is the name of a column, which SQLite then reads instead of the text, a name in a
+subquery that is a column of the outer query only, and numbers that are stored, and so compared, as text. Another needs
+sampled answers: more of them agree on another result than on the gold's.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import Any
 
 from groundwire.domains._types import Task
 from groundwire.domains.text_to_sql.golds import Gold, GoldProblem, gold_of
+from groundwire.domains.text_to_sql.numbers_as_text import compares_numbers_as_text
 from groundwire.tools.neighbours.ties import depends_on_ties, tie_probes
 from groundwire.tools.sql import QueryError, run_query
 from groundwire.tools.sql.syntax import parse_query
 
-__all__ = ["COLUMN", "CONSTANT", "CONTRADICTED", "NO_TABLE", "OUTER", "TIES", "suspects"]
+__all__ = ["COLUMN", "CONSTANT", "CONTRADICTED", "NO_TABLE", "NUMBERS", "OUTER", "TIES", "suspects"]
 
 TIES = "ties decide its result"
 CONSTANT = "its result is only NULL or 0"
 NO_TABLE = "it reads no table"
 COLUMN = "a text in double quotes is a column"
 OUTER = "a name in a subquery is a column of the outer query only"
+NUMBERS = "it compares numbers that are stored as text"
 CONTRADICTED = "sampled answers agree on another result"
-_TRUST = {TIES: 0.5, CONSTANT: 0.4, NO_TABLE: 0.1, COLUMN: 0.3, OUTER: 0.2}
+_TRUST = {TIES: 0.5, CONSTANT: 0.4, NO_TABLE: 0.1, COLUMN: 0.3, OUTER: 0.2, NUMBERS: 0.2}
 _TRUST_WITH_PROBLEM = 0.2
 _TIMEOUT_S, _ANSWER_TIMEOUT_S = 5.0, 1.0
 _MAX_ROWS = 5000
@@ -95,6 +97,8 @@ def _reasons(database: str, query: str) -> list[str]:
             found.append(COLUMN)
     if any(_is_outer(database, column) for column in tree.find_all(exp.Column)):
         found.append(OUTER)
+    if compares_numbers_as_text(database, tree):
+        found.append(NUMBERS)
     return found
 
 
