@@ -56,7 +56,8 @@ def test_the_best_policy_of_the_trained_ones_is_kept_and_named(tiny_policy: Any,
     ("last", "kept"),
     [
         ([1, 0.8, 0, 0], 3),  # better on the two questions that all validations have, though 0.45 is less than 0.8
-        ([0.8, 0.8, 1, 1], 2),  # not better on them, though 0.9 is more
+        ([0.7, 0.8, 1, 1], 2),  # worse on them, though 0.875 is more
+        ([0.8, 0.8, 0, 0], 3),  # equal on them, and trained longer
     ],
 )
 def test_validations_of_more_questions_are_compared_on_those_that_both_judged(

@@ -42,7 +42,7 @@ class CheckpointWriter:
         Validations may have different numbers of questions, which are not equally hard: those that both judged decide.
         """
         best = self._run.checkpoints.best()
-        if scores and (best is None or _is_better(scores, best["scores"])):
+        if scores and (best is None or not _is_worse(scores, best["scores"])):
             figures = {**validation, "scores": scores}
             with self._run.checkpoints.write_best(step, figures) as folder, self._named_disk_errors(folder):
                 self._save_policy(folder)
@@ -62,7 +62,6 @@ class CheckpointWriter:
             raise
 
 
-def _is_better(scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether the mean of the questions that both judged is higher, or they share none."""
-    gains = [score - best[task] for task, score in scores.items() if task in best]
-    return sum(gains) > _ROUNDING if gains else True
+def _is_worse(scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Whether the mean of the questions that both judged is lower. Of equal policies the one trained longer is kept."""
+    return sum(score - best[task] for task, score in scores.items() if task in best) < -_ROUNDING
