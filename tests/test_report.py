@@ -171,6 +171,15 @@ def test_the_loss_mask_is_on_the_sampled_tokens_only(finished: RunDir) -> None:
     assert shown[1][1][1].startswith(("CORRECT", "INCORRECT"))
 
 
+def test_tokens_that_were_not_trained_carry_no_loss(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    credits = [{"returns": 1.0, "advantage": 0.5, "weight": weight} for weight in (1.0, 0.0)]
+    rows = [rollout(mode="train", rollout_id=name, reward=1.0, group="g") for name in ("a", "b")]
+    run.write_rollouts(1, [{**row, "credits": json.dumps([*credits, None])} for row in rows])
+    shown = read(run).data["rollouts"][0]["tokens"]
+    assert [[sampled for sampled, _ in runs] for runs in shown] == [[0, 1], [0], [0]]
+
+
 def test_tokens_of_agents_that_are_not_trained_carry_no_loss(tmp_path: Path) -> None:
     run = new_run(tmp_path, agent_match="write")
     run.write_rollouts(1, [rollout(mode="train", step=1)])

@@ -20,7 +20,9 @@ def group_key(row: Row) -> tuple[Any, ...]:
 
 
 def trained_calls(row: Row, agent_match: str | None) -> list[Mapping[str, Any]]:
-    """The calls of a rollout that can be trained on, of the agents that ``agent_match`` selects."""
+    """The calls of a rollout that were trained, or that can be: of the agents that ``agent_match`` selects."""
+    if any(credits := row_credits(row)):
+        return [call for call, credit in zip(row["calls"], credits, strict=False) if credit]
     return [call for call in row["calls"] or () if re.search(agent_match or "", call["agent"] or "")]
 
 

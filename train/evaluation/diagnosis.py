@@ -385,7 +385,7 @@ def _trained_text(row: Row, group: Sequence[float], agent_match: str | None) -> 
     calls = trained_calls(row, agent_match)
     tokens = sum(len(call["response_ids"]) for call in calls)
     other_calls = len(row["calls"]) - len(calls)
-    others = f", {other_calls} of other agents left out" if other_calls else ""
+    others = f", {other_calls} {'of other agents' if agent_match else 'constrained'} left out" if other_calls else ""
     mean = sum(group) / max(1, len(group))
     return (
         f"trained on {tokens} tokens of {len(calls)} call(s){others}: reward {row['reward']:g}, mean of its group "

@@ -15,9 +15,10 @@ from typing import Any
 
 from groundwire.adapters.tracing import LLMCall, calls_of_agents, trajectories, triplets
 from groundwire.domains import gold_answer
+from groundwire.train.algorithms.credit import CallCredit, token_credit
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.run_files import ROLLOUT_COLUMNS
-from groundwire.train.evaluation.credits import credit_lines
+from groundwire.train.evaluation.credits import credit_lines, row_credits
 from groundwire.train.evaluation.diagnosis import diagnose
 from groundwire.train.report.token_text import TokenDecoder
 
@@ -82,9 +83,7 @@ def choose(notes: Sequence[Note]) -> list[Note]:
     return [chosen[key] for key in sorted(chosen)]
 
 
-def rollout_data(
-    run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder, *, agent_match: str | None
-) -> dict[str, Any]:
+def rollout_data(run: RunDir, chosen: Sequence[Note], decoder: TokenDecoder) -> dict[str, Any]:
     """The page's data: ``tasks``, ``rollouts``, and the table of ``words`` (token id and text) that they refer to."""
     wanted: dict[int, dict[int, Note]] = defaultdict(dict)
     for note in chosen:
@@ -98,7 +97,8 @@ def rollout_data(
                 continue
             row = batch[index]
             tasks.setdefault(row["task_id"], _task(json.loads(row["task"])))
-            tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, agent_match)]
+            match = run.config(row["step"]).get("agent_match")
+            tokens = [_with_words(spans, decoder, words) for spans in _token_spans(row, match)]
             rollouts.append(_rollout(row, note["why"]) | {"credit": note["credit"], "tokens": tokens})
     return {"tasks": tasks, "rollouts": rollouts, "words": list(words)}
 
@@ -183,7 +183,7 @@ def _rollout(row: Mapping[str, Any], why: str) -> dict[str, Any]:
 
 
 def _token_spans(row: Mapping[str, Any], agent_match: str | None) -> list[list[Any]]:
-    """For each trajectory its spans ``[mask, ids]``: with loss (1) or without (0).
+    """For each trajectory its spans ``[mask, ids]``: with loss (1) or without (0); in validation, sampled or not.
 
     ``[-1, [n]]`` stands for n tokens that are left out.
     """
@@ -200,7 +200,15 @@ def _token_spans(row: Mapping[str, Any], agent_match: str | None) -> list[list[A
         for index, call in enumerate(row["calls"] or ())
     ]
     shown = trajectories(triplets(calls_of_agents(calls, agent_match), row["reward"]))[:MAX_TRAJECTORIES]
-    return [_spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + each.loss_mask) for each in shown]
+    credits, untrained = dict(enumerate(row_credits(row))), CallCredit(0.0, 0.0, 0.0)
+    spans = []
+    for each in shown:
+        mask = each.loss_mask
+        if any(credits.values()):
+            of_calls = {id(call): credits.get(call.sequence) or untrained for call in each.triplets}
+            mask, _ = token_credit(each, of_calls)
+        spans.append(_spans(each.prompt_ids + each.response_ids, [0] * len(each.prompt_ids) + mask))
+    return spans
 
 
 def _with_words(spans: list[list[Any]], decoder: TokenDecoder, words: dict[tuple[int, str], int]) -> list[list[Any]]:
