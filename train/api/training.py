@@ -253,7 +253,7 @@ def _optimise_prompts(job: Job, run: RunDir, shown: Console, endpoint: Endpoint 
 
 def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
     """Write the summary, the curve and all rollouts of a run that ended in any way; returns the summary."""
-    from groundwire.train.evaluation.run_reader import paired_changes
+    from groundwire.train.evaluation.run_reader import paired_changes, settings_changes
     from groundwire.train.report.plots import draw_curve
 
     if job.config.trainer == "verl":
@@ -271,6 +271,7 @@ def _conclude(job: Job, run: RunDir) -> dict[str, Any]:
             summary[name] |= change if "after" in summary[name] else {}
     if warning:
         summary["warning"] = warning
+    summary["resumed"] = settings_changes(run)
     run.write_json("summary.json", summary)
     with spinner("writing rollouts.parquet and the curve"):
         damaged = run.merge_rollouts()

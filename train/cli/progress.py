@@ -99,6 +99,8 @@ def show_summary(
         f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
         f"everything is in {folder}"
     )
+    for line in summary.get("resumed", ()):
+        console.print(f"note: {line}", markup=False, soft_wrap=True)
     if "note" in summary:
         console.print(f"[dim]{summary['note']}[/dim]")
 
