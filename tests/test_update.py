@@ -393,7 +393,8 @@ def test_a_resumed_schedule_goes_on_from_the_last_rate(changes: dict[str, Any], 
     before.optimizer.step = lambda: None
     assert [before.update(batch)["learning_rate"] for _ in range(3)] == pytest.approx([1.0, 0.8, 0.6])
     after, *_ = _prepared(**{**settings, **changes})
-    after.load_state(before.state())
+    note = after.load_state(before.state())
+    assert ("the learning rate goes on from 0.6" in note) == (changes != {} and "learning_rate" not in changes)
     after.optimizer.step = lambda: None
     assert [after.update(batch)["learning_rate"] for _ in expected] == pytest.approx(expected)
 

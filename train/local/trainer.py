@@ -112,8 +112,8 @@ class LocalTrainer:
             reference=(self.model if config.lora_rank else load_start(config)) if config.kl_coef else None,
             constraints=Constraints(self.model, self.tokenizer),
         )
-        if initial.state is not None:
-            self.grpo.load_state(initial.state)
+        if initial.state is not None and (note := self.grpo.load_state(initial.state)):
+            callback.on_note(note)
         self.checkpoints = CheckpointWriter(run, self.grpo, self.tokenizer)
         self.first_step = run.rewind()
         self._pass_rates = read_pass_rates(run, data.train, self._breakdowns) if config.curriculum else None

@@ -160,17 +160,20 @@ class GRPO:
         }
         return state | ({"adapters": trained} if (trained := adapters(self.model)) else {})
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a :meth:`state`, which :func:`check_state` has checked."""
+    def load_state(self, state: dict[str, Any]) -> str:
+        """Continue from a :meth:`state` that :func:`check_state` has checked. Says if its schedule was another one."""
         load_adapters(self.model, state.get("adapters", {}))
         groups = self.optimizer.state_dict()["param_groups"]  # their values come from the settings
         self.optimizer.load_state_dict({"state": state["optimizer"]["state"], "param_groups": groups})
         self.updates, self.steps = state["updates"], state.get("steps", state["updates"])
         base, last = state.get("rates", (None, 0.0))
         now = self._learning_rate(max(0, self.steps - 1))
-        if base == self.config.learning_rate and self.steps and now:  # another schedule goes on from the last rate
-            self._rate_scale = last / now
         self._random.setstate(_random_state(state))
+        if base != self.config.learning_rate or not self.steps or not now or math.isclose(last, now):
+            return ""
+        self._rate_scale = last / now
+        other = f"another learning_rate than {base:g} would begin the new schedule"
+        return f"the learning rate goes on from {last:.2g}, where the schedule of before has left it; {other}"
 
     def credits(self, group: Sequence[ScoredRollout]) -> list[list[CallCredit]]:
         """What the calls of each rollout of a group are trained with."""
