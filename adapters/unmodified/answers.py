@@ -100,14 +100,13 @@ def _of_fields(value: Any, form: AnswerForm, field: str, given: Mapping[str, Any
     order = (*_FINAL, "messages", *_USUAL, *(_QUERIES if form == "sql" else ()), *_TEXTS)
     for name in order if len(names) != 1 else names:
         each = _read(value, name, _MISSING)
-        if (
-            each is _MISSING
-            or (callable(each) and _plain(each) is None)
-            or (name in given and _same(each, given[name]))
-        ):
+        if each is _MISSING or (callable(each) and _plain(each) is None) or _is_same(each, given.get(name, _MISSING)):
             continue
+        if name not in order and isinstance(each, Sequence | Set) and _plain(each) is None:
+            continue  # the one field of a result, which may be its documents
+        each = each[0] if name == "choices" and each else each
         texts = list(_candidates(each, form, name, given if name == "messages" else {}))
-        if not texts and (name in _USUAL or len(names) == 1):
+        if not texts and name in _USUAL:
             texts = [(json.dumps(each, ensure_ascii=False, default=_jsonable), name)]
         found = found or bool(texts)
         yield from texts
@@ -156,7 +155,7 @@ def _names(value: Any) -> list[str]:
     return [str(name) for name in value] if isinstance(value, Mapping) else field_names(type(value))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     try:
         return bool(one is other or one == other)
     except Exception:  # arrays

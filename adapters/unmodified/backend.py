@@ -59,7 +59,7 @@ def agent_backend(
     own provider, and are not trained. A function with an ``endpoint`` calls the policy itself. A ``LitAgent`` of Agent
     Lightning gets the whole task and returns its reward. Raises ``ValueError`` if ``agent`` is no agent.
     """
-    name = agent if isinstance(agent, str) else getattr(agent, "name", None) or getattr(agent, "__name__", repr(agent))
+    name = agent if isinstance(agent, str) else _name(agent)
     set_environment()
     found = (
         load_object(agent, option="agent", kinds=(_is_agent_object, _is_agent_function))
@@ -82,6 +82,11 @@ def agent_backend(
         name=str(name),
         options=options,
     )
+
+
+def _name(agent: Any) -> str:
+    names = (getattr(getattr(agent, "func", agent), each, None) for each in ("name", "__name__"))
+    return next((each for each in names if isinstance(each, str)), type(agent).__name__)
 
 
 def _reject(options: Collection[str], reason: str) -> None:

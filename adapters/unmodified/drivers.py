@@ -10,10 +10,12 @@ from uuid import uuid4
 
 from groundwire.adapters._types import AgentSetupError, Endpoint, Question
 from groundwire.adapters.unmodified.answers import field_names
-from groundwire.adapters.unmodified.functions import agent_binder, is_async, run_function
+from groundwire.adapters.unmodified.functions import TEXT_NAMES, agent_binder, is_async, run_function
 
 __all__ = ["AgentTask", "Driver", "agent_task", "driver_of", "framework_of"]
 
+_ASKED = ("messages", *TEXT_NAMES)
+"""The fields of a graph that get the question, if it has none of that name: the first that it has."""
 _SHOWN = 1000  # characters of an input
 
 
@@ -105,8 +107,9 @@ class _Graph:
         """The fields of the input schema that the task has. ``messages`` has the question if no other field has it."""
         names = field_names(getattr(self._builder, "input_schema", None))
         given = {name: task[name] for name in names if name in task} if names else task
-        if "messages" in names and not given.keys() & {"question", "messages"}:
-            given["messages"] = [{"role": "user", "content": task["question"]}]
+        if not given.keys() & {"question", "messages"} and (others := [each for each in _ASKED if each in names]):
+            message = [{"role": "user", "content": task["question"]}]
+            given = {**given, others[0]: message if others[0] == "messages" else task["question"]}
         if not given:
             raise ValueError(
                 f"the graph's input has the fields {', '.join(sorted(names))}, and the task has {', '.join(task)}: "
@@ -120,14 +123,17 @@ class _Graph:
     async def run(self, given: Any, task: AgentTask) -> Any:
         config = {"configurable": {"thread_id": uuid4().hex}}  # of this rollout alone, for a graph with a checkpointer
         result = await self._graph.ainvoke(given, config)
-        saved = getattr(self._graph, "checkpointer", None)
-        if hasattr(saved, "aget_tuple") and "__interrupt__" not in (result or ()):
-            waiting = (await self._graph.aget_state(config)).next
-            if waiting:
-                raise AgentSetupError(
-                    f"the graph was interrupted before {', '.join(waiting)}, and nobody continues it in a rollout: "
-                    "compile it without interrupt_before and interrupt_after"
-                )
+        stops = [
+            *getattr(self._graph, "interrupt_before_nodes", ()),
+            *getattr(self._graph, "interrupt_after_nodes", ()),
+        ]
+        if stops and hasattr(getattr(self._graph, "checkpointer", None), "aget_tuple"):
+            stops = (await self._graph.aget_state(config)).next  # those at which it stands
+        if stops:
+            raise AgentSetupError(
+                f"the graph was interrupted at {', '.join(stops)}, and nobody continues it in a rollout: compile "
+                "it without interrupt_before and interrupt_after"
+            )
         return result
 
     def result_types(self) -> Iterator[Any]:
@@ -177,6 +183,7 @@ class _Function:
         text = task.get("question", question.text)
         messages = [{"role": "user", "content": text}]
         values = {"task": task, "text": text, "question": question, "messages": messages, "endpoint": endpoint}
+        values["database"] = task.get("database", question.database)
         return self._binder.arguments(values, task)
 
     def show(self, given: inspect.BoundArguments) -> str:

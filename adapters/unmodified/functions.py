@@ -14,25 +14,26 @@ from groundwire.adapters._types import AgentError
 from groundwire.tools.binding import Binder, BindingError, Value
 from groundwire.tools.daemon_threads import in_thread
 
-__all__ = ["AgentInTheMaking", "agent_binder", "is_async", "make_agent", "run_function", "takes_a_task"]
+__all__ = ["TEXT_NAMES", "AgentInTheMaking", "agent_binder", "is_async", "make_agent", "run_function", "takes_a_task"]
 
-_TEXT = (
+TEXT_NAMES = (
     *("prompt", "query", "text", "input", "message", "user_message", "user_input", "user_query", "user_prompt"),
-    *("problem", "instruction", "q"),
+    *("problem", "instruction"),
 )
 _OTHERS = (
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "record", "inputs", "state")),
+    Value("database", "the database", "text", ("database",), ("db_path", "db", "database_path", "db_file")),
     Value("messages", "a message with the question", "list", ("messages",)),
     Value("endpoint", "the endpoint", "object", ("endpoint",), annotation="Endpoint"),
 )
 _VALUES = (
-    Value("text", "the question", "text", ("question",), _TEXT),
+    Value("text", "the question", "text", ("question",), TEXT_NAMES),
     Value("question", "the Question", "object", (), annotation="Question"),
     *_OTHERS,
 )
 _WITH_ENDPOINT = (
     Value("question", "the Question", "object", ("question",), annotation="Question"),
-    Value("text", "the question", "text", (), _TEXT),
+    Value("text", "the question", "text", (), TEXT_NAMES),
     *_OTHERS,
 )
 """For a function of an endpoint, which is written for groundwire: its ``question`` is a :class:`adapters.Question`."""
