@@ -25,7 +25,14 @@ _VALUES = (
     Value("answer", "the answer", "text", (*_BATCHES, *_ANSWERS), batches=_BATCHES),
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "doc", "record", "inputs")),
     Value("steps", "the agent's steps", "list", ("steps",)),
-    Value("question", "the question", "text", ("question",), ("prompt", "prompts", "query", "input", "problem")),
+    Value(
+        "question",
+        "the question",
+        "text",
+        ("question",),
+        ("prompt", "prompts", "query", "input", "problem"),
+        batches=("prompts",),
+    ),
 )
 """What the parameters of a reward may mean. ``answer`` is the column of this name where another one is the answer."""
 

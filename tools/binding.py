@@ -206,7 +206,8 @@ class _Given:
         """Give values to parameters whose names mean none, if there is one way to do it."""
         positional = self._binder.positional
         values = {each.name: each for each in self._binder.values}
-        free = [each for each in positional[:2] if not self.taken(each)]
+        by_column = any(kind == "column" for kind, _ in self.sources.values())
+        free = [each for each in positional[:2] if not self.taken(each) and not (by_column and each == "task")]
         known = {name for each in values.values() for name in (*each.names, *each.aliases)}
         if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
             if (kind := _kind(self._named[left[0]])) and (value := self._of_kind(kind)):

@@ -75,7 +75,9 @@ def agent_backend(
     if isinstance(made, Backend):
         return made
     kind = framework_of(made)
-    if framework not in ("custom", kind) and kind and not isinstance(made, AgentInTheMaking):
+    if kind is None and made is not found and not isinstance(made, AgentInTheMaking):
+        raise ValueError(f"agent {name!r} is run to make the agent, as it takes no task, and returned {made!r:.200}")
+    if framework not in ("custom", kind) and kind:
         raise ValueError(f"agent {name!r} is no agent of {framework} but of {kind}: leave --backend out")
     return UnmodifiedAgent(
         made,

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from groundwire.train.config.verl_presets import VERL_PRESETS
 from groundwire.train.policy.pretrained.locate import find_model, is_hub_name
 from groundwire.train.rollouts.agent_python import find_agent_python, reward_elsewhere
 from groundwire.train.rollouts.agent_view import AgentView
+from groundwire.train.rollouts.call_notes import call_notes
 from groundwire.train.rollouts.factory import make_backend, make_reward, runs_elsewhere
 from groundwire.train.store.health import check_store
 
@@ -151,7 +151,7 @@ def prepare(
         config = config.model_copy(update={"data_dir": data.folder})
     if config.runner_processes or config.external_store_address is not None:
         _check_databases(config, data, domain)
-    calls = _call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]])
+    calls = call_notes(config, backend, reward, view, [*data.train[:_CHECKED], *data.validation[:_CHECKED]])
     model_notes: list[str] = []
     if own_model:
         folder = _find_model(config.model, config.trainer)
@@ -227,38 +227,6 @@ def _columns_note(config: RunConfig, view: AgentView, tasks: Sequence[domains.Ta
 
 async def _reward_of_agent(task: domains.Task, answer: str, steps: Any) -> float:
     raise rewards.RewardError("the agent returns its own reward")
-
-
-def _call_notes(
-    config: RunConfig,
-    backend: adapters.Backend,
-    reward: rewards.Reward,
-    view: AgentView,
-    tasks: Sequence[domains.Task],
-) -> list[str]:
-    """How the agent and a user's reward are called. Raises :class:`ConfigError` if they cannot be with any task."""
-
-    def describe_agent(task: domains.Task) -> str:
-        if config.runner_python:
-            return f"{config.agent} in the environment of {config.runner_python}"
-        describe = getattr(backend, "describe_call", None)
-        return str(describe(view.question(task, view.domain.database(task)))) if describe else ""
-
-    notes = []
-    for part, describe in (("agent", describe_agent), ("reward", partial(rewards.describe_call, reward))):
-        error: Exception | None = None
-        for task in tasks:
-            try:
-                found = describe(task)
-            except (ValueError, rewards.UnusableRewardError) as problem:  # tasks may differ in their columns
-                error = error or problem
-                continue
-            notes += [f"{part}: called as {found}"] if found else []
-            break
-        else:
-            if error is not None:
-                raise ConfigError(str(error)) from error
-    return notes
 
 
 def _check_objects(config: RunConfig, objects: Objects) -> None:

@@ -1,0 +1,88 @@
+"""How the agent and the reward of a run are called: checked and said before the first rollout.
+
+With ``runner_python`` they are asked in their own environment, where this module is the program.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from groundwire import adapters, rewards
+from groundwire.domains import Task
+from groundwire.tools.errors import UserError
+from groundwire.train.config.errors import ConfigError
+from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.rollouts.agent_view import AgentView
+from groundwire.train.rollouts.factory import make_backend
+
+__all__ = ["call_notes"]
+
+_MODULE = "groundwire.train.rollouts.call_notes"
+_TIMEOUT_S = 300.0  # of the imports of an agent
+_MOST = 20
+
+
+def call_notes(
+    config: RunConfig, backend: adapters.Backend, reward: rewards.Reward, view: AgentView, tasks: Iterable[Task]
+) -> list[str]:
+    """A line about how the agent is called, and one about a function of the user's that is the reward.
+
+    Tasks differ in their columns; one that fits is enough. Raises :class:`ConfigError` if there is none.
+    """
+    kinds: dict[frozenset[str], Task] = {}
+    for task in tasks:
+        kinds.setdefault(frozenset(name for name in task if task[name] is not None), task)
+    found = [*kinds.values()][:_MOST]
+    questions = [view.question(task, view.domain.database(task)) for task in found]
+    if not config.runner_python:
+        return _describe(backend, reward, questions, found)
+    settings = {name: getattr(config, name) for name in AgentSettings.model_fields if name != "judge"}
+    given = json.dumps([settings, [asdict(each) for each in questions], found], default=str)
+    command = [config.runner_python, "-m", _MODULE]
+    try:
+        done = subprocess.run(command, input=given, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return [f"agent: {config.agent} is not imported within {_TIMEOUT_S:g} s"]
+    last = (done.stdout if done.returncode == 0 else done.stderr).strip().rpartition("\n")[2]
+    if done.returncode:
+        raise ConfigError(f"in the environment of runner_python: {last:.500}")
+    return [str(note) for note in json.loads(last)]
+
+
+def _describe(backend: Any, reward: Any, questions: Iterable[adapters.Question], tasks: Iterable[Task]) -> list[str]:
+    agent = _first(getattr(backend, "describe_call", None), questions)
+    function = _first(lambda task: rewards.describe_call(reward, task), tasks)
+    return [f"{part}: called as {call}" for part, call in (("agent", agent), ("reward", function)) if call]
+
+
+def _first(describe: Callable[[Any], str] | None, values: Iterable[Any]) -> str:
+    """What ``describe`` says of the first value that it does not refuse."""
+    refused: Exception | None = None
+    for value in values if describe is not None else ():
+        try:
+            return describe(value)  # type: ignore[misc]
+        except (ValueError, rewards.UnusableRewardError) as error:
+            refused = refused or error
+    if refused is not None:
+        raise ConfigError(str(refused)) from refused
+    return ""
+
+
+def _main() -> None:
+    given, questions, tasks = json.load(sys.stdin)
+    try:
+        settings = AgentSettings(**given)
+        reward = rewards.get(settings.reward) if settings.reward and ":" in settings.reward else None
+        notes = _describe(make_backend(settings), reward, [adapters.Question(**each) for each in questions], tasks)
+    except UserError as error:
+        sys.exit(str(error))
+    print(json.dumps(notes))
+
+
+if __name__ == "__main__":
+    _main()
