@@ -201,15 +201,25 @@ async def test_an_agent_runs_in_its_own_environment_which_needs_the_base_only(
         result = await asyncio.to_thread(
             evaluate, "own_app:answer", "tasks.jsonl", runner_python=str(python), **settings
         )
-        words = ["--domain", "tasks.jsonl", "--reward", "own_app:reward", "--agent", "own_app:missing"]
+        words = ["--domain", "tasks.jsonl", "--reward", "own_app:reward", "--output-dir", "runs"]
         words += ["--runner-python", str(python), "--base-url", policy.base_url, "--model", policy.model]
         trainer = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        failed = await asyncio.to_thread(
-            _python, "-m", "groundwire.train.evaluate", *words, base=trainer, folder=tmp_path
-        )
-    assert failed.returncode == 1
-    assert "the agent sees: question, city; hidden: zone\n" in failed.stderr  # the trainer cannot import the reward
-    assert "the runner process has ended, with status 2" in failed.stderr
+        done, failed = [
+            await asyncio.to_thread(
+                _python,
+                *("-m", "groundwire.train.evaluate", *words, "--agent", f"own_app:{name}"),
+                base=trainer,
+                folder=tmp_path,
+            )
+            for name in ("answer", "missing")
+        ]
+    assert done.stderr.startswith(  # the trainer cannot import them
+        "agent: called as own_app:answer(task=the task)\nreward: called as reward(task=the task, answer=the answer, "
+        "steps=the agent's steps)\n"
+    )
+    assert "the agent sees: question, city; hidden: zone\n" in done.stderr
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error: in the environment of runner_python: agent 'own_app:missing': own_app has")
     assert (result.accuracy.value, result.accuracy.n) == (1.0, 2)  # all tasks of the file
     assert [len(calls) for calls in result.rollouts["calls"]] == [1, 1]
     assert "own_app" not in sys.modules
