@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.tools.files import shorten_repr
 
-__all__ = ["check_given", "group_columns", "hold_out", "shared_notes"]
+__all__ = ["check_given", "group_columns", "hold_out", "question_key", "shared_notes"]
 
 _GROUPS = (
     "dbid", "database", "databaseid", "db", "dbname", "dbpath",
@@ -97,15 +97,19 @@ def shared_notes(data: TaskData, column: str | None = None) -> list[str]:
     return [f"validation shares with training: {', '.join(shared)}"] if shared else []
 
 
+def question_key(task: Task) -> str:
+    """The question in Unicode's form NFKC, without case, surplus spaces and the punctuation at its end."""
+    text = " ".join(unicodedata.normalize("NFKC", str(task[_QUESTION])).casefold().split())
+    return text.rstrip(_END) or text
+
+
 def _value(task: Task, name: str) -> str:
-    """What is compared; a question without case, surplus spaces and the punctuation at its end, in the form NFKC."""
+    """What is compared; empty if there is none."""
+    if name == _QUESTION:
+        return question_key(task)
     value = task.get(name)
     missing = value is None or (isinstance(value, float) and math.isnan(value))  # as data frames have it
-    text = "" if missing else str(value)
-    if name != _QUESTION:
-        return text.strip()
-    text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-    return text.rstrip(_END) or text
+    return "" if missing else str(value).strip()
 
 
 def _together(tasks: Sequence[Task], names: Sequence[str]) -> list[list[int]]:

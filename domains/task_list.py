@@ -11,6 +11,7 @@ from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
 from groundwire.domains.held_out import hold_out
 from groundwire.tools.files import shorten_repr
+from groundwire.tools.text import valid_text
 
 __all__ = ["TaskList", "is_file", "task_list"]
 
@@ -77,7 +78,7 @@ def _read(tasks: Any, name: str) -> tuple[list[Task], str]:
             problem = "is not a file" if file.exists() else "does not exist"
             raise DataError(f"{file} {problem}: give the tasks as a list, a data frame, or a file of them")
         rows = read_tasks(file, **_TEXTS)
-        return [_with_database_beside(row, file.parent) for row in rows], str(file)
+        return [_with_database_beside(row, file.parent) for row in rows], valid_text(str(file))
     return list(check_rows(_rows(tasks, name), source=name, name=name, **_TEXTS)), name
 
 

@@ -47,7 +47,9 @@ def reward_function(function: Callable[..., Any]) -> Reward:
     """
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function) or inspect.isclass(function):
-        raise UnusableRewardError(f"reward {name!r} is no function; write it as: def reward(task, answer)")
+        what = "a class: give an object of it" if inspect.isclass(function) else f"a {type(function).__name__}"
+        message = f"reward {name!r} is no function but {what}, or write it as: def reward(task, answer)"
+        raise UnusableRewardError(message)
     example = "def reward(task, answer) or (task, answer, steps)"
     binder = Binder(function, f"reward {name!r}", _VALUES, ("task", "answer", "steps"), ("answer", "steps"), example)
     try:

@@ -85,10 +85,19 @@ async def test_functions_objects_and_partials_are_rewards_sync_or_async(function
     assert await reward_function(function)({}, "x", []) == 1.0
 
 
-@pytest.mark.parametrize("value", [_Scorer, 1.0, "text", None])
-def test_what_is_no_function_is_refused_before_a_run(value: Any) -> None:
-    with pytest.raises(rewards.UnusableRewardError, match="write it as: def reward"):
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: _Scorer, "a class: give an object of it"),
+        (lambda: 1.0, "a float"),
+        (lambda: _async({}, ""), "a coroutine"),
+    ],
+)
+def test_what_is_no_function_is_refused_before_a_run(make: Callable[[], Any], what: str) -> None:
+    value = make()
+    with pytest.raises(rewards.UnusableRewardError, match=f"is no function but {what}, or write it as: def reward"):
         reward_function(value)
+    getattr(value, "close", lambda: None)()
 
 
 async def test_a_reward_that_takes_too_long_is_a_failure_that_names_its_limit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -18,10 +17,12 @@ from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.adapters.tracing.wire.exchange import parse_reply, read_request
 from groundwire.domains import load_split, task_list
 from groundwire.tools import text
+from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json
 from groundwire.tools.secrets import masked_values
 from groundwire.tools.text import valid_text, valid_texts
 from groundwire.train.config.prompts import read_prompts
+from groundwire.train.config.resolve import resolve
 from groundwire.train.store.spans import lightning_span
 
 ANY_TEXT = st.text(alphabet=st.characters(), max_size=20)  # half surrogate pairs too
@@ -59,7 +60,7 @@ def test_text_is_made_valid_where_it_enters_and_where_it_leaves() -> None:
     assert (stored.name, stored.attributes, stored.status.description) == (GOOD, {GOOD: [GOOD]}, GOOD)
     step = {"agent": BAD, "kind": "tool", "input": BAD, "output": BAD, "ok": True}
     answer = Answer(text=BAD, steps=[step])  # type: ignore[list-item]
-    assert dataclasses.astuple(answer) == (GOOD, [{**step, "agent": GOOD, "input": GOOD, "output": GOOD}])
+    assert (answer.text, answer.steps) == (GOOD, [{**step, "agent": GOOD, "input": GOOD, "output": GOOD}])
     body = json.dumps({"messages": [{"content": BAD}]}).encode()
     assert read_request(body) == parse_reply(body) == {"messages": [{"content": GOOD}]}
     assert to_json({BAD: BAD}) == f'{{"{GOOD}":"{GOOD}"}}'
@@ -74,6 +75,15 @@ def test_tasks_are_made_valid_and_their_share_is_said(tmp_path: Path) -> None:
         data = load_split(task_list(tasks), None)
         assert sorted(task["hint"] for task in (*data.train, *data.validation)) == [GOOD, GOOD, "é", "é", "é"]
         assert data.notes == ("2 of 5 tasks have U+FFFD in place of a character that was cut or not decoded",)
+
+
+def test_a_name_that_no_file_can_hold_is_refused_before_a_run_and_a_file_of_tasks_is_read(tmp_path: Path) -> None:
+    for name in ("output_dir", "model", "group_column"):
+        with pytest.raises(UserError, match=f"{name} is 'caf.udce9', which is no valid Unicode; rename it"):
+            resolve("fast", **{name: "caf\udce9"})
+    file = tmp_path / "caf\udce9.jsonl"
+    file.write_text('{"question": "a?"}\n{"question": "b?"}')
+    assert "caf\ufffd.jsonl: train 1 tasks" in task_list(file).load().source
 
 
 def test_what_was_replaced_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -48,7 +48,7 @@ def parse_json(text: str | bytes) -> Any:
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
         return from_json(text)
-    except ValueError:
+    except (TypeError, ValueError):  # TypeError: half of a surrogate pair that is not escaped
         valid = valid_text(_ESCAPES.sub(_unescape_surrogate, text))
         if valid == text:
             raise

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from groundwire.tools.errors import UserError
 from groundwire.tools.files import shorten_repr
+from groundwire.tools.text import valid_text
 
 __all__ = ["Settings", "setting", "suggestion_for"]
 
@@ -76,6 +77,9 @@ class Settings(BaseModel):
             if isinstance(values, Mapping):
                 names = cls.names()
                 values = {names.get(name, name): value for name, value in values.items()}
+                for name, value in values.items():
+                    if isinstance(value, str) and valid_text(value) != value:  # a path in another encoding
+                        raise cls.error(f"{cls.label}{name} is {value!a}, which is no valid Unicode; rename it")
             return handler(values)
         except ValidationError as error:
             raise cls.error(cls._message(error.errors()[0])) from None

@@ -3,8 +3,8 @@
 The questions are in one file, ``questions.parquet``, ``.csv``, ``.jsonl`` or ``.json`` or ``qa_dataset.jsonl``, or in
 two, ``train.parquet`` and ``val.parquet``, with the columns ``question`` and ``answer``; an answer may be missing.
 Optional are ``id``, ``split`` (``train`` or ``validation``) and any others, which the tasks keep. Without ``split`` a
-fifth of the questions is for validation, chosen by a hash of their ids, so the split does not depend on the order or on
-questions added later.
+fifth of the questions is for validation, chosen by a hash of their text, so a question that repeats is on one side, and
+the split does not depend on the order or on questions added later.
 
 The database may have any tables: the agent reads its schema.
 """
@@ -19,6 +19,7 @@ from typing import Any
 from groundwire.domains._databases import SUFFIXES, check_databases
 from groundwire.domains._readers import check_unique_ids, choose_folder, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
+from groundwire.domains.held_out import question_key
 from groundwire.tools.types import AnswerForm
 
 __all__ = ["BUNDLED", "MedicalDomain", "domain"]
@@ -96,7 +97,7 @@ def _only_one(found: list[Path], folder: Path, kind: str, choices: Iterable[str]
 
 
 def _with_split(task: dict[str, Any], file: Path) -> dict[str, Any]:
-    split = task.get("split") or _SPLITS[hashlib.sha256(task["id"].encode()).digest()[0] % 5 == 0]
+    split = task.get("split") or _SPLITS[hashlib.sha256(question_key(task).encode()).digest()[0] % 5 == 0]
     if split not in _SPLITS:
         raise DataError(f"{file}, task {task['id']}: split is {split!r}; it is one of {', '.join(_SPLITS)}.")
     return {**task, "split": split}
