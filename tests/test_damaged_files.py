@@ -218,6 +218,8 @@ def _moment(state: Any, **moments: Any) -> Any:
         lambda state: [state],
         lambda state: {**state, "updates": "x"},
         lambda state: {**state, "updates": -1},
+        lambda state: {**state, "steps": None},
+        lambda state: {**state, "rates": (1.0, "x")},
         lambda state: {**state, "random": (3, (1, 2), None)},
         lambda state: {**state, "random": (3, (2**70,) * 625, None)},
         lambda state: {**state, "random": (*state["random"][:2], "x")},

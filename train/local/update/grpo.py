@@ -120,7 +120,8 @@ class GRPO:
         scored = [(group, self._items(group)) for group in batch.values()]
         used = [group for group, items in scored if self._teaches(group, items)]
         groups = [items for _, items in scored if _has_gradient(items)]
-        others = [items for _, items in scored if items and not _has_gradient(items)]
+        penalized = scored if config.kl_coef or config.entropy_coef else []
+        others = [items for _, items in penalized if items and not _has_gradient(items)]
         rate = self._learning_rate(self.steps)
         self.steps += 1
         metrics: dict[str, float] = {
@@ -128,8 +129,6 @@ class GRPO:
             "groups_used": len(used),
             "rollouts_trained": sum(bool(rollout.calls) for group in used for rollout in group),
         }
-        if not (config.kl_coef or config.entropy_coef):
-            others = []
         if not groups and not others:
             return metrics
         for parameters in self.optimizer.param_groups:
@@ -375,10 +374,12 @@ def _has_gradient(items: Sequence[Item]) -> bool:
 def check_state(model: torch.nn.Module, state: Any) -> None:
     """Raise ``ValueError`` if ``state`` is not the :meth:`GRPO.state` of a trainer of ``model``."""
     try:
-        moments, updates = state["optimizer"]["state"], state["updates"]
+        moments = state["optimizer"]["state"]
         random.Random().setstate(_random_state(state))
-        if not isinstance(updates, int) or updates < 0:
-            raise ValueError(f"updates is {shorten_repr(updates)}, no count")
+        for name, count in {"updates": state["updates"], "steps": state.get("steps", 0)}.items():
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"{name} is {shorten_repr(count)}, no count")
+        math.isclose(*state.get("rates", (1.0, 1.0)))  # two numbers
         parameters = dict(enumerate(state["adapters"].values() if "adapters" in state else model.parameters()))
         if not moments.keys() <= parameters.keys():
             raise ValueError(f"it has the moments of {len(moments)} parameters, and the model has {len(parameters)}")
