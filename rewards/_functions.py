@@ -47,9 +47,8 @@ def reward_function(function: Callable[..., Any]) -> Reward:
     """
     name = getattr(function, "__qualname__", repr(function))
     if not callable(function) or inspect.isclass(function):
-        what = "a class: give an object of it" if inspect.isclass(function) else f"a {type(function).__name__}"
-        message = f"reward {name!r} is no function but {what}, or write it as: def reward(task, answer)"
-        raise UnusableRewardError(message)
+        what = "a class; give an object of it" if inspect.isclass(function) else f"{type(function).__name__}; give one"
+        raise UnusableRewardError(f"reward {name!r} is no function but {what}, as: def reward(task, answer)")
     example = "def reward(task, answer) or (task, answer, steps)"
     binder = Binder(function, f"reward {name!r}", _VALUES, ("task", "answer", "steps"), ("answer", "steps"), example)
     try:

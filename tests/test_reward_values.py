@@ -88,14 +88,14 @@ async def test_functions_objects_and_partials_are_rewards_sync_or_async(function
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: _Scorer, "a class: give an object of it"),
-        (lambda: 1.0, "a float"),
-        (lambda: _async({}, ""), "a coroutine"),
+        (lambda: _Scorer, "a class; give an object of it"),
+        (lambda: 1.0, "float; give one"),
+        (lambda: _async({}, ""), "coroutine; give one"),
     ],
 )
 def test_what_is_no_function_is_refused_before_a_run(make: Callable[[], Any], what: str) -> None:
     value = make()
-    with pytest.raises(rewards.UnusableRewardError, match=f"is no function but {what}, or write it as: def reward"):
+    with pytest.raises(rewards.UnusableRewardError, match=f"is no function but {what}, as: def reward"):
         reward_function(value)
     getattr(value, "close", lambda: None)()
 

@@ -181,7 +181,7 @@ async def test_a_function_of_the_user_s_is_a_reward(tmp_path: Path) -> None:
     assert rewards.notes("my_rewards:short") == []
     for name, message in [
         ("my_rewards:shrt", "reward 'my_rewards:shrt': my_rewards has no 'shrt'; it has short, counts, asks"),
-        ("my_rewards:limit", "reward '5' is no function; write it as: def reward"),
+        ("my_rewards:limit", "reward '5' is no function but int; give one, as: def reward"),
         ("not_there.py:f", r"reward 'not_there\.py:f': there is no file not_there\.py"),
         ("not_there:f", "reward 'not_there:f': there is no module 'not_there'"),
         ("executes:", "reward is 'executes:'; write it as module:name"),
