@@ -14,12 +14,9 @@ discount    the same                                  the rollouts of the group 
 turns       ``G_k``                                   comparable calls           1
 =========== ========================================= ========================== ==============================
 
-A rollout's reward is that of the whole rollout, with the emitted ones for ``turns``, without costs and discount. If all
-of a group are equal, nothing can be learnt from them: the advantages are 0. Only costs are compared then, undivided.
-Dividing by the deviation of the returns instead would make the smallest cost or discount as large as right against
-wrong wherever all rollouts are right, and a call would have to lift accuracy by more than it is ever worth.
-
-The choices (``n``) of one request are one call here: they have its return and its weight.
+The choices (``n``) of one request are one call here. A rollout's reward in the deviation has the emitted ones for
+``turns``, and neither costs nor discount: divided by a deviation of returns, the smallest cost would weigh as much as
+right against wrong where all rollouts are right. Equal rewards give 0, but for costs, which are compared undivided.
 
 Comparing rollouts is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1): a rollout of five calls weighs no more in
 its group's mean than a rollout of one. Comparable calls read the same prompt ids (anchor states: Feng et al. 2025,
@@ -28,7 +25,7 @@ agent and ordinal, and if no other rollout has made such a call either, with all
 
 Calls whose reply was cut off at the limit of tokens are trained like others (``train``); or they have weight 0
 (``mask``, the overlong filtering of Yu et al. 2025, "DAPO", arXiv:2503.14476, section 3.4), and their rollout is
-compared all the same; or their rollout's reward is 0 (``zero``).
+compared all the same; or their rollout has the least reward (``zero``).
 """
 
 from __future__ import annotations
@@ -43,15 +40,9 @@ import numpy as np
 from groundwire.adapters.tracing import Trajectory, Triplet, same_request
 
 __all__ = [
-    "CallCredit",
-    "Credit",
-    "Truncated",
-    "assign_credit",
-    "normalize",
-    "rewards_differ",
-    "token_credit",
+    "CallCredit", "Credit", "Truncated", "assign_credit", "normalize", "rewards_differ", "token_credit",
     "trained_reward",
-]
+]  # fmt: skip
 
 Credit = Literal["broadcast", "last", "discount", "turns"]
 Truncated = Literal["train", "mask", "zero"]

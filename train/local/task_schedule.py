@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from groundwire.domains import Task
 from groundwire.train.algorithms.curriculum import PassRates
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.rollouts.outcome import RolloutRequest
-from groundwire.train.rollouts.step_requests import requests_of_step
+from groundwire.train.rollouts.outcome import RolloutRequest, requests_of_step
 
 __all__ = ["max_groups", "training_groups"]
 
@@ -26,8 +25,7 @@ def training_groups(
 ) -> Iterator[list[RolloutRequest]]:
     """The groups of a step in the order in which they are sampled, :func:`max_groups` of them.
 
-    With ``rates`` tasks are drawn by their pass rates. Groups after the first ``tasks_per_step`` are for dynamic
-    sampling.
+    With ``rates`` tasks are drawn by them. Groups after the first ``tasks_per_step`` are for dynamic sampling.
     """
     return requests_of_step(_ordered(tasks, config, step, rates)[: max_groups(tasks, config)], config, step)
 

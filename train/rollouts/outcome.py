@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentlightning.types import AttemptedRollout, Rollout, Span
 
 from groundwire.adapters.tracing import LLMCall, all_calls_from_spans, calls_of_agents, reward_from_spans, select_calls
+from groundwire.adapters.tracing.sampling import derive_seed
 from groundwire.adapters.tracing.semconv import ANSWER_SPAN, FAILURE_SPAN, LEAST_REWARD, QUERY_SCORES
 from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
@@ -19,7 +21,10 @@ from groundwire.train.algorithms.credit import CallCredit
 from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.store.spans import with_call_spans
 
-__all__ = ["Mode", "RolloutRequest", "RolloutResult"]
+if TYPE_CHECKING:
+    from groundwire.train.config.run_config import RunConfig
+
+__all__ = ["Mode", "RolloutRequest", "RolloutResult", "requests_of_step"]
 
 Mode = Literal["train", "val"]
 
@@ -41,6 +46,23 @@ class RolloutRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     prompts: Mapping[str, str] | None = None
     """The agent's named prompts; None: those of the run."""
+
+
+def requests_of_step(
+    tasks: Iterable[Task], config: RunConfig, step: int, *, drawn: Counter[str] | None = None
+) -> Iterator[list[RolloutRequest]]:
+    """The group of each task: ``group_size`` rollouts, whose seeds follow from the run's, the step and the task.
+
+    ``drawn`` counts the groups that the tasks had in this step before: one that is drawn again has other seeds.
+    """
+    drawn = Counter() if drawn is None else drawn
+    common = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+    for task in tasks:
+        name = str(task["id"])
+        first = drawn[name] * config.group_size
+        drawn[name] += 1
+        seeds = [derive_seed(config.seed, step, name, first + sample) for sample in range(config.group_size)]
+        yield [RolloutRequest(task=task, group=name, mode="train", sampling={**common, "seed": seed}) for seed in seeds]
 
 
 @dataclass(frozen=True, kw_only=True)

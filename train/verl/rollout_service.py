@@ -31,9 +31,8 @@ from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
 from groundwire.train.evaluation.validation import validation_name, validation_requests
 from groundwire.train.rollouts.errors import RolloutsFailedError
 from groundwire.train.rollouts.failure_scores import FailureScores
-from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult, requests_of_step
 from groundwire.train.rollouts.runtime import MODEL_NAME
-from groundwire.train.rollouts.step_requests import requests_of_step
 from groundwire.train.verl.credit_assignment import TrainingRow, training_rows
 from groundwire.train.verl.curriculum import Curriculum
 from groundwire.train.verl.step_metrics import StepMetrics
