@@ -15,7 +15,7 @@ from groundwire.domains._types import (
     load_split,
 )
 from groundwire.domains.columns import check_shown, columns_line, gold_answer, visible_columns
-from groundwire.domains.held_out import check_given, shared_notes
+from groundwire.domains.held_out import shared_notes
 from groundwire.domains.task_list import TaskList, task_list
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "TaskList",
     "breakdowns_of",
     "check",
-    "check_given",
     "check_shown",
     "columns_line",
     "database_folders",

@@ -69,17 +69,17 @@ def hold_out(
     return *parts, f"held out by {' and '.join(way)}" + (f" alone: {why}" if why else "")
 
 
-def check_given(data: TaskData, column: str | None = None) -> None:
+def check_given(train: Sequence[Task], validation: Sequence[Task], column: str | None = None) -> None:
     """Raise :class:`DataError` if validation tasks that somebody gave have questions of training tasks.
 
     The same question about another database, document or group is another one.
     """
-    names = (_QUESTION, *group_columns([*data.train, *data.validation], column))
-    trained = {tuple(_value(task, name) for name in names) for task in data.train}
-    shared = [task for task in data.validation if tuple(_value(task, name) for name in names) in trained]
+    names = (_QUESTION, *group_columns([*train, *validation], column))
+    trained = {tuple(_value(task, name) for name in names) for task in train}
+    shared = [task for task in validation if tuple(_value(task, name) for name in names) in trained]
     if shared:
         raise DataError(
-            f"{len(shared):,} of the {len(data.validation):,} validation tasks have questions of training tasks, such "
+            f"{len(shared):,} of the {len(validation):,} validation tasks have questions of training tasks, such "
             f"as {shorten_repr(shared[0][_QUESTION])}: their score would show what was memorised. Give other tasks, or "
             "set allow_shared_questions"
         )

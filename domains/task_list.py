@@ -9,7 +9,7 @@ from typing import Any
 
 from groundwire.domains._readers import check_rows, check_unique_ids, read_tasks
 from groundwire.domains._types import DataError, Task, TaskData
-from groundwire.domains.held_out import hold_out
+from groundwire.domains.held_out import check_given, hold_out
 from groundwire.tools.files import shorten_repr
 from groundwire.tools.text import valid_text
 
@@ -26,19 +26,30 @@ class TaskList:
     name = "tasks"
     default_reward = ""
 
-    def __init__(self, tasks: list[Task], validation: list[Task] | float, *, source: str, column: str | None) -> None:
+    def __init__(
+        self,
+        tasks: list[Task],
+        validation: list[Task] | float,
+        *,
+        source: str,
+        group_column: str | None = None,
+        allow_shared_questions: bool = False,
+    ) -> None:
         self._tasks, self._validation, self._source = tasks, validation, source
-        self.given_validation = isinstance(validation, list)
-        """Whether the validation tasks were given, and not held out."""
         train, held_out, how = tasks, validation, ""
         if not isinstance(held_out, list):
-            train, held_out, how = hold_out(tasks, held_out, source=source, column=column)
+            train, held_out, how = hold_out(tasks, held_out, source=source, column=group_column)
+        elif not allow_shared_questions:
+            check_given(tasks, held_out, group_column)
         sizes = f"train {len(train):,} tasks, validation {len(held_out):,} tasks"
         self._data = TaskData(train=train, validation=held_out, source=f"{source}: {sizes}{', ' if how else ''}{how}")
 
-    def grouped_by(self, column: str) -> TaskList:
-        """The same tasks, held out by their question and by ``column``. Raises :class:`DataError`."""
-        return TaskList(self._tasks, self._validation, source=self._source, column=column)
+    def split_as(self, *, group_column: str | None, allow_shared_questions: bool) -> TaskList:
+        """The same tasks under these settings of a run. Raises :class:`DataError`."""
+        if group_column is None and not isinstance(self._validation, list):
+            return self
+        options: dict[str, Any] = {"group_column": group_column, "allow_shared_questions": allow_shared_questions}
+        return TaskList(self._tasks, self._validation, source=self._source, **options)
 
     def load(self, data_dir: str | None = None) -> TaskData:
         """The tasks."""
@@ -50,19 +61,20 @@ class TaskList:
         return os.path.abspath(path) if path else ""
 
 
-def task_list(tasks: Any, *, validation: Any = 0.2) -> TaskList:
+def task_list(tasks: Any, *, validation: Any = 0.2, allow_shared_questions: bool = False) -> TaskList:
     """The domain of ``tasks``: a list of mappings, a data frame, or the path of a parquet, CSV, JSON or JSONL file.
 
     A task has at least a ``question``; an ``id`` is made where it is missing. ``validation`` is more tasks, or the
-    share of ``tasks`` that is held out (:mod:`groundwire.domains.held_out`). Raises :class:`DataError`.
+    share of ``tasks`` that is held out (:mod:`groundwire.domains.held_out`). Raises :class:`DataError`, also for
+    validation tasks with questions of ``tasks``, unless ``allow_shared_questions``.
     """
     rows, source = _read(tasks, "tasks")
     check_unique_ids(rows, source)
     if isinstance(validation, float | int) and not isinstance(validation, bool):
-        return TaskList(rows, float(validation), source=source, column=None)
+        return TaskList(rows, float(validation), source=source)
     given, given_source = _read(validation, "validation")
     check_unique_ids(given, given_source)
-    return TaskList(rows, given, source=source, column=None)
+    return TaskList(rows, given, source=source, allow_shared_questions=allow_shared_questions)
 
 
 def is_file(name: str | Path) -> bool:

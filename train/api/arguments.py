@@ -44,8 +44,9 @@ def parse_arguments(
         if validation is not None:
             raise ConfigError("a domain has its own validation tasks: leave out validation")
     else:
+        later = {"allow_shared_questions": True}  # until all settings are known
         shares: dict[str, Any] = {} if validation is None else {"validation": validation}
-        domain = task_list(tasks, **shares) if train else task_list([], validation=tasks)
+        domain = task_list(tasks, **shares, **later) if train else task_list([], validation=tasks)
         elsewhere = bool(given.get("runner_python") or given.get("runner_processes"))
         named = elsewhere and isinstance(tasks, str) and validation is None  # other processes read a file by its name
         given["domain"] = tasks if named else domain.name

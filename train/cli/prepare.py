@@ -189,13 +189,11 @@ def prepare(
 def _load_data(config: RunConfig, domain: domains.Domain, split: str | None) -> tuple[domains.Domain, domains.TaskData]:
     """The domain's data, with notes about what training and validation share; tasks are held out by the settings."""
     column = config.group_column
-    if column is not None:
-        if not isinstance(domain, domains.TaskList):
-            raise ConfigError(f"group_column is {column!r}, but domain {domain.name!r} has its own split: leave it out")
-        domain = domain.grouped_by(column)
+    if isinstance(domain, domains.TaskList):
+        domain = domain.split_as(group_column=column, allow_shared_questions=config.allow_shared_questions)
+    elif column is not None:
+        raise ConfigError(f"group_column is {column!r}, but domain {domain.name!r} has its own split: leave it out")
     data = domains.load_split(domain, split, config.data_dir)
-    if isinstance(domain, domains.TaskList) and domain.given_validation and not config.allow_shared_questions:
-        domains.check_given(data, column)
     shared = [] if split == "train" else domains.shared_notes(data, column)
     return domain, replace(data, notes=(*data.notes, *shared))
 
