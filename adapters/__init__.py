@@ -16,6 +16,7 @@ from groundwire.adapters._types import (
     PromptTooLongError,
     Question,
     Stoppable,
+    TimeLimitError,
     ToolError,
     TurnLimitError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "PromptTooLongError",
     "Question",
     "Stoppable",
+    "TimeLimitError",
     "ToolError",
     "TurnLimitError",
     "agent_backend",

@@ -17,9 +17,10 @@ from groundwire.adapters._types import (
     ToolError,
     TurnLimitError,
 )
+from groundwire.tools.infrastructure import causes, infrastructure_errors
 from groundwire.tools.sql import DatabaseError
 
-__all__ = ["agent_failure", "causes", "typed_failures"]
+__all__ = ["agent_failure", "typed_failures"]
 
 _TURN_LIMITS = {
     "MaxTurnsExceeded",  # OpenAI Agents SDK
@@ -38,27 +39,18 @@ _MALFORMED = {
     "MaxTokensReachedException", "StructuredOutputException",  # Strands
 }  # fmt: skip
 """Exceptions, by name, so that no framework need be imported."""
-_NO_CONNECTION = {"ConnectionError", "ClientConnectionError", "TransportError"}  # builtin and requests, aiohttp, httpx
 
 
-def causes(error: BaseException | None) -> list[BaseException]:
-    """``error`` and the exceptions that it was raised from or while handling."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def agent_failure(error: Exception) -> BackendError:
+def agent_failure(error: BaseException) -> BackendError:
     """The failure of an agent that raised ``error``, whose calls did not fail as far as is known.
 
-    A lost connection to whatever the agent asked is a failure of the infrastructure.
+    A failure of the network, the operating system or a server among the causes is one of a tool.
     """
-    names = {kind.__name__ for each in causes(error) for kind in type(each).__mro__}
     message = f"{type(error).__name__}: {error}"
-    if names & _NO_CONNECTION:
-        return EndpointError(f"a connection of the agent failed: {message}")
+    if broken := infrastructure_errors(error):
+        root = f"{type(broken[-1]).__name__}: {broken[-1]}"
+        return ToolError(message if root == message else f"{message} ({root})")
+    names = {kind.__name__ for each in causes(error) for kind in type(each).__mro__}
     if names & _TURN_LIMITS:
         return TurnLimitError(message)
     return MalformedOutputError(message) if names & _MALFORMED else AgentError(message)
@@ -96,8 +88,10 @@ def _raise_known(error: BaseException, endpoint: Endpoint) -> None:
             request = getattr(error, "request", None)
         except RuntimeError:  # raised by httpx's errors before the request is sent
             request = None
-        if request is not None:
+        if request is not None and openai is not None and isinstance(error, openai.APIError):
             _check_address(request, endpoint, f"no answer: {error}", error)
+        elif request is not None and not _is_sent_to(request, endpoint):  # of a tool
+            return
         raise EndpointError(f"no answer from {endpoint.base_url}: {error}") from error
     if openai is not None and type(error) is openai.OpenAIError and "api_key" in str(error):
         raise AgentError(
@@ -107,14 +101,18 @@ def _raise_known(error: BaseException, endpoint: Endpoint) -> None:
 
 
 def _check_address(request: Any, endpoint: Endpoint, outcome: str, error: BaseException) -> None:
-    """Raise :class:`AgentError` if the agent sent ``request`` to another address than its endpoint."""
-    sent = request.url
-    expected = type(sent)(endpoint.base_url)
-    same = (sent.scheme, sent.host, sent.port) == (expected.scheme, expected.host, expected.port)
-    if same and sent.path.startswith(expected.path.rstrip("/")):
+    """Raise the failure of an agent that sent ``request``, an LLM call, to another address than its endpoint."""
+    if _is_sent_to(request, endpoint):
         return
-    address = str(sent.copy_with(query=None, fragment=None, userinfo=b""))
-    raise AgentError(
+    address = str(request.url.copy_with(query=None, fragment=None, userinfo=b""))
+    raise (ToolError if infrastructure_errors(error) else AgentError)(
         f"the agent's client asked {address}, not its endpoint ({outcome}): give it base_url=endpoint.base_url, which "
         f"is {endpoint.base_url} here"
     ) from error
+
+
+def _is_sent_to(request: Any, endpoint: Endpoint) -> bool:
+    sent = request.url
+    expected = type(sent)(endpoint.base_url)
+    same = (sent.scheme, sent.host, sent.port) == (expected.scheme, expected.host, expected.port)
+    return bool(same and sent.path.startswith(expected.path.rstrip("/")))

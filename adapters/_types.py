@@ -25,6 +25,7 @@ __all__ = [
     "PromptTooLongError",
     "Question",
     "Stoppable",
+    "TimeLimitError",
     "ToolError",
 ]
 
@@ -93,8 +94,9 @@ class BackendError(Exception):
     ├── AgentError      the agent's own code or framework raised
     │   ├── MalformedOutputError   it cannot use a reply
     │   └── TurnLimitError         it made as many calls as it may
-    ├── AgentSetupError   it cannot be called, or judged, as the run is set up: a setting must change
-    ├── ToolError       a tool is broken (an error message to the model is no failure)
+    ├── AgentSetupError   it raised before its first LLM call, or cannot be called or judged as the run is set up
+    ├── ToolError       a tool is broken, or what it runs on (an error message to the model is no failure)
+    ├── TimeLimitError  the agent or a tool of it did not end in time
     └── EndpointError   the LLM call: refused, timed out, unreachable
         └── PromptTooLongError   the prompt does not fit the model; a retry cannot help
     """
@@ -125,15 +127,24 @@ class TurnLimitError(AgentError):
 
 
 class AgentSetupError(BackendError):
-    """The agent cannot be called, or its result not be judged, as the run is set up. Never a score."""
+    """The agent raised before its first LLM call, or cannot be called, or its result not be judged, as the run is set up.
+
+    The policy has no part in it: never a score.
+    """
 
     kind = "setup"
 
 
 class ToolError(BackendError):
-    """A tool is broken: the database is missing or damaged."""
+    """A tool is broken, or what it runs on: a database, the network, the operating system, a server."""
 
     kind = "tool"
+
+
+class TimeLimitError(BackendError):
+    """The agent did not end in time, and it was not the policy that kept it."""
+
+    kind = "timeout"
 
 
 class EndpointError(BackendError):

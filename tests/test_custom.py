@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from groundwire import adapters
-from groundwire.adapters import AgentError, Answer, Endpoint, Question, agent_backend
+from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError, agent_backend
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.tools.types import AgentStep
 from groundwire.train.config.errors import ConfigError
@@ -165,7 +165,7 @@ async def _asks(base_url: str | None, endpoint: Endpoint, api_key: str | None = 
     return ""
 
 
-async def test_a_call_to_another_address_is_an_agent_error_with_that_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_to_another_address_is_an_error_with_that_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     async with ScriptedPolicyServer(replies=["SELECT 1"]) as policy:
@@ -183,12 +183,12 @@ async def test_a_call_to_another_address_is_an_agent_error_with_that_address(mon
         async def right(question: Question, endpoint: Endpoint) -> str:
             return await _asks(endpoint.base_url, endpoint)
 
-        for agent, message in (
-            (elsewhere, "asked http://127.0.0.1:9/v1/chat/completions, not its endpoint (no answer"),
-            (without_its_path, f"asked {policy.base_url}/other/v1/chat/completions, not its endpoint (it answered 404"),
-            (without_key, "asked https://api.openai.com/v1/chat/completions, not its endpoint"),
+        for agent, kind, message in (
+            (elsewhere, ToolError, "asked http://127.0.0.1:9/v1/chat/completions, not its endpoint (no answer"),
+            (without_its_path, AgentError, f"asked {policy.base_url}/other/v1/chat/completions, not its endpoint (it"),
+            (without_key, AgentError, "asked https://api.openai.com/v1/chat/completions, not its endpoint"),
         ):
-            with pytest.raises(AgentError, match=re.escape(message)) as raised:
+            with pytest.raises(kind, match=re.escape(message)) as raised:
                 await agent_backend(agent).run(QUESTION, ours)
             assert ours.base_url in str(raised.value)
             assert "secret" not in str(raised.value)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bandits import Choose, evaluate, rollouts, train
 
-from groundwire.adapters import AgentError, EndpointError
+from groundwire.adapters import AgentError
 from groundwire.adapters._failures import agent_failure
 from groundwire.rewards.rescore import rescore
 from groundwire.tools.errors import UserError
@@ -78,8 +78,8 @@ class _NoDecoder:
 @pytest.mark.parametrize(
     ("validation", "message"),
     [
-        (True, "all 2 validation rollouts failed; the first failed of agent: the agent raised KeyError.*repair"),
-        (False, "all 32 rollouts failed; the first failed of agent: the agent raised KeyError"),
+        (True, "all 2 validation rollouts failed; the first failed of agent: KeyError.*repair"),
+        (False, "all 32 rollouts failed; the first failed of agent: KeyError"),
     ],
 )
 def test_a_run_whose_rollouts_all_fail_in_the_same_way_ends_with_the_reason(
@@ -131,7 +131,7 @@ def test_an_exception_of_an_agent_has_a_type_by_its_name_and_its_causes() -> Non
     assert raised(json.JSONDecodeError("no JSON", "x", 0)) == "malformed_output"
     assert raised(RuntimeError("cannot parse"), json.JSONDecodeError("no JSON", "x", 0)) == "malformed_output"
     assert raised(ValueError("no query")) == "agent"
-    assert raised(RuntimeError("no answer"), ConnectionRefusedError("refused")) == EndpointError.kind
+    assert raised(RuntimeError("no answer"), ConnectionRefusedError("refused")) == "tool"
 
 
 def test_the_setting_changes_single_types() -> None:

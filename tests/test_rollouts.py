@@ -50,12 +50,12 @@ GOLD = "SELECT name FROM singer WHERE 'gold' = 'gold'"
 
 
 class _Backend:
-    """An agent of one call, or of one exception."""
+    """An agent of one call, and of what it does before and after."""
 
     agents = ("solo",)
 
-    def __init__(self, act: Callable[[], Any] = lambda: None) -> None:
-        self.act = act
+    def __init__(self, act: Callable[[], Any] = lambda: None, after: Callable[[], Any] = lambda: None) -> None:
+        self.act, self.after = act, after
 
     async def run(self, question: Question, endpoint: Endpoint) -> Answer:
         result = self.act()
@@ -69,6 +69,7 @@ class _Backend:
             **endpoint.sampling,
         )
         await client.close()
+        self.after()
         return Answer(text=reply.choices[0].message.content or "")
 
 
@@ -208,7 +209,7 @@ async def test_what_the_policy_caused_scores_0_and_other_failures_are_retried_an
 ) -> None:
     other = None if reward == 0.0 else 0.0
     for failures, expected in (("", reward), (changes, other)):
-        outcome = await _outcome(_Backend(_raise(error)), task, failures=failures)
+        outcome = await _outcome(_Backend(after=_raise(error)), task, failures=failures)
         attempts = 1 if expected == 0.0 or status == "prompt_too_long" else 2
         assert (outcome.status, outcome.reward, outcome.attempts) == (status, expected, attempts)
         assert str(error) in outcome.message
@@ -218,7 +219,7 @@ async def test_what_the_policy_caused_scores_0_and_other_failures_are_retried_an
 async def test_the_steps_before_a_failure_are_kept(task: Task) -> None:
     error = TurnLimitError("10 turns")
     error.steps = [AgentStep(agent="solo", kind="llm", input="?", output="SELECT 1", ok=True)]
-    outcome = await _outcome(_Backend(_raise(error)), task)
+    outcome = await _outcome(_Backend(after=_raise(error)), task)
     assert (outcome.status, outcome.answer, outcome.steps) == ("turn_limit", "", error.steps)
 
 
@@ -288,11 +289,17 @@ async def test_any_other_exception_of_an_agent_is_an_agent_error_and_the_runners
 
     async with (
         ScriptedPolicyServer(replies=lambda _: GOLD) as server,
-        _collector(server, _Backend(act), n_runners=1, retries=0) as collector,
+        _collector(server, _Backend(after=act), n_runners=1, retries=0) as collector,
     ):
         failed, succeeded = await collector.run(_jobs(task, 2), deadline_s=30)
-    assert (failed.status, failed.message) == ("agent", f"the agent raised {error!r}")
+    assert (failed.status, failed.message) == ("agent", f"{type(error).__name__}: {error}")
     assert succeeded.status == "succeeded"
+
+
+async def test_an_exception_before_the_first_llm_call_is_never_a_reward(task: Task) -> None:
+    outcome = await _outcome(_Backend(_raise(KeyError("OPENAI_BASE_URL"))), task)
+    assert (outcome.status, outcome.reward, outcome.attempts) == ("setup", None, 1)
+    assert outcome.message == "KeyError: 'OPENAI_BASE_URL'"
 
 
 async def test_a_transient_failure_is_retried(task: Task) -> None:

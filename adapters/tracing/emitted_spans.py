@@ -48,6 +48,7 @@ class Emissions:
         self._writer, self._rollout_id, self._attempt_id = writer, rollout_id, attempt_id
         self._loop = asyncio.get_running_loop()
         self._calls: list[_Call] = []
+        self.ended = False
 
     @contextmanager
     def activate(self) -> Iterator[None]:
@@ -56,6 +57,7 @@ class Emissions:
         try:
             yield
         finally:
+            self.ended = True
             _emissions.reset(tokens[0])
             _last_call.reset(tokens[1])
 
@@ -104,11 +106,12 @@ _last_call: ContextVar[_Call | None] = ContextVar("last_call", default=None)
 
 
 def current_emissions() -> Emissions | None:
-    """Those of the attempt that the calling task belongs to; None outside of an attempt."""
-    return _emissions.get()
+    """Those of the attempt that the calling task belongs to; None outside of an attempt, and after its end."""
+    emissions = _emissions.get()
+    return None if emissions is None or emissions.ended else emissions
 
 
 def call_headers() -> dict[str, str]:
     """The header of an LLM call that the calling task makes now; none outside of an attempt."""
-    emissions = _emissions.get()
+    emissions = current_emissions()
     return {} if emissions is None else {CALL_HEADER: emissions.start_call()}

@@ -11,9 +11,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from groundwire.adapters.tracing.call_summary import AttemptCalls
 from groundwire.adapters.tracing.wire.errors import RefusedError
 
 __all__ = ["OpenAttempt", "OpenAttempts"]
@@ -35,7 +36,8 @@ class OpenAttempt:
     """When the store answered, in monotonic seconds."""
     sampling: Mapping[str, Any]
     """The trainer's sampling parameters for the attempt."""
-    requests: Counter[int]
+    requests: Counter[int] = field(default_factory=Counter)
+    calls: AttemptCalls = field(default_factory=AttemptCalls)
 
     def count_request(self, prompt: str) -> int:
         """The number of requests with the same prompt before this one."""
@@ -97,7 +99,9 @@ class OpenAttempts:
             del self._lookups[attempt]
         known = self._find(attempt)
         if sampling is not None:
-            found = OpenAttempt(attempt_id, time.monotonic(), sampling, known.requests if known else Counter())
+            found = OpenAttempt(attempt_id, time.monotonic(), sampling)
+            if known is not None:
+                found = replace(known, confirmed=found.confirmed, sampling=sampling)
             self._known.pop(rollout_id, None)
             self._known[rollout_id] = found
             if len(self._known) > _MAX_KNOWN:

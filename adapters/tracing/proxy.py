@@ -25,12 +25,14 @@ import errno
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from aiohttp import web
 
+from groundwire.adapters.tracing.call_summary import CALLS_PATH
 from groundwire.adapters.tracing.calls import to_span
 from groundwire.adapters.tracing.emitted_spans import CALL_HEADER
 from groundwire.adapters.tracing.open_attempts import OpenAttempts
@@ -41,7 +43,7 @@ from groundwire.adapters.tracing.upstreams import Upstreams
 from groundwire.adapters.tracing.wire.apis import APIS, COUNT_PATHS, PATHS
 from groundwire.adapters.tracing.wire.call import ChatCall, WireCall
 from groundwire.adapters.tracing.wire.conversations import Conversations
-from groundwire.adapters.tracing.wire.errors import RefusedError
+from groundwire.adapters.tracing.wire.errors import RefusedError, require_list
 from groundwire.adapters.tracing.wire.exchange import (
     CLIENT_GONE,
     HttpExchange,
@@ -100,6 +102,7 @@ class LLMProxy(HttpServer):
         model: replaces the model's name in requests.
         api_key: replaces the agent's API key, so that agents need not know it. It is removed from replies.
         ids: whether to ask for token ids, which some servers refuse.
+        max_calls: most calls of an attempt; further ones are refused. 0: any number.
         fixed_sampling: whether a rollout's own sampling parameters replace those that its agent asks for.
         host: the address to listen on.
         port: the port to listen on; 0 takes any free one.
@@ -117,6 +120,7 @@ class LLMProxy(HttpServer):
         model: str | None = None,
         api_key: str | None = None,
         ids: bool = True,
+        max_calls: int = 0,
         fixed_sampling: bool = True,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -129,7 +133,7 @@ class LLMProxy(HttpServer):
             raise TypeError("give either the upstreams or a policy in this process, not both")
         if isinstance(upstreams, str):
             raise TypeError(f"upstreams is a list of base URLs, not one string: [{upstreams!r}]")
-        self._policy, self._sink = policy, sink
+        self._policy, self._sink, self._max_calls = policy, sink, max_calls
         self._upstreams = Upstreams(upstreams, model=model, api_key=api_key, ids=ids, timeout_s=timeout_s)
         self._conversations = Conversations()
         self._sampling_rule = SamplingRule(fixed=fixed_sampling)
@@ -165,6 +169,7 @@ class LLMProxy(HttpServer):
             app.router.add_post(f"{_ROLLOUT}/v1/{path}", partial(self._call, api))
         for api in APIS:  # Agent Lightning's own resources leave out the /v1
             app.router.add_post(f"{_ROLLOUT}/{api.api}", partial(self._call, api))
+        app.router.add_post(f"{_ROLLOUT}/v1/{CALLS_PATH}", self._summary)
         for path in COUNT_PATHS:
             app.router.add_post(f"{_ROLLOUT}/v1/{path}", self._count_tokens)
         for prefix in (f"{_ROLLOUT}/v1", _ROLLOUT):
@@ -242,8 +247,12 @@ class LLMProxy(HttpServer):
         )
         try:
             attempt = await self._open_attempts.check(exchange.rollout_id, exchange.attempt_id)
+            if self._max_calls and attempt.calls.count >= self._max_calls:
+                attempt.calls.at_limit = True
+                raise RefusedError(400, f"the rollout has made {self._max_calls} calls, as many as max_calls allows")
         except RefusedError as refused:
             return _refusal(refused, api)
+        attempt.calls.add(exchange)
         pending = [self._writer.reserve(exchange.rollout_id, exchange.attempt_id)]
         try:
             body = await _read_body(request)
@@ -297,6 +306,15 @@ class LLMProxy(HttpServer):
             return web.json_response({"input_tokens": count})
         except RefusedError as refused:
             return _refusal(refused, MessagesCall)
+
+    async def _summary(self, request: web.Request) -> web.StreamResponse:
+        try:
+            ids = request.match_info["rollout_id"], request.match_info["attempt_id"]
+            names = require_list(read_request(await _read_body(request)).get("names"), "names")
+            attempt = await self._open_attempts.check(*ids)
+            return web.json_response(asdict(attempt.calls.summary([str(name) for name in names])))
+        except RefusedError as refused:
+            return _refusal(refused)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if self._policy is not None:

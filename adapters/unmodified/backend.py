@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from groundwire.adapters._failures import agent_failure, causes, typed_failures
+from groundwire.adapters._failures import agent_failure, typed_failures
 from groundwire.adapters._types import (
     AgentSetupError,
     Answer,
@@ -30,6 +30,7 @@ from groundwire.adapters.unmodified.drivers import AgentTask, Driver, agent_task
 from groundwire.adapters.unmodified.environment import set_environment
 from groundwire.adapters.unmodified.functions import AgentInTheMaking, make_agent, takes_a_task
 from groundwire.adapters.unmodified.lit_agent import LitAgentBackend, is_lit_agent
+from groundwire.tools.infrastructure import causes
 from groundwire.tools.loading import load_object
 from groundwire.tools.sql import DatabaseError
 from groundwire.tools.types import AnswerForm

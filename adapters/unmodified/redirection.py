@@ -31,7 +31,7 @@ from groundwire.adapters.unmodified.agent_names import current_agent, follow_age
 from groundwire.adapters.unmodified.conversation import Conversation
 from groundwire.adapters.unmodified.threads import carry_context_into_threads
 
-__all__ = ["AttemptCalls", "redirected"]
+__all__ = ["AttemptCalls", "AttemptEndedError", "redirected"]
 
 _KEY = context.create_key("groundwire-attempt")
 _MAX_HOSTS = 20
@@ -50,6 +50,10 @@ _loops: WeakKeyDictionary[Any, asyncio.AbstractEventLoop] = WeakKeyDictionary()
 _CREDENTIALS = ("x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-organization", "openai-project")
 
 
+class AttemptEndedError(RuntimeError):
+    """A call in the context of an attempt that has ended; it is no failure of the policy."""
+
+
 @dataclass(kw_only=True)
 class AttemptCalls:
     """The calls of one attempt. ``train_model`` finds the names of models that are trained; None: all."""
@@ -62,15 +66,26 @@ class AttemptCalls:
     hosts: Counter[str] = field(default_factory=Counter)
     """The hosts of all other requests, the first 20."""
     conversation: Conversation = field(default_factory=Conversation)
+    ended: bool = False
+    """Whether the attempt has ended: then a thread or task that it left behind has its context, which is void."""
     error: tuple[int | None, str, str] | None = None
     """Status, code and message of the last traced call, if it failed; the status is None without an answer."""
 
     def target(self, method: str, url: str, body: bytes | str | None) -> str | None:
-        """The URL that a request is sent to instead of ``url``; None if it is left as it is."""
+        """The URL that a request is sent to instead of ``url``; None if it is left as it is.
+
+        Raises :class:`AttemptEndedError` for an LLM call after the end of the attempt.
+        """
         parts = urlsplit(url)
         if method.upper() == "POST" and (found := _read_call(parts.path, body)) is not None:
             path, model, request = found
             if self.train_model is None or self.train_model.search(model):
+                if self.ended:
+                    raise AttemptEndedError(
+                        f"a call to model {model!r} comes from a thread or task of a rollout that has ended, so it "
+                        "belongs to no rollout: start threads and tasks in the rollout that they work for, or hand "
+                        "jobs over as contextvars.copy_context().run"
+                    )
                 if path == _COUNT_TOKENS:
                     self.hosts[parts.hostname or url] += 1
                 else:
@@ -138,6 +153,7 @@ def redirected(calls: AttemptCalls) -> Iterator[None]:
     try:
         yield
     finally:
+        calls.ended = True
         context.detach(token)
 
 

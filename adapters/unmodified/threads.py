@@ -16,7 +16,11 @@ __all__ = ["carry_context_into_threads"]
 
 
 def carry_context_into_threads() -> None:
-    """From now on, a thread runs in the context in which it is started, and so does a job of a thread pool."""
+    """From now on, a thread runs in the context in which it is started, and so does a job of a thread pool.
+
+    A thread that takes jobs from a queue keeps the context of the attempt that started it, for as long as that runs
+    (:class:`groundwire.adapters.unmodified.redirection.AttemptEndedError`).
+    """
     wrap_function_wrapper("threading", "Thread.start", _start)
     wrap_function_wrapper("concurrent.futures", "ThreadPoolExecutor.submit", _submit)
 

@@ -286,6 +286,11 @@ class RunConfig(AgentSettings):
     val_every_tasks: int = _validation(64, "Questions of the shorter validations", ge=0)
     keep_best: bool = _validation(True, "Keep the policy with the best validation in checkpoints/best (local trainer)")
 
+    max_calls: int = _rollouts(
+        0,
+        "Most LLM calls of a rollout: a further one is refused, and the rollout fails of turn_limit. 0: no limit",
+        ge=0,
+    )
     n_runners: int = _rollouts(96, "Rollouts that run at once. 0 leaves them to the runners of an external store", ge=0)
     runner_processes: int = _rollouts(
         0, "Processes for the agents; 0 keeps them in the trainer's process, with verl in some of its own", ge=0

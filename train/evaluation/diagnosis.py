@@ -58,8 +58,8 @@ KINDS = {
     "agent": "the agent's own code failed",
     "malformed_output": "the agent cannot use a reply",
     "turn_limit": "the agent reached its limit of turns",
-    "setup": "the agent cannot be called or judged as the run is set up",
-    "tool": "a tool failed",
+    "setup": "the agent failed before its first LLM call, or as the run is set up",
+    "tool": "a tool failed, or what it runs on",
     "failed": "another failure",
     "equal_rewards": "every reward of its group was equal",
     "only_reward": "no other rollout of its group has a reward",
@@ -70,6 +70,7 @@ KINDS = {
 _TRANSIENT = ("timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
     "agent": "repair the agent (groundwire run --dev shows its calls)",
+    "setup": "repair the agent (groundwire run --dev shows its calls)",
     "reward": "fix the reward (groundwire audit tries it without a model)",
     "unreadable_answer": "return a reward for such answers, or raise RewardError where none can be computed",
     "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",

@@ -18,7 +18,6 @@ from groundwire.adapters.tracing.wire.exchange import UNREADABLE
 from groundwire.domains import Task
 from groundwire.tools.types import AgentStep
 from groundwire.train.algorithms.credit import CallCredit
-from groundwire.train.config.failures import POLICY_FAILURES
 from groundwire.train.store.spans import with_call_spans
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ __all__ = ["Mode", "RolloutRequest", "RolloutResult", "requests_of_step"]
 
 Mode = Literal["train", "val"]
 
-_REQUEST_REFUSED = (400, 413, 422)
-"""The statuses of a request that is too long or wrong."""
 _FAILURE_ATTRIBUTES = ("groundwire.kind", "groundwire.message")
 _ABOUT = ("judged_field", "input", "no_call")
 """Fields of an :class:`groundwire.adapters.Answer`."""
@@ -107,8 +104,7 @@ class RolloutResult:
     ) -> RolloutResult:
         """The result of a rollout that the store has ended (None: it is not in the store), from its last attempt.
 
-        ``not_stored`` says why some of its spans are not in the store. A failed rollout has no reward yet. An agent
-        that failed because its last call did is a failure of the endpoint.
+        ``not_stored`` says why some of its spans are not in the store. A failed rollout has no reward yet.
         """
         try:
             calls = all_calls_from_spans(with_call_spans(spans))
@@ -140,8 +136,6 @@ class RolloutResult:
                 status, message = "timeout", "not finished by the step's deadline"
             else:
                 status, message = "no_result", "the runner reported neither a reward nor a failure"
-            if status in POLICY_FAILURES and (failure := _endpoint_failure(calls)):
-                status, message = "endpoint", f"{message}; its last call {failure}"
         started = rollout.start_time if rollout else time.time()
         ended = (rollout.end_time if rollout else None) or time.time()
         return cls(
@@ -227,14 +221,6 @@ class RolloutResult:
                 ensure_ascii=False,
             ),
         }
-
-
-def _endpoint_failure(calls: Sequence[LLMCall]) -> str:
-    """How the last call failed, if that was no fault of its request; empty if it did not."""
-    last = max(calls, key=lambda call: call.ended, default=None)
-    if last is None or last.status in _REQUEST_REFUSED or not last.untrainable_reason.startswith("failed"):
-        return ""
-    return last.untrainable_reason
 
 
 def _last_span(spans: Sequence[Span], name: str) -> Span | None:

@@ -232,6 +232,7 @@ class RolloutRuntime:
         return LLMProxy(
             sink=LightningSpanSink(store),
             fixed_sampling=config.fixed_sampling,
+            max_calls=config.max_calls,
             host=config.proxy_host,
             port=config.proxy_port,
             token=given_token(config.token_file),

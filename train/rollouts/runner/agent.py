@@ -12,11 +12,12 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from groundwire import adapters, rewards
+from groundwire.adapters._failures import agent_failure
 from groundwire.adapters.tracing.sampling import attempt_sampling
 from groundwire.domains import Domain
 from groundwire.tools.errors import UserError
@@ -35,6 +36,7 @@ from groundwire.train.rollouts.runner.attempts import (
     failure_span,
     reward_span,
 )
+from groundwire.train.rollouts.runner.attribution import attribute, attribute_time_limit
 from groundwire.train.rollouts.runner.request_check import POLICY_RESOURCE, RequestCheck
 from groundwire.train.store.wire import AttemptedRollout, ProxyLLM, RunnerStore
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttemptRunner", "RemoteRolloutAgent", "RolloutAgent"]
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _NEVER_RETRIED = frozenset({"prompt_too_long", "judge_abstained", "setup"})
 _ABOUT_THE_ANSWER = (
@@ -94,43 +97,48 @@ class RolloutAgent:
         try:
             if self._check is not None:
                 self._check.check(task, resources, rollout)
+            _, endpoint = _policy(resources, rollout)
             if isinstance(self.backend, adapters.LitAgentBackend):
                 own = self._own_reward(self.backend, resources, rollout, store)
-                return AttemptReport([await asyncio.wait_for(own, self.timeout_s)])
-            answer = await asyncio.wait_for(self._answer(task, resources, rollout), self.timeout_s)
+                return AttemptReport([await self._within_limit(own, endpoint)])
+            answer = await self._within_limit(self._answer(task, endpoint), endpoint)
             spans.append(answer_span(answer, started, await self._query_scores(rollout, answer.steps, answered=True)))
             spans.append(await self._score(task, answer, rollout.mode))
             return AttemptReport(spans)
-        except (
-            *(asyncio.TimeoutError, RequestRefusedError, adapters.BackendError),
-            *(rewards.RewardError, UnreadableAnswerError),
-        ) as error:
-            if isinstance(error, asyncio.TimeoutError):
-                kind, message = "timeout", f"no answer within {self.timeout_s:g} s"
-            else:
-                kind, message = error.kind, str(error)
+        except (RequestRefusedError, adapters.BackendError, rewards.RewardError, UnreadableAnswerError) as error:
             if isinstance(error, RequestRefusedError):
                 _log.warning("rollout %.100r was refused: %s", rollout.rollout_id, error)
-            failure = failure_span(kind, message, started, least_reward=self._least_reward)
+            failure = failure_span(error.kind, str(error), started, least_reward=self._least_reward)
             if isinstance(error, adapters.BackendError):
                 partly = adapters.Answer(text="", steps=list(error.steps), input=error.input)
                 scores = await self._query_scores(rollout, error.steps, answered=False)
                 spans.append(answer_span(partly, started, scores))
-            unproven = kind == UnreadableAnswerError.kind and not self._has_scored
-            return AttemptReport([*spans, failure], failed=unproven or kind not in self._final)
+            unproven = error.kind == UnreadableAnswerError.kind and not self._has_scored
+            return AttemptReport([*spans, failure], failed=unproven or error.kind not in self._final)
 
-    async def _answer(
-        self, task: dict[str, Any], resources: Mapping[str, Any], rollout: AttemptedRollout
-    ) -> adapters.Answer:
+    async def _within_limit(self, work: Coroutine[Any, Any, T], endpoint: adapters.Endpoint) -> T:
+        """The result of ``work``, in which the agent runs. Its :class:`adapters.BackendError` says who caused it."""
+        running = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({running}, timeout=self.timeout_s)
+            if running.done():
+                return running.result()
+            raise await attribute_time_limit(self.timeout_s, endpoint)
+        except adapters.BackendError as error:
+            raise (await attribute(error, endpoint) if running.done() else error) from error.__cause__
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+    async def _answer(self, task: dict[str, Any], endpoint: adapters.Endpoint) -> adapters.Answer:
         """The backend's answer. Raises only :class:`adapters.BackendError`."""
-        _, endpoint = _policy(resources, rollout)
         async with self._private(task) as (private, database):
             try:
                 return await self.backend.run(self.view.question(private, database), endpoint)
             except (adapters.BackendError, asyncio.CancelledError, GeneratorExit):
                 raise
             except BaseException as error:  # an agent's SystemExit or KeyboardInterrupt ends its rollout, not the run
-                raise adapters.AgentError(f"the agent raised {error!r}") from error
+                raise agent_failure(error) from error
 
     @asynccontextmanager
     async def _private(self, task: dict[str, Any]) -> AsyncIterator[tuple[dict[str, Any], str]]:

@@ -1,0 +1,257 @@
+"""A failure of the network, the operating system or a server is a tool's; what the policy made up is its own."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import sqlite3
+import threading
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import requests
+from no_data import NoData
+
+from groundwire.adapters import agent_backend
+from groundwire.adapters.tracing.proxy import LLMProxy
+from groundwire.adapters.tracing.scripted_server import Reply, ScriptedPolicyServer
+from groundwire.tools.infrastructure import infrastructure_errors
+from groundwire.train.rollouts.collector import RolloutCollector
+from groundwire.train.rollouts.failure_scores import FailureScores
+from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult
+from groundwire.train.rollouts.runner.agent import RolloutAgent
+from groundwire.train.rollouts.runner.pool import RunnerPool
+from groundwire.train.store.backends.base import MemoryStore
+from groundwire.train.store.spans import LightningSpanSink
+
+Tool = Callable[[str], Any]
+
+
+@asynccontextmanager
+async def _rollouts(
+    backend: Any, reply: Any, *, timeout_s: float = 20.0, max_calls: int = 0, n_runners: int = 8
+) -> AsyncIterator[Callable[[int], Any]]:
+    async def reward(task: Any, answer: str, steps: Any) -> float:
+        return 1.0
+
+    store = MemoryStore()
+    agent = RolloutAgent(backend=backend, domain=NoData(), reward=reward, timeout_s=timeout_s)
+    async with (
+        ScriptedPolicyServer(replies=lambda _: reply) as server,
+        LLMProxy(upstreams=[server.base_url], sink=LightningSpanSink(store), max_calls=max_calls) as proxy,
+    ):
+        runners = RunnerPool(store=store, agent=agent, n_runners=n_runners)
+        collector = RolloutCollector(
+            store=store, proxy=proxy, model=server.model, notify_runners=runners.notify, scores=FailureScores()
+        )
+        await runners.start()
+
+        async def run(count: int) -> list[RolloutResult]:
+            task = {"id": "t", "question": "What is on http://given.invalid?", "query": "", "db_path": ""}
+            return await collector.run([RolloutRequest(task=task, group="t", mode="train")] * count, deadline_s=60)
+
+        try:
+            yield run
+        finally:
+            await runners.stop()
+
+
+def _ask(question: str) -> str:
+    with openai.OpenAI(api_key="none", max_retries=0) as client:
+        reply = client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
+        return reply.choices[0].message.content or ""
+
+
+async def _outcome(tool: Tool, reply: str) -> RolloutResult:
+    def agent(task: Any) -> str:
+        return str(tool(_ask(task["question"])))
+
+    async with _rollouts(agent_backend(agent), reply) as run:
+        [result] = await run(1)
+        return result
+
+
+def _raise(error: BaseException) -> Tool:
+    def tool(reply: str) -> None:
+        try:
+            raise error
+        except Exception as caught:
+            raise RuntimeError("the tool failed") from caught
+
+    return tool
+
+
+@contextmanager
+def _server(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/search"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _get(client: Any, url: str, reply: str) -> None:
+    client.get(url, timeout=5).raise_for_status()
+
+
+@pytest.mark.parametrize("client", [requests, httpx])
+@pytest.mark.parametrize(("status", "kind"), [(503, "tool"), (429, "tool"), (404, "agent")])
+async def test_a_server_that_fails_is_no_failure_of_the_policy(client: Any, status: int, kind: str) -> None:
+    with _server(status) as url:
+        result = await _outcome(partial(_get, client, url), "search")
+    assert (result.status, result.attempts) == (kind, 2 if kind == "tool" else 1)
+    assert result.reward == (None if kind == "tool" else 0.0)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(
+            TimeoutError("no answer"),
+            OSError(errno.ENOSPC, "No space left"),
+            OSError(errno.EMFILE, "Too many open files"),
+        ),
+        *(
+            MemoryError(),
+            requests.ReadTimeout("read timed out"),
+            httpx.ReadTimeout("timed out"),
+            ConnectionResetError(),
+        ),
+        *(sqlite3.OperationalError("database is locked"), sqlite3.OperationalError("disk I/O error")),
+    ],
+    ids=repr,
+)
+async def test_a_failure_of_what_a_tool_runs_on_is_retried_and_never_a_reward(error: Exception) -> None:
+    result = await _outcome(_raise(error), "go")
+    assert (result.status, result.reward, result.attempts) == ("tool", None, 2)
+    assert "the tool failed" in result.message
+    assert str(error) in result.message
+
+
+def test_a_failure_is_found_wherever_a_library_keeps_it() -> None:
+    class WrappedError(Exception):
+        original_exception = ConnectionRefusedError("refused")
+
+    class GroupError(Exception):
+        exceptions = (ValueError("no"), TimeoutError("late"))
+
+    for error in (WrappedError(), GroupError(), RuntimeError(OSError(errno.ENOSPC, "full"))):
+        assert infrastructure_errors(error)
+    for harmless in (ValueError("no JSON"), sqlite3.OperationalError("no such column: x"), requests.HTTPError("404")):
+        assert not infrastructure_errors(harmless)
+
+
+def _fetch(url: str) -> bytes:
+    return urllib.request.urlopen(url, timeout=5).read()
+
+
+def _connect(path: str) -> Any:
+    return sqlite3.connect(":memory:").execute(f"SELECT {path}")
+
+
+@pytest.mark.parametrize(
+    ("tool", "reply", "kind"),
+    [
+        (_fetch, "http://made-up.invalid/x", "agent"),
+        (_fetch, "http://given.invalid", "tool"),
+        (lambda reply: _fetch("http://of-the-tool.invalid"), "http://made-up.invalid/x", "tool"),
+        (open, "/tmp/no-such-folder/made-up.csv", "agent"),
+        (lambda reply: Path("/no/such/settings.toml").read_text(), "made-up.csv", "tool"),
+        (_connect, "no_such_column", "agent"),
+    ],
+)
+async def test_what_the_policy_made_up_is_its_own_failure(tool: Tool, reply: str, kind: str) -> None:
+    result = await _outcome(tool, reply)
+    assert (result.status, result.reward) == (kind, 0.0 if kind == "agent" else None)
+
+
+async def test_an_agent_that_calls_until_its_time_is_over_is_a_failure_of_the_policy() -> None:
+    def loops(task: Any) -> str:
+        while True:
+            _ask(task["question"])
+
+    async with _rollouts(agent_backend(loops), "again", timeout_s=2.0) as run:
+        [result] = await run(1)
+    assert (result.status, result.reward, result.attempts) == ("turn_limit", 0.0, 1)
+    assert "the agent went on calling" in result.message
+
+
+@pytest.mark.parametrize(
+    ("reply", "tool_s", "message"),
+    [
+        (Reply(text="x", delay_s=60), 0.0, "the endpoint has not answered a call"),
+        ("x", 60.0, "the agent or a tool of it did not end in the"),
+    ],
+)
+async def test_an_endpoint_or_a_tool_that_does_not_answer_is_not(reply: Any, tool_s: float, message: str) -> None:
+    released = threading.Event()
+
+    def waits(task: Any) -> str:
+        answer = _ask(task["question"])
+        released.wait(tool_s)
+        return answer
+
+    async with _rollouts(agent_backend(waits), reply, timeout_s=0.8) as run:
+        [result] = await run(1)
+    released.set()
+    assert (result.status, result.reward) == ("timeout", None)
+    assert message in result.message
+
+
+async def test_a_rollout_makes_as_many_calls_as_max_calls_allows() -> None:
+    def loops(task: Any) -> str:
+        while True:
+            _ask(task["question"])
+
+    async with _rollouts(agent_backend(loops), "again", max_calls=3) as run:
+        [result] = await run(1)
+    assert (result.status, result.reward, len(result.calls)) == ("turn_limit", 0.0, 3)
+    assert "it had made 3 LLM calls, as many as max_calls allows" in result.message
+
+
+async def test_a_thread_of_a_rollout_that_has_ended_makes_no_call_for_another() -> None:
+    jobs: queue.Queue[Any] = queue.Queue()
+    workers = list[threading.Thread]()
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            question, done = job
+            try:
+                done.put(_ask(question))
+            except Exception as error:
+                done.put(error)
+
+    def agent(task: Any) -> str:
+        if not workers:
+            workers.append(threading.Thread(target=work, daemon=True))
+            workers[0].start()
+        done: queue.Queue[Any] = queue.Queue()
+        jobs.put((task["question"], done))
+        if isinstance(answer := done.get(), Exception):
+            raise answer
+        return str(answer)
+
+    async with _rollouts(agent_backend(agent), "fine", n_runners=1) as run:
+        first, *others = await run(4)
+    jobs.put(None)
+    assert (first.status, len(first.calls)) == ("succeeded", 1)
+    assert {(each.status, each.reward, len(each.calls)) for each in others} == {("tool", None, 0)}
+    assert "comes from a thread or task of a rollout that has ended" in others[0].message
