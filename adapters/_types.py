@@ -127,10 +127,7 @@ class TurnLimitError(AgentError):
 
 
 class AgentSetupError(BackendError):
-    """The agent raised before its first LLM call, or cannot be called, or its result not be judged, as the run is set up.
-
-    The policy has no part in it: never a score.
-    """
+    """The agent raised before its first LLM call, or cannot be called or judged as the run is set up. Never a score."""
 
     kind = "setup"
 

@@ -186,7 +186,7 @@ async def test_a_call_to_another_address_is_an_error_with_that_address(monkeypat
         for agent, kind, message in (
             (elsewhere, ToolError, "asked http://127.0.0.1:9/v1/chat/completions, not its endpoint (no answer"),
             (without_its_path, AgentError, f"asked {policy.base_url}/other/v1/chat/completions, not its endpoint (it"),
-            (without_key, AgentError, "asked https://api.openai.com/v1/chat/completions, not its endpoint"),
+            (without_key, ToolError, "asked https://api.openai.com/v1/chat/completions, not its endpoint"),
         ):
             with pytest.raises(kind, match=re.escape(message)) as raised:
                 await agent_backend(agent).run(QUESTION, ours)

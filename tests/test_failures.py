@@ -75,29 +75,30 @@ class _NoDecoder:
         return ["" for _ in ids]
 
 
-@pytest.mark.parametrize(
-    ("validation", "message"),
-    [
-        (True, "all 2 validation rollouts failed; the first failed of agent: KeyError.*repair"),
-        (False, "all 32 rollouts failed; the first failed of agent: KeyError"),
-    ],
-)
-def test_a_run_whose_rollouts_all_fail_in_the_same_way_ends_with_the_reason(
-    tmp_path: Path, tiny_policy: Any, validation: bool, message: str
+def test_a_run_ends_after_three_steps_in_which_the_policy_failed_every_rollout_not_before(
+    tmp_path: Path, tiny_policy: Any
 ) -> None:
-    started = [0]
-
     async def broken(choose: Choose) -> str:
-        started[0] += 1
-        await choose("select a name", "01")
-        if validation or started[0] > 2:
-            raise KeyError("sql")
-        return "1"
+        raise KeyError(await choose("select a name", "01"))
 
-    with pytest.raises(RolloutsFailedError, match=message) as caught:
-        train(tmp_path, tiny_policy, broken, val_tasks=2, val_temperature=1.0)
+    with pytest.raises(
+        RolloutsFailedError, match=r"in 3 steps in a row all 32 rollouts failed; .*KeyError.*repair"
+    ) as caught:
+        train(tmp_path, tiny_policy, broken, val_tasks=2, val_temperature=1.0, steps=5)
     assert caught.value.exit_code == 1
-    assert [line["step"] for line in RunDir(tmp_path / "run").metrics()] == ([] if validation else [0])
+    assert [line["step"] for line in RunDir(tmp_path / "run").metrics()] == [0, 1, 2]
+
+
+def test_a_policy_whose_greedy_rollouts_all_fail_is_trained(tmp_path: Path, tiny_policy: Any) -> None:
+    async def fails_in_validation(choose: Choose) -> str:
+        if len(started) < 2:
+            started.append(await choose("select a name", "01"))
+            raise AgentError("no JSON in the reply")
+        return await choose("select a name", "01")
+
+    started = list[str]()
+    run = train(tmp_path, tiny_policy, fails_in_validation, val_tasks=2, val_temperature=1.0, n_runners=1)
+    assert [line["step"] for line in run.metrics()] == [0, 1]
 
 
 def test_an_evaluation_counts_what_the_policy_caused_as_wrong_unless_it_is_dropped(

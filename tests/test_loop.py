@@ -156,8 +156,8 @@ async def hangs_in_the_loops_threads(question: Any, endpoint: Any) -> str:
 
 def test_an_agent_that_exits_in_its_own_task_fails_alone(tmp_path: Path) -> None:
     outcomes = _dev("exits_in_a_task", tmp_path)
-    assert [outcome.status for outcome in outcomes] == ["agent"] * 4
-    assert "SystemExit('no more of " in outcomes[0].message
+    assert [outcome.status for outcome in outcomes] == ["setup"] * 4
+    assert "SystemExit: no more of " in outcomes[0].message
 
 
 async def waits_for_itself(question: Any, endpoint: Any) -> str:

@@ -23,7 +23,7 @@ import pytest
 from fork_server import Forked
 from no_data import NoData
 
-from groundwire.adapters import AgentError, Answer, Endpoint, Question, ToolError
+from groundwire.adapters import AgentError, Answer, Endpoint, PromptTooLongError, Question, ToolError
 from groundwire.rewards import Reward
 from groundwire.tools.step_timer import StepTimer
 from groundwire.train.algorithms.curriculum import PassRates
@@ -428,17 +428,22 @@ def test_an_agent_that_cannot_use_a_reply_is_trained_with_reward_0_unless_such_f
         assert figures["rollouts/dropped_total"] == 0
 
 
-def test_a_step_in_which_all_rollouts_fail_in_the_same_way_ends_the_training(tmp_path: Path) -> None:
+def test_three_steps_in_which_the_policy_fails_every_rollout_end_the_training(tmp_path: Path) -> None:
     class Broken(_Backend):
         async def run(self, question: Question, endpoint: Endpoint) -> Answer:
             await super().run(question, endpoint)
             raise AgentError("reply 5 has no attribute 'text'")
 
     with _service(tmp_path, Broken()) as made:
-        made.service.submit([_prompt()])
-        made.until_done()
-        with pytest.raises(RolloutsFailedError, match="all 4 rollouts failed; the first failed of agent: reply 5 has"):
-            made.service.finish_sampling("train", 4, {})
+        for step in range(3):
+            made.service.submit([_prompt(str(step))])
+            made.until_done(step + 1)
+            if step < 2:
+                made.service.finish_sampling("train", step, {})
+        with pytest.raises(
+            RolloutsFailedError, match=r"in 3 steps in a row all 4 rollouts failed; .* of agent: reply 5 has"
+        ):
+            made.service.finish_sampling("train", 2, {})
 
 
 def test_a_step_in_which_the_reward_fails_for_most_answers_ends_the_training(tmp_path: Path) -> None:
@@ -614,7 +619,7 @@ def test_validation_counts_the_agents_failures_as_wrong(tmp_path: Path) -> None:
 
     def act() -> None:
         if next(turns) == 0:
-            raise AgentError("a bug")
+            raise PromptTooLongError("9 tokens too many", status=400)
 
     with _service(tmp_path, _Backend(act=act)) as made:
         made.service.submit([_prompt(str(number), rollouts=1, partition="val") for number in range(4)])

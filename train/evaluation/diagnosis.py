@@ -22,11 +22,13 @@ from groundwire.train.evaluation.metrics import is_judged, made_no_call
 __all__ = [
     "KINDS",
     "CallNotes",
+    "FailedSteps",
     "FailureNotes",
     "Reason",
     "agent_notes",
     "all_failed",
     "diagnose",
+    "failed_by_policy",
     "is_transient",
     "lasting_failure",
     "mostly_unscored",
@@ -67,7 +69,7 @@ KINDS = {
 }
 """The kinds of :class:`Reason` with their descriptions."""
 
-_TRANSIENT = ("timeout", "no_result", "not_stored", "endpoint")
+_TRANSIENT = ("tool", "timeout", "no_result", "not_stored", "endpoint")
 _ADVICE = {
     "agent": "repair the agent (groundwire run --dev shows its calls)",
     "setup": "repair the agent (groundwire run --dev shows its calls)",
@@ -77,6 +79,7 @@ _ADVICE = {
 }
 _GIVEN_TO_REWARD = ("succeeded", "reward", "unreadable_answer", "judge_abstained")
 """The statuses of rollouts whose answer the reward got."""
+_MAX_FAILED_STEPS = 3
 _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
 _MAX_MESSAGE = 300  # characters of a failure's message in an error
@@ -175,6 +178,23 @@ def lasting_failure(rows: Sequence[Row]) -> str:
     """
     reason = nothing_judged(rows) or all_failed(rows)
     return reason if reason and not is_transient(rows) else mostly_unscored(rows)
+
+
+def failed_by_policy(rows: Sequence[Row]) -> bool:
+    """Whether every row failed, and the policy caused one or more of them: what training may repair."""
+    return bool(all_failed(rows)) and any(map(is_judged, rows))
+
+
+class FailedSteps:
+    """Counts the training steps in a row that :func:`failed_by_policy`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, rows: Sequence[Row]) -> str:
+        """Why training ends at these rows of a step, and what to do; empty if it goes on."""
+        self._count = self._count + 1 if failed_by_policy(rows) else 0
+        return f"in {self._count} steps in a row {all_failed(rows)}" if self._count >= _MAX_FAILED_STEPS else ""
 
 
 class CallNotes:

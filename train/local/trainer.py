@@ -29,9 +29,10 @@ from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import (
+    FailedSteps,
     FailureNotes,
     agent_notes,
-    all_failed,
+    failed_by_policy,
     lasting_failure,
     nothing_judged,
     nothing_to_train,
@@ -124,7 +125,7 @@ class LocalTrainer:
         self._unwritten_line: dict[str, Any] | None = None  # metrics of that step, until its validation is complete
         self._scores: dict[str, dict[str, float]] = {}  # of the questions of the last validations
         # A run that has not collected any data yet ends at its first empty step.
-        self._steps_without_data = _MAX_EMPTY_STEPS - 1
+        self._steps_without_data, self._failed_steps = _MAX_EMPTY_STEPS - 1, FailedSteps()
         backend = backend or make_backend(config)
         self.engine = LocalEngine(
             self.model,
@@ -332,7 +333,10 @@ class LocalTrainer:
     def _check_trainable(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if several steps in a row gave no training data."""
         self._check_judged(rows)
-        reason = nothing_judged(rows) or all_failed(rows) or nothing_to_train(rows, agent_match=self.config.agent_match)
+        if reason := self._failed_steps.add(rows):
+            raise RolloutsFailedError(reason)
+        match = self.config.agent_match
+        reason = "" if failed_by_policy(rows) else nothing_judged(rows) or nothing_to_train(rows, agent_match=match)
         self._steps_without_data = self._steps_without_data + 1 if reason else 0
         if self._steps_without_data >= _MAX_EMPTY_STEPS:
             raise RolloutsFailedError(reason)
@@ -340,7 +344,7 @@ class LocalTrainer:
 
     def _check_judged(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Raise :class:`RolloutsFailedError` if all failed for a reason that will persist, or most rewards did."""
-        if reason := lasting_failure(rows):
+        if not failed_by_policy(rows) and (reason := lasting_failure(rows)):
             raise RolloutsFailedError(reason)
 
     def _write_metrics(self, line: dict[str, Any]) -> None:

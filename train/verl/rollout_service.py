@@ -26,7 +26,14 @@ from groundwire.train.algorithms.health import step_figures
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import flat_numbers
 from groundwire.train.config.run_config import RunConfig
-from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, lasting_failure, nothing_judged
+from groundwire.train.evaluation.diagnosis import (
+    FailedSteps,
+    FailureNotes,
+    agent_notes,
+    failed_by_policy,
+    lasting_failure,
+    nothing_judged,
+)
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
 from groundwire.train.evaluation.validation import validation_name, validation_requests
 from groundwire.train.rollouts.errors import RolloutsFailedError
@@ -126,7 +133,7 @@ class RolloutService:
         # Writing 2,000 rollouts takes 0.4 s, and the GPUs can update meanwhile.
         self._writer, self._written = ThreadPoolExecutor(1, thread_name_prefix="write-rollouts"), Future[None]()
         self._written.set_result(None)
-        self._agent_checked = False
+        self._agent_checked, self._failed_steps = False, FailedSteps()
         self._failure_notes = FailureNotes(run.path, partial(_log.warning, "%s"), credit=config.credit)
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
@@ -190,7 +197,8 @@ class RolloutService:
             self._written = self._writer.submit(self._run.write_rollouts, step, rows, kind=kind, append=continues)
         line: dict[str, Any] = {"step": step, "partition": partition, **total.counts, **total.means()}
         line["seconds"] = {name: round(value, 4) for name, value in total.seconds.items()}
-        if reason := lasting_failure(rows) or (nothing_judged(rows) if partition == "val" else ""):
+        reason = "" if failed_by_policy(rows) else lasting_failure(rows)
+        if reason := reason or (nothing_judged(rows) if partition == "val" else self._failed_steps.add(rows)):
             raise RolloutsFailedError(reason)
         self._failure_notes.show(rows)
         if partition == "val":

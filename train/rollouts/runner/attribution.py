@@ -34,7 +34,7 @@ async def attribute(error: BackendError, endpoint: Endpoint) -> BackendError:
     made = await call_summary(endpoint.base_url, {name for each in broken for name in named_resources(each)})
     found = _attributed(error, made)
     if found is not error:
-        found.steps, found.__cause__ = error.steps, error
+        found.steps, found.input, found.__cause__ = error.steps, error.input, error
     return found
 
 
