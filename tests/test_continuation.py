@@ -131,3 +131,16 @@ def test_other_training_tasks_and_another_code_of_the_same_name_are_said(run: Ru
     assert settings_changes(run) == [
         "after step 1 the run was resumed with another source code of the reward, other training tasks"
     ]
+
+
+def test_a_run_with_verl_is_continued_by_the_same_rules(tmp_path: Path) -> None:
+    job = make_job({"trainer": "verl", "config": "starter"})
+    run = RunDir.create(tmp_path, backend="langgraph", domain="spider", config=_stored_config(job, None))
+    run.checkpoints.folder.mkdir()
+    (run.checkpoints.folder / "latest_checkpointed_iteration.txt").write_text("5")
+    changed = make_job({"group_size": 4, "verl": {"data.shuffle": True}}, resumed=run)
+    assert _said(changed) == ["resume: changed after step 5: group_size 4 (was 8), verl.data.shuffle True (was None)"]
+    store_settings(run, changed)
+    assert [run.config(step)["group_size"] for step in (5, 6)] == [8, 4]
+    with pytest.raises(ConfigError, match="the reward is executes, and it was spider_exec_match"):
+        make_job({"reward": "executes"}, resumed=run)
