@@ -525,7 +525,8 @@ REWRITE = ("rewrite_query", "```sql\nSELECT count(*) FROM singer WHERE age < 5\n
         ([WRITE, CHECK, REWRITE], [WRITE[1], REWRITE[1]], None, [1, 2], {"queries that the agent itself rejected": 1}),
         ([WRITE, CHECK, REWRITE], [WRITE[1], REWRITE[1]], "query$", [1, 2], {"queries that the agent itself": 1}),
         ([WRITE, CHECK, REWRITE], [WRITE[1], REWRITE[1]], "write", [2], {"calls of agents": 1, "queries that": 1}),
-        ([REWRITE, CHECK, REWRITE], [REWRITE[1], REWRITE[1]], None, [0, 1, 2], {}),  # the same query again
+        ([REWRITE, CHECK, REWRITE], [REWRITE[1], REWRITE[1]], None, [0, 2], {"calls that rejected the accepted": 1}),
+        ([REWRITE, ("check_query", "CORRECT")], [REWRITE[1]], None, [0, 1], {}),
         # as a tool call, with a look at the schema and a part of the rejected query as the answer
         (
             [

@@ -30,6 +30,7 @@ _FROM_RUN = (
 _COLUMNS = ("mode", "step", "task_id", "status", "reward", "calls", "answer", "agent_steps")
 _OTHER_AGENTS = "calls of agents that agent_match does not select"
 _REJECTED = "queries that the agent itself rejected and wrote again"
+_REJECTING = "calls that rejected the accepted query, which was written again"
 _SCHEMA_LOOKUP = re.compile(r"\bsqlite_(master|schema)\b|\binformation_schema\b|^\s*pragma\b", re.IGNORECASE)
 
 
@@ -90,16 +91,19 @@ def _learned_calls(
     answer = _plain(row["answer"] or "")
     steps = (step for step in json.loads(row["agent_steps"]) if step["kind"] == "tool")
     queries = {_plain(step["input"]) for step in steps if not _SCHEMA_LOOKUP.search(step["input"])}
-    if answer not in queries or len(queries) < 2:  # no query is the answer, or there is no other
+    if answer not in queries:
         return trained, reasons
+    texts = [_plain(decoder.text(call["response_ids"])) for call in trained]
+    written = [max((query for query in queries if query and query in text), key=len, default="") for text in texts]
+    right = [place for place, query in enumerate(written) if query == answer] or [0]
     kept = []
-    for call in trained:
-        text = _plain(decoder.text(call["response_ids"]))
-        written = max((query for query in queries if query and query in text), key=len, default=answer)
-        if written == answer:
-            kept.append(call)
-        else:
+    for place, (call, query) in enumerate(zip(trained, written, strict=True)):
+        if query not in ("", answer):
             reasons.append(_REJECTED)
+        elif not query and right[0] < place < right[-1]:
+            reasons.append(_REJECTING)
+        else:
+            kept.append(call)
     return kept, reasons
 
 
