@@ -1,8 +1,8 @@
-"""The reward in training on Spider: golds with neighbours, their rewrites, its cost, each verdict that it changes.
+"""The reward in training on Spider: golds' rewrites, memorised results, its cost, verdicts that it changes.
 
 ``python -m benchmarks.neighbours FOLDER PREDICTIONS CHANGED``: a Spider folder (``-`` is the bundled data), JSON lines
 in gzip with ``id``, ``db_id``, ``gold``, ``pred`` and ``source``, and the JSON-lines file to write. Without the last
-two, only golds and rewrites with the same meaning are judged.
+two, only rewrites with the same meaning and memorised results are judged.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import sqlglot
+from sqlglot import exp
 
 from benchmarks._results import record
 from benchmarks._rewrites import rewrite
@@ -26,8 +29,10 @@ from groundwire.rewards import RewardError
 from groundwire.rewards._neighbours import SqlAnswer
 from groundwire.rewards.spider.execution_match import _compare, _gold_rows, execution_match, training_match
 from groundwire.tools.neighbours import NeighboursError, neighbours_of
+from groundwire.tools.sql import run_query
 
 _PAIRS = 1500
+_MOST_ROWS = 20
 _ROUNDS = 5
 
 
@@ -41,7 +46,7 @@ def main() -> None:
 
 
 def _judge_golds(folder: Path) -> None:
-    rng, wins, rewritten, files = random.Random(0), 0, 0, Counter[int]()
+    rng, files = random.Random(0), Counter[int]()
     tasks = domain.load(None if str(folder) == "-" else str(folder))
     golds, started = [*tasks.train, *tasks.validation], time.process_time()
     for task in golds:
@@ -53,15 +58,30 @@ def _judge_golds(folder: Path) -> None:
     print(
         f"golds by their number of neighbours: {dict(sorted(files.items()))}; {seconds / len(golds):.3f} s of CPU each"
     )
-    for task in golds:
-        gold = task["query"]
-        if (other := rewrite(gold, rng)) != gold:
-            rewritten += 1
-            won = training_match(SqlAnswer(other, gold, task["db_path"], task["question"])).value > 0
-            wins += won
-            if not won:
-                print(f"loses: {other}\n  gold {gold}")
-    print(f"{wins} of {rewritten} random rewrites with the same meaning win")
+    kinds = {
+        "rewrites with the same meaning": lambda task: rewrite(task["query"], rng),
+        "memorised results": _memorised,
+    }
+    for kind, answer_to in kinds.items():
+        found = [_judge(task, answer) for task in golds if (answer := answer_to(task)) not in ("", task["query"])]
+        official, paid = (sum(value > 0 for value in values) for values in zip(*found, strict=True))
+        print(f"{kind}: {len(found)}; right by execution match {official}, in training {paid}")
+
+
+def _judge(task: Mapping[str, Any], answer: str) -> tuple[float, float]:
+    found = training_match(SqlAnswer(answer, task["query"], task["db_path"], task["question"]))
+    return found.official, found.value
+
+
+def _memorised(task: Mapping[str, Any]) -> str:
+    """The gold's result as constants beside a table that is read; empty if it is long."""
+    tree = sqlglot.parse_one(task["query"], read="sqlite")
+    table = next((each.this.sql(dialect="sqlite", identify=True) for each in tree.find_all(exp.Table)), "")
+    rows = run_query(task["db_path"], task["query"], max_rows=_MOST_ROWS + 1).rows
+    if not table or not 0 < len(rows) <= _MOST_ROWS:
+        return ""
+    constants = exp.values([tuple(row) for row in rows]).sql(dialect="sqlite")
+    return f"SELECT * FROM {constants} WHERE EXISTS (SELECT 1 FROM {table})"
 
 
 def _measure(folder: Path, predictions: Path, changed: Path) -> None:

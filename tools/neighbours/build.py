@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from groundwire.tools.neighbours.fuzz import Style, make_rows, write_database
-from groundwire.tools.neighbours.mutations import literals, mutations
+from groundwire.tools.neighbours.mutations import literals, memorised, mutations
 from groundwire.tools.neighbours.tables import Schema, read_schema
 from groundwire.tools.neighbours.ties import TieProbe, depends_on_ties, tie_probes
 from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 __all__ = ["Built", "Job", "Source", "build_neighbours", "build_of", "read_source"]
 
-_VERSION = 4
+_VERSION = 6
 _CANDIDATES = 48
 _PATIENCE = 10
 """Variants without a gain, one after the other, after which no more are made if one tells constants from each gold."""
@@ -162,9 +162,20 @@ def _known_values(
 def _near_misses(
     database: str, gold: str, result: Any, columns: Mapping[str, Sequence[str]], deadline: float
 ) -> list[str]:
-    """The mutations of ``gold`` with its result on ``database``; those that could not be run in time, too."""
+    """The mutations of ``gold`` with its result on ``database``, and those that could not be run in time.
+
+    Also ``gold`` with a part replaced by its value there.
+    """
     ordered, found = _is_ordered(gold), []
-    for mutation in mutations(gold, columns):
+
+    def value_of(query: str) -> Any:
+        with contextlib.suppress(QueryError):
+            rows = run_query(database, query, timeout_s=_MUTATION_TIMEOUT_S, max_rows=2).rows
+            if len(rows) == len(rows[0] if rows else ()) == 1 and not isinstance(rows[0][0], bytes):
+                return rows[0][0]
+        return None
+
+    for mutation in [*mutations(gold, columns), *memorised(gold, value_of)]:
         late = result is None or time.perf_counter() > deadline
         if late or _outcome(database, mutation, ordered, timeout_s=_MUTATION_TIMEOUT_S) == result:
             found.append(mutation)
@@ -223,7 +234,9 @@ def _separated(path: str, gold: _Gold) -> set[str] | None:
     """The wrong queries with another result than the gold's on a variant; None if this gold cannot use the variant."""
     ordered = _is_ordered(gold.sql)
     expected = _outcome(path, gold.sql, ordered)
-    if expected is None or depends_on_ties(path, gold.probes, equal_rows=True):
+    if expected is None or (_is_nothing(expected) and not _is_nothing(gold.result)):
+        return None  # where nothing is found, MAX has a row with NULL, and ORDER BY with LIMIT 1 has none
+    if depends_on_ties(path, gold.probes, equal_rows=True):
         return None
     counts = _counts(gold)
     outcomes = {each: _outcome(path, each, ordered) for each in gold.misses if counts[each] < _ENOUGH}
@@ -251,6 +264,11 @@ def _kills(golds: Sequence[_Gold], variants: Sequence[int]) -> int:
 
 def _is_ordered(gold: str) -> bool:
     return "order by" in gold.lower()
+
+
+def _is_nothing(outcome: Any) -> bool:
+    """Whether a result has no rows, or NULL only."""
+    return outcome is not None and all(value is None for row in outcome for value in row)
 
 
 def _outcome(path: str, sql: str, ordered: bool, *, timeout_s: float = _TIMEOUT_S) -> Any:

@@ -7,12 +7,13 @@ the table it points to: queries that mean the same for such data still agree.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def _column_values(
     if column.unique:
         return _distinct(column, wanted, near, count, rng)
     pool = list(column.values) or _invented(column, rng)
+    if len(pool) == 1 and isinstance(pool[0], (int, float, str)):
+        pool += _near(pool[0])  # or a query would give the same result on every variant
     result = []
     for kept in base:
         if wanted and rng.random() < style.known:
@@ -101,7 +104,7 @@ def _distinct(column: Column, wanted: list[Any], near: list[Any], count: int, rn
     numbers = [value for value in own if isinstance(value, (int, float))]
     step = 1
     while len(found) < count:
-        found.setdefault(max(numbers) + step if len(numbers) * 2 > len(own) else f"{rng.choice(own)} {step}")
+        found.setdefault(max(numbers) + step if len(numbers) * 2 > len(own) else _moved(str(rng.choice(own)), step))
         step += 1
     result = list(found)[:count]
     rng.shuffle(result)
@@ -136,7 +139,18 @@ def _near(value: Any) -> list[Any]:
     bare = value.strip("%")
     if bare != value:  # a pattern of LIKE
         return [bare, f"{bare} x", f"x {bare}", f"x {bare} x"]
-    return [f"{value} {suffix}" for suffix in ("x",)] if len(value) > 2 else []
+    if _moved(value, 1) != f"{value} 1":
+        return [_moved(value, 1), _moved(value, -1)]
+    return [f"{value} x"] if value else []
+
+
+def _moved(value: str, step: int) -> str:
+    """Another text of the same kind: some days later, a larger number, or the text with a number after it."""
+    with contextlib.suppress(ValueError, OverflowError):
+        if value.isascii() and value.isdigit():
+            return str(max(0, int(value) + step)).zfill(len(value))
+        return str(date.fromisoformat(value[:10]) + timedelta(days=step)) + value[10:]
+    return f"{value} {step}"
 
 
 def _invented(column: Column, rng: random.Random) -> list[Any]:
@@ -159,7 +173,7 @@ def write_database(path: Path, schema: Schema, rows: Mapping[str, Sequence[tuple
     tables and views of this file and nothing else, and a deadline ends them.
     """
     deadline = time.perf_counter() + _WRITE_S
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.set_progress_handler(lambda: time.perf_counter() > deadline, 1000)
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = OFF")

@@ -7,12 +7,12 @@ way. A query that sqlglot cannot parse has none.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from groundwire.tools.sql.syntax import parse_query
 
-__all__ = ["literals", "mutations"]
+__all__ = ["literals", "memorised", "mutations"]
 
 _MAX_MUTATIONS = 60
 
@@ -32,6 +32,38 @@ def mutations(gold: str, columns: Mapping[str, Sequence[str]]) -> list[str]:
                 found.setdefault(changed.sql(dialect="sqlite"))
         found.pop(tree.sql(dialect="sqlite"), None)
     return list(found)[:_MAX_MUTATIONS]
+
+
+def memorised(gold: str, value_of: Callable[[str], Any]) -> list[str]:
+    """``gold`` with a part replaced by its value: a subquery, the sort key of the first row, the difference to a count.
+
+    ``value_of`` returns the only value of a query's result; None if there is none.
+    """
+    from sqlglot import exp
+
+    tree = parse_query(gold)
+    found: list[str] = []
+    for index, node in enumerate(list(tree.find_all(exp.Subquery)) if tree is not None else ()):
+        if isinstance(node.parent, (exp.Binary, exp.Between)) and (value := value_of(node.this.sql(dialect="sqlite"))):
+            copy = tree.copy()
+            _replace(list(copy.find_all(exp.Subquery))[index], exp.convert(value))
+            found.append(copy.sql(dialect="sqlite"))
+    table = tree.find(exp.Table) if tree is not None else None
+    if table is not None and isinstance(number := value_of(gold), int):
+        counted = f"SELECT COUNT(*) FROM {table.this.sql(dialect='sqlite', identify=True)}"  # noqa: S608 - quoted
+        if (rows := value_of(counted)) not in (None, number):
+            found.append(counted.replace("FROM", f"+ {number - rows} FROM", 1))
+    order = tree.args.get("order") if isinstance(tree, exp.Select) else None
+    key = order.expressions[0].this if order is not None and tree.args.get("limit") is not None else None
+    if isinstance(key, exp.Column) and not tree.args.get("group") and not _is_text(key):
+        first = tree.copy()
+        first.set("expressions", [key.copy()])
+        if (value := value_of(first.sql(dialect="sqlite"))) is not None:
+            copy = tree.copy()
+            copy.set("order", None)
+            copy.set("limit", None)
+            found.append(copy.where(exp.EQ(this=key.copy(), expression=exp.convert(value))).sql(dialect="sqlite"))
+    return found
 
 
 def _apply(root: Any, target: Any, change: Any) -> Any:
@@ -82,6 +114,9 @@ def _condition_changes(node: Any) -> Iterator[Any]:
                 yield lambda each, number=number: _replace(each, exp.Literal.number(number))
     for kind in _comparisons().get(type(node), ()):
         yield lambda each, kind=kind: _replace(each, kind(this=each.left, expression=each.right))
+    if isinstance(node, exp.EQ) and isinstance(_value(node.expression), str):
+        begins = exp.Literal.string(f"{_value(node.expression)}%")
+        yield lambda each: _replace(each, exp.Like(this=each.left, expression=begins))
 
 
 def _replace(node: Any, new: Any) -> Any:
