@@ -14,7 +14,7 @@ from groundwire.domains._types import (
     is_inside,
     load_split,
 )
-from groundwire.domains.columns import check_shown, columns_line, gold_answer, visible_columns
+from groundwire.domains.columns import columns_line, gold_answer, visible_columns
 from groundwire.domains.held_out import shared_notes
 from groundwire.domains.task_list import TaskList, task_list
 
@@ -27,7 +27,6 @@ __all__ = [
     "TaskList",
     "breakdowns_of",
     "check",
-    "check_shown",
     "columns_line",
     "database_folders",
     "get",

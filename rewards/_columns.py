@@ -6,22 +6,27 @@ The code is only looked at, never called: a call may raise for an answer that is
 from __future__ import annotations
 
 import dis
+import gc
 import inspect
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from groundwire.rewards._functions import VALUES
 
 __all__ = ["RecordedTask", "names_read"]
 
-_DEPTH = 3
-"""Steps from the reward to a function that it calls, to one that this calls, and so on."""
+_CALLS = 3
+"""How far functions are followed: to those that the reward calls, to those that these call, and so on."""
 _MOST = 100
 """Texts of a container; a larger one is data."""
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_ARGUMENTS = frozenset({"task", "answer", "steps", "judge", "self"})
+_NO_COLUMNS = frozenset({"judge", *(name for value in VALUES for name in value.names)})
+"""Parameters that get no column."""
 
 
 def names_read(reward: Any) -> frozenset[str]:
@@ -30,97 +35,76 @@ def names_read(reward: Any) -> frozenset[str]:
     Its parameters, constants, defaults, attributes, and the constants of the user's functions that it calls. A reward
     of another environment has them as its attribute ``reads``.
     """
-    names = set[str](getattr(reward, "reads", ()))
-    seen, found = set[int](), [(reward, 0)]
+    names, seen = set[str](getattr(reward, "reads", ())), set[int]()
     package = _module(inspect.unwrap(getattr(reward, "func", reward))).partition(".")[0]
+    found = [(reward, 0)]
     while found:
-        value, depth = found.pop()
+        value, calls = found.pop()
         if isinstance(value, str):
             names.add(value)
-        elif depth <= _DEPTH and id(value) not in seen:
+        elif id(value) not in seen and calls <= _CALLS:
             seen.add(id(value))
-            found += [(part, depth) for part in _parts(value, package)]
-            if isinstance(value, FunctionType) and _is_own(_module(value), package):
-                found += [(part, depth + 1) for part in _globals(value, package)]
-    return frozenset(names | _parameters(reward))
+            found += [(part, calls) for part in _parts(value, package)]
+            if isinstance(value, FunctionType) and _is_followed(value, package):
+                found += [(used, calls + 1) for used in _globals(value, package)]
+    with suppress(TypeError, ValueError):  # a function that is written in C
+        parameters = inspect.signature(reward).parameters.keys() - _NO_COLUMNS
+        names |= parameters | {name.removesuffix("s") for name in parameters}
+    return frozenset(names)
 
 
-def _parts(value: Any, package: str) -> Iterator[Any]:
+def _parts(value: Any, package: str) -> Iterable[Any]:
     """What may have names that ``value`` asks for."""
+    if isinstance(value, CodeType):
+        return _constants(value)
+    if isinstance(value, FunctionType):
+        own = (value.__code__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
+        return (getattr(value, "__wrapped__", None), *(own if _is_followed(value, package) else ()))
     if isinstance(value, dict | tuple | list | set | frozenset):
-        if len(value) <= _MOST:
-            yield from (*value, *value.values()) if isinstance(value, dict) else value
-    elif isinstance(value, CodeType):
-        yield from _constants(value)
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, MethodType):
-        yield from (value.__func__, value.__self__)
-    elif isinstance(value, FunctionType):
-        if _is_own(_module(value), package):
-            yield from (value.__code__, value.__defaults__, tuple((value.__kwdefaults__ or {}).values()))
-            yield from _contents(value)
-        yield getattr(value, "__wrapped__", None)
-    elif isinstance(value, type):
-        if _is_users(_module(value), package):
-            yield from (getattr(each, "__func__", each) for each in vars(value).values())
-            yield from value.__bases__
-    elif not isinstance(value, ModuleType) and _is_users(_module(type(value)), package):
-        yield from (type(value), tuple(getattr(value, "__dict__", {}).values()))
+        return gc.get_referents(value) if len(value) <= _MOST else ()
+    if isinstance(value, type):
+        return (*vars(value).values(), *value.__bases__) if _is_users(_module(value), package) else ()
+    wrappers = (partial, MethodType, CellType, staticmethod, classmethod, property)
+    is_users = not isinstance(value, ModuleType) and _is_users(_module(type(value)), package)
+    return gc.get_referents(value) if is_users or isinstance(value, wrappers) else ()
 
 
 def _constants(code: CodeType) -> Iterator[Any]:
     """The texts that the code loads, without the names of a call's arguments and a dict's keys, and its inner code."""
     instructions = list(dis.get_instructions(code))
-    for instruction, after in zip(instructions, [*instructions[1:], None], strict=True):
-        names = after is not None and (after.opname.startswith("CALL") or after.opname == "BUILD_CONST_KEY_MAP")
-        if instruction.opname == "LOAD_CONST" and not (isinstance(instruction.argval, tuple) and names):
+    for instruction, after in zip(instructions, [*(each.opname for each in instructions[1:]), ""], strict=True):
+        names = isinstance(instruction.argval, tuple) and after.startswith(("CALL", "BUILD_CONST_KEY_MAP"))
+        if instruction.opname == "LOAD_CONST" and not names:
             yield instruction.argval
-
-
-def _contents(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
 
 
 def _globals(function: FunctionType, package: str) -> Iterator[Any]:
     """The values that the names in the code of a function stand for, those in the user's modules included."""
-    codes, names = [function.__code__], set[str]()
-    for code in codes:
-        names.update(code.co_names)
-        codes += (each for each in code.co_consts if isinstance(each, CodeType))
-    values = [function.__globals__[name] for name in names if name in function.__globals__]
-    for module in [each for each in values if isinstance(each, ModuleType) and _is_own(each.__name__, package)]:
-        values += [vars(module)[name] for name in names if name in vars(module)]
-    yield from values
+    codes = [function.__code__]
+    codes += (each for code in codes for each in code.co_consts if isinstance(each, CodeType))
+    names = {name for code in codes for name in code.co_names}
+    for scope in [function.__globals__, *map(vars, filter(_is_module, map(function.__globals__.get, names)))]:
+        if scope is function.__globals__ or _is_users(scope.get("__name__", ""), package):
+            yield from (scope[name] for name in names if name in scope)
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, ModuleType)
 
 
 def _module(value: Any) -> str:
     return getattr(value, "__module__", None) or type(value).__module__
 
 
-def _is_own(module: str, package: str) -> bool:
-    """Whether a module is the user's, or has rewards of ours."""
-    return module.startswith("groundwire.rewards") or _is_users(module, package)
+def _is_followed(function: FunctionType, package: str) -> bool:
+    return _module(function).startswith("groundwire.rewards") or _is_users(_module(function), package)
 
 
 def _is_users(module: str, package: str) -> bool:
     """Whether a module is not installed, or is of the package of the reward."""
-    top = module.partition(".")[0]
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    if top == "groundwire" or top in sys.stdlib_module_names:
-        return False
-    return top == package or not file.startswith(_INSTALLED)
-
-
-def _parameters(reward: Any) -> set[str]:
-    try:
-        return set(inspect.signature(reward).parameters) - _ARGUMENTS
-    except (TypeError, ValueError):  # written in C
-        return set()
+    top, file = module.partition(".")[0], getattr(sys.modules.get(module), "__file__", None) or ""
+    ours = top == "groundwire" or top in sys.stdlib_module_names
+    return not ours and (top == package or not file.startswith(_INSTALLED))
 
 
 class RecordedTask(dict[str, Any]):
@@ -138,11 +122,6 @@ class RecordedTask(dict[str, Any]):
         """As of a dict."""
         self._names.add(name)
         return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """As of a dict."""
-        self._names.add(name)
-        return super().pop(name, *default)
 
 
 def _recorded(value: Any, names: set[str]) -> Any:

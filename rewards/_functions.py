@@ -14,14 +14,14 @@ from groundwire.tools.binding import Binder, BindingError, Value
 from groundwire.tools.daemon_threads import in_thread
 from groundwire.tools.types import AgentStep
 
-__all__ = ["describe_call", "reward_function", "with_time_limit"]
+__all__ = ["VALUES", "describe_call", "reward_function", "with_time_limit"]
 
 _BATCHES = ("completions", "solution_strs", "predictions", "responses", "generations")
 _ANSWERS = (
     *("completion", "solution_str", "prediction", "response", "generation", "pred", "y_pred", "predicted", "generated"),
     *("hypothesis", "candidate", "reply", "model_output", "answer", "output", "outputs", "result", "text"),
 )
-_VALUES = (
+VALUES = (
     Value("answer", "the answer", "text", (*_BATCHES, *_ANSWERS), batches=_BATCHES),
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "doc", "record", "inputs")),
     Value("steps", "the agent's steps", "list", ("steps",)),
@@ -50,7 +50,7 @@ def reward_function(function: Callable[..., Any]) -> Reward:
         what = "a class; give an object of it" if inspect.isclass(function) else f"{type(function).__name__}; give one"
         raise UnusableRewardError(f"reward {name!r} is no function but {what}, as: def reward(task, answer)")
     example = "def reward(task, answer) or (task, answer, steps)"
-    binder = Binder(function, f"reward {name!r}", _VALUES, ("task", "answer", "steps"), ("answer", "steps"), example)
+    binder = Binder(function, f"reward {name!r}", VALUES, ("task", "answer", "steps"), ("answer", "steps"), example)
     try:
         binder.check()
     except BindingError as error:

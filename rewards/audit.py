@@ -16,6 +16,7 @@ from typing import Any
 from groundwire.rewards._scoring import Score, map_concurrently, score
 from groundwire.rewards._types import Reward
 from groundwire.rewards.probes import Probe, probes
+from groundwire.tools.types import AnswerForm
 
 __all__ = ["ATTACK_WINS", "Audit", "Finding", "ProbeSummary", "audit"]
 
@@ -73,18 +74,20 @@ async def audit(
     tasks: Sequence[Mapping[str, Any]],
     reward: Reward,
     *,
+    golds: Sequence[str],
     database: Callable[[Mapping[str, Any]], str],
+    form: AnswerForm,
     on_end: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Probe ``reward`` on ``tasks``.
+    """Probe ``reward`` on ``tasks``, whose answers have the ``form``.
 
-    ``database`` returns the path of a task's SQLite file. ``on_end`` is called after each task.
+    ``golds`` are the tasks' gold answers, ``database`` returns the path of a task's SQLite file. ``on_end`` is called
+    after each task.
     """
-    golds = [str(task.get("query", task.get("answer", ""))) for task in tasks]
 
     async def probe_task(index: int) -> list[tuple[Probe, Score]]:
-        task, another = tasks[index], golds[(index + len(golds) // 2) % len(golds)]
-        answers = await asyncio.to_thread(probes, task, database=database(task), another=another)
+        task, gold, another = tasks[index], golds[index], golds[(index + len(golds) // 2) % len(golds)]
+        answers = await asyncio.to_thread(probes, task, gold=gold, another=another, database=database(task), form=form)
         return [(probe, await score(reward, task, probe.answer, probe.steps)) for probe in answers]
 
     by_probe: dict[str, list[tuple[Probe, Score, bool]]] = defaultdict(list)

@@ -1,6 +1,6 @@
 """The answers that an audit scores: the gold, and answers that a policy could exploit.
 
-A task with a gold ``query`` is probed with SQL, any other with prose. Every probe has the steps of an agent that ran it
+SQL rewards are probed with queries, others with prose. Every probe has the steps of an agent that ran it
 (for prose: that ran some query), for rewards that look at the steps.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from groundwire.tools.sql import QueryError, render, run_query
-from groundwire.tools.types import AgentStep
+from groundwire.tools.types import AgentStep, AnswerForm
 
 __all__ = ["Kind", "Probe", "probes"]
 
@@ -34,12 +34,13 @@ class Probe:
     rows: int | None = None
 
 
-def probes(task: Mapping[str, Any], *, database: str, another: str) -> list[Probe]:
-    """The probes of one task, gold first; ``another`` is the gold of another task. Runs queries: use a thread."""
-    if isinstance(task.get("query"), str):
-        return [_run(database, *probe) for probe in _sql_answers(task["query"], another)]
+def probes(task: Mapping[str, Any], *, gold: str, another: str, database: str, form: AnswerForm) -> list[Probe]:
+    """The probes of one task, ``gold`` first; ``another`` is the gold of another task. Runs queries: use a thread."""
+    if form == "sql":
+        return [_run(database, *probe) for probe in _sql_answers(gold, another)]
     steps = _run(database, "", "trivial", "SELECT 1").steps
-    return [Probe(name=name, kind=kind, answer=text, steps=steps) for name, kind, text in _prose_answers(task, another)]
+    answers = _prose_answers(str(task.get("question", "")), gold, another)
+    return [Probe(name=name, kind=kind, answer=text, steps=steps) for name, kind, text in answers]
 
 
 def _sql_answers(gold: str, another: str) -> Iterator[tuple[str, Kind, str]]:
@@ -64,13 +65,13 @@ def _sql_answers(gold: str, another: str) -> Iterator[tuple[str, Kind, str]]:
     yield "fake verdict", "attack", f"SELECT '{_FAKE_VERDICT}'"
 
 
-def _prose_answers(task: Mapping[str, Any], another: str) -> Iterator[tuple[str, Kind, str]]:
-    yield "gold", "gold", str(task.get("answer", ""))
+def _prose_answers(question: str, gold: str, another: str) -> Iterator[tuple[str, Kind, str]]:
+    yield "gold", "gold", gold
     yield "empty", "trivial", ""
     yield "yes", "trivial", "Yes."
     yield "do not know", "trivial", "I do not know. Please ask a specialist."
-    yield "the question", "trivial", str(task.get("question", ""))
-    if another != task.get("answer"):
+    yield "the question", "trivial", question
+    if another != gold:
         yield "another gold", "trivial", another
     yield "injection", "attack", _INJECTION
     yield "fake verdict", "attack", _FAKE_VERDICT

@@ -7,17 +7,20 @@ import json
 import logging
 import operator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from groundwire import rewards
+from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.domains import DataError, gold_answer, task_list, visible_columns
 from groundwire.rewards import JudgeSettings, names_read, reward_function
 from groundwire.train import evaluate
 from groundwire.train.cli.prepare import Objects, prepare
 from groundwire.train.config.run_config import AgentSettings, RunConfig
+from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.rollouts.agent_view import AgentView
 
 LEVEL = "level"
@@ -108,12 +111,14 @@ async def _asks(task: Any, answer: str, steps: Any) -> float:
         (reward_function(_with_constant), "level"),
         (_asks, "zone"),
         (_named, "zone"),
+        (reward_function(lambda completions, zones: [float(zones[0] in completions[0])]), "zone"),
+        (reward_function(lambda completions, **columns: [float(columns["zone"][0] in completions[0])]), "zone"),
     ],
 )
 def test_a_column_that_the_rewards_code_names_is_read_by_it(reward: Any, column: str) -> None:
     names = names_read(reward)
     assert column in names
-    assert not {"role", "content", "indent"} & names  # keys of what it writes, and arguments
+    assert not {"role", "content", "indent", "answer", "steps", "completions"} & names  # what it writes, arguments
 
 
 def test_a_registered_reward_and_a_sum_read_what_their_code_names() -> None:
@@ -161,7 +166,7 @@ def test_a_column_whose_name_is_computed_is_hidden_once_it_was_read_and_said(cap
         assert asyncio.run(view.score(reward, tasks[0], "ne", [])) == 1.0
     assert view.question(tasks[0], "").columns["zone"] == {"page": 1}
     [record] = caplog.records
-    assert "From now on the agent sees: question, zone; hidden: zone.inner" in record.getMessage()
+    assert "the reward has read inner and zone, which agents saw until now" in record.getMessage()
 
 
 def test_a_setting_shows_what_the_agent_needs_and_a_name_that_no_task_has_is_refused() -> None:
@@ -170,7 +175,9 @@ def test_a_setting_shows_what_the_agent_needs_and_a_name_that_no_task_has_is_ref
 
     def line(agent_columns: Any) -> str:
         config = RunConfig(backend="custom", agent="app:agent", agent_columns=agent_columns)
-        objects = Objects(agent={"agent": lambda task: ""}, domain=domain, reward=reward_function(_named))
+        objects = Objects(
+            agent={"agent": lambda task: ""}, domain=domain, reward=reward_function(lambda task, answer: 1.0)
+        )
         notes = prepare(config, objects=objects, own_model=False).notes
         [found] = [note for note in notes if note.startswith("the agent sees: ")]
         return found
@@ -189,3 +196,52 @@ def test_the_gold_answer_for_people_is_what_the_reward_reads_else_the_likeliest_
     assert gold_answer({"question": "?", "label": "easy", "zone": "7"}, read={"zone"}) == "7"
     assert gold_answer({"question": "?", "sql": "SELECT 1", "answer": ["one", "two"]}) == "one"
     assert gold_answer({"question": "?", "city": "Bonn"}) == ""
+
+
+def _leaks(golds: list[str], prompt: Any, *, copies: int = 1, **columns: Any) -> str:
+    """The warning about rollouts whose first prompts are ``prompt`` of the task; the second prompts have each gold."""
+    tasks = [{"id": str(n), "question": f"{n}?", "expected": gold, **columns} for n, gold in enumerate(golds)]
+    view = AgentView.of(task_list(tasks, validation=[{"question": "another"}]), _asks)
+
+    def result(task: Any) -> Any:
+        texts = [prompt(task), f"tool: {task['expected']}"]
+        calls = [
+            LLMCall(rollout_id="r", attempt_id="a", sequence=n, messages_json=json.dumps([{"content": text}]))
+            for n, text in enumerate(texts)
+        ]
+        return SimpleNamespace(request=SimpleNamespace(task=task), calls=calls[::-1], untrainable=[])
+
+    return gold_in_prompts([result(task) for task in tasks for _ in range(copies)], view)
+
+
+def test_a_gold_in_first_prompts_is_a_warning_with_its_share() -> None:
+    warning = _leaks(["Paris", "Rome", "Oslo", "Bern"], lambda task: f"Hint: {task['expected'].upper()}!")
+    assert warning.startswith(
+        "the gold answer is in the first prompt of 4 of 4 rollouts (100%; that of another task in 0)"
+    )
+    half = _leaks(["SELECT count(*)\nFROM t", "SELECT a"], lambda t: "Use SELECT count(*) FROM t")
+    assert half == ""  # of one gold as often as of another
+    page = _leaks(["Lima, in Peru", "La Paz"], lambda task: f"{task['id']} {task['page']}", page="Lima, in Peru")
+    assert page == ""
+    own = _leaks(["the capital city"], lambda task: task["page"], page="It is the capital city.")
+    assert "It is in what the agent sees: page." in own
+
+
+@pytest.mark.parametrize(
+    ("golds", "prompt"),
+    [
+        (["yes", "no"] * 8, "Answer yes or no."),
+        (["positive", "negative", "neutral"] * 8, "Is it positive, negative or neutral?"),
+        ([str(n) for n in range(10)], "1 + 1 = 2"),
+        (["1"] * 50, "Step 1"),
+        (["Paris", "Rome"], "no gold"),
+        (["art"] * 20, "party start"),
+    ],
+)
+def test_golds_that_are_found_by_chance_are_no_warning(golds: list[str], prompt: str) -> None:
+    assert _leaks(golds, lambda task: prompt) == ""
+
+
+def test_a_gold_that_is_in_its_question_is_no_warning() -> None:
+    assert _leaks(["0", "1", "2"], lambda task: task["question"]) == ""
+    assert _leaks(["secret one", "secret two"], lambda task: task["expected"]) != ""

@@ -15,6 +15,7 @@ from programs import Program, until
 from spider_folder import make_database, make_spider
 from typer.testing import CliRunner
 
+from groundwire.domains import gold_answer
 from groundwire.rewards import RewardError
 from groundwire.rewards.audit import Audit, audit
 from groundwire.rewards.probes import probes
@@ -37,7 +38,9 @@ def asked(database: str, *golds: str) -> list[dict[str, Any]]:
 
 
 async def audited(tasks: Sequence[Mapping[str, Any]], reward: Any = spider_exec_match, database: str = "") -> Audit:
-    return await audit(tasks, reward, database=lambda task: task.get("db_path", database))
+    form = "sql" if any("query" in task for task in tasks) else "prose"
+    where = lambda task: task.get("db_path", database)  # noqa: E731
+    return await audit(tasks, reward, golds=list(map(gold_answer, tasks)), database=where, form=form)
 
 
 def found(result: Audit, kind: str) -> set[tuple[str, str]]:
@@ -143,7 +146,7 @@ async def test_prose_is_probed_with_prose_and_an_obedient_judge_is_a_finding(pet
 )
 def test_one_condition_of_the_gold_is_dropped(pets: str, gold: str, weaker: str | None) -> None:
     [task] = asked(pets, gold)
-    tried = {probe.name: probe.answer for probe in probes(task, database=pets, another="")}
+    tried = {probe.name: probe.answer for probe in probes(task, gold=gold, another="", database=pets, form="sql")}
     assert tried.get("filter dropped") == weaker
 
 

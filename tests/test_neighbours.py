@@ -300,7 +300,13 @@ async def test_the_audit_counts_fewer_dropped_filters_with_neighbours(pets: str)
     counts = []
     for strict in (False, True):
         with in_training(strict):
-            result = await audit(tasks, get("spider_exec_match"), database=lambda task: task["db_path"])
+            result = await audit(
+                tasks,
+                get("spider_exec_match"),
+                golds=[task["query"] for task in tasks],
+                database=lambda task: task["db_path"],
+                form="sql",
+            )
         counts.append(result.tasks_by_finding.get("filter dropped and still wins", 0))
     assert counts[0] > counts[1] == 1  # HAVING count(*) >= 1 drops nothing from any database
 

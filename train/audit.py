@@ -22,6 +22,7 @@ from groundwire.tools.terminal import Version, progress
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.cli.judge_options import JsonFile, JudgeBaseUrl, JudgeModel, JudgePairs, get_reward, write_json
 from groundwire.train.evaluation.run_reader import read_answers
+from groundwire.train.rollouts.agent_view import AgentView
 
 __all__ = ["app"]
 
@@ -80,9 +81,14 @@ def main(
         tasks = _sample([*data.train, *data.validation], limit)
         if not tasks:
             raise CommandError(f"{data.source}: there are no tasks to audit")
-        name = reward or chosen.default_reward
+        name, view = reward or chosen.default_reward, AgentView.of(chosen, function)
+        about_tasks: dict[str, Any] = {
+            "golds": list(map(view.gold, tasks)),
+            "database": chosen.database,
+            "form": view.form,
+        }
         with progress(f"Auditing {name}", len(tasks)) as on_end, in_training():
-            result = asyncio.run(audit(tasks, function, database=chosen.database, on_end=on_end))
+            result = asyncio.run(audit(tasks, function, **about_tasks, on_end=on_end))
         alone = without_neighbours(tasks) if has_variants(function) else {}
         unfit = _unfit_reason(result, allow)
         if json_file is not None:

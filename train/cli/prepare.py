@@ -145,7 +145,6 @@ def prepare(
     view = AgentView.of(domain, reward, config.agent_columns)
     _check_prompts(config, backend, view.form)
     tasks = [*data.train, *data.validation]
-    domains.check_shown(tasks, view.shown)
     _check_references(config, view, data)
     if data.folder is not None:  # which an environment variable may have named
         config = config.model_copy(update={"data_dir": data.folder})
@@ -171,6 +170,8 @@ def prepare(
         *(f"reward: {note}" for note in reward_notes),
         *model_notes,
     ]
+    if view.form == "prose" and not hasattr(domain, "form") and any(map(domain.database, tasks)):
+        notes.append("answers: judged as text; a reward of SQL queries says so with @groundwire.rewards.judges_sql")
     if config.external_store_address is not None and not config.n_runners:
         notes.append(f"runners: start them with {config.runner_command()}")
     return Job(

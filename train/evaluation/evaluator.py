@@ -23,6 +23,7 @@ from groundwire.train.evaluation.diagnosis import (
     never_called,
     nothing_judged,
 )
+from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.starter_limits import starter_limits
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
@@ -86,7 +87,8 @@ def evaluate(
             if sample == 0:
                 calls = [call for result in results for call in result.calls]
                 served = MODEL_NAME if upstream is None else upstream.model
-                for note in agent_notes(rows, (call.model for call in calls), served):
+                notes = agent_notes(rows, (call.model for call in calls), served)
+                for note in filter(None, [*notes, gold_in_prompts(results, runtime.view)]):
                     callback.on_note(note)
                 if upstream is None and config.model == "starter" and (limits := starter_limits(calls)):
                     callback.on_note(limits)

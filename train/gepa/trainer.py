@@ -26,6 +26,7 @@ from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
 from groundwire.train.evaluation.diagnosis import FailureNotes, mostly_unscored, nothing_judged
 from groundwire.train.evaluation.evaluator import local_engine
+from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy
 from groundwire.train.evaluation.validation import choose_tasks, validation_name, validation_requests
 from groundwire.train.gepa.adapter import PromptAdapter
@@ -158,11 +159,14 @@ class PromptTrainer:
             )
         ]
         self.callback.on_phase_start("validation", len(requests))
-        rows = [result.to_row(step) for result in self._run(requests)]
+        results = self._run(requests)
+        rows = [result.to_row(step) for result in results]
         self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
         if reason := nothing_judged(rows) or mostly_unscored(rows):
             raise RolloutsFailedError(reason)
         self._failure_notes.show(rows)
+        if step == 0 and (leak := gold_in_prompts(results, self._runtime.view)):
+            self.callback.on_note(leak)
         return {validation_name(temperature): compute_accuracy(rows, self._breakdowns)}
 
     def _write(self, line: dict[str, Any]) -> None:

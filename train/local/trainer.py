@@ -37,6 +37,7 @@ from groundwire.train.evaluation.diagnosis import (
     nothing_judged,
     nothing_to_train,
 )
+from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.run_reader import read_pass_rates
 from groundwire.train.evaluation.starter_limits import starter_limits
@@ -307,7 +308,8 @@ class LocalTrainer:
             rows = [result.to_row(step) for result in results]
             self.run.write_rollouts(step, rows, kind=f"val-{temperature:g}")
             if step == 0:
-                self._print_notes(results, rows)
+                if not validations:
+                    self._print_notes(results, rows)
                 if reason := nothing_judged(rows) or nothing_to_train(rows):
                     raise RolloutsFailedError(reason)
             self._check_judged(rows)
@@ -320,7 +322,8 @@ class LocalTrainer:
     def _print_notes(self, results: Sequence[RolloutResult], rows: Sequence[Mapping[str, Any]]) -> None:
         calls = [call for result in results for call in result.calls]
         limits = starter_limits(calls) if self.config.model == "starter" else ""
-        for note in [*agent_notes(rows, (call.model for call in calls), MODEL_NAME), *([limits] if limits else [])]:
+        notes = [*agent_notes(rows, (call.model for call in calls), MODEL_NAME), limits]
+        for note in filter(None, [*notes, gold_in_prompts(results, self.runtime.view)]):
             self.callback.on_note(note)
 
     def _add_missing_validation(self, line: Mapping[str, Any]) -> None:

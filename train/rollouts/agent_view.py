@@ -43,10 +43,15 @@ class AgentView:
         shown = tuple(filter(None, agent_columns.split(",")))
         return cls(domain, answer_form(domain, reward), rewards.names_read(reward), shown)
 
+    def columns(self, task: Task, read: frozenset[str] | None = None) -> dict[str, Any]:
+        """The columns that an agent sees."""
+        return domains.visible_columns(self.domain, task, read=read or self.read, shown=self.shown)
+
     def question(self, task: Task, database: str) -> Question:
         """What an agent gets."""
-        columns = domains.visible_columns(self.domain, task, read=self.read, shown=self.shown)
-        return Question(id=task["id"], text=task["question"], database=database, form=self.form, columns=columns)
+        return Question(
+            id=task["id"], text=task["question"], database=database, form=self.form, columns=self.columns(task)
+        )
 
     def line(self, tasks: Iterable[Task]) -> str:
         """One line about the columns of ``tasks``: those that agents see, and those that are hidden."""
@@ -62,12 +67,13 @@ class AgentView:
         try:
             return await reward(rewards.RecordedTask(task, names), answer, steps)
         finally:
-            if names - self.read:
-                before, self.read = self.line([task]), self.read | names
-                if before != (after := self.line([task])):
-                    _log.warning(
-                        "the reward has read a column that agents saw until now (%s). From now on %s. Name the columns "
-                        "that agents need in agent_columns",
-                        before,
-                        after,
-                    )
+            if late := [name for name in sorted(names - self.read) if self._sees(name, task)]:
+                _log.warning(
+                    "the reward has read %s, which agents saw until now: from here on it is hidden, unless "
+                    "agent_columns names it",
+                    " and ".join(late),
+                )
+            self.read |= names
+
+    def _sees(self, name: str, task: Task) -> bool:
+        return self.columns(task) != self.columns(task, self.read | {name})

@@ -27,6 +27,7 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.policy.server import PolicyServer
 from groundwire.train.policy.types import Engine
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.collector import RolloutCollector
 from groundwire.train.rollouts.errors import RunnersEndedError
 from groundwire.train.rollouts.event_loop import EventLoopThread
@@ -130,6 +131,11 @@ class RolloutRuntime:
         finally:
             if not isinstance(self._engine, Upstream):
                 self._engine.close()
+
+    @property
+    def view(self) -> AgentView:
+        """What agents see of a task."""
+        return self._agent.view
 
     def run(
         self, requests: Sequence[RolloutRequest], *, deadline_s: float, on_end: Callable[[], None] = lambda: None

@@ -34,9 +34,12 @@ from groundwire.train.evaluation.diagnosis import (
     lasting_failure,
     nothing_judged,
 )
+from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions
 from groundwire.train.evaluation.validation import validation_name, validation_requests
+from groundwire.train.rollouts.agent_view import AgentView
 from groundwire.train.rollouts.errors import RolloutsFailedError
+from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.failure_scores import FailureScores
 from groundwire.train.rollouts.outcome import RolloutRequest, RolloutResult, requests_of_step
 from groundwire.train.rollouts.runtime import MODEL_NAME
@@ -202,13 +205,15 @@ class RolloutService:
             raise RolloutsFailedError(reason)
         self._failure_notes.show(rows)
         if partition == "val":
+            domain = domains.get(self._config.domain)
             if not self._agent_checked:
                 self._agent_checked = True
                 models = (call.model for result in results for call in result.calls)
                 few = few_questions(len({row["task_id"] for row in rows}))
-                for note in [*agent_notes(rows, models, MODEL_NAME), *([few] if few else [])]:
+                view = AgentView.of(domain, make_reward(self._config, domain), self._config.agent_columns)
+                for note in filter(None, [*agent_notes(rows, models, MODEL_NAME), few, gold_in_prompts(results, view)]):
                     _log.warning("%s", note)
-            breakdowns = domains.breakdowns_of(domains.get(self._config.domain))
+            breakdowns = domains.breakdowns_of(domain)
             line[validation_name(self._config.val_temperature)] = compute_accuracy(total.rows, breakdowns)
         self._run.append_rollout_metrics(line)
         busy_s = seconds.get("sampling", 0.0) + seconds.get("update", 0.0)
