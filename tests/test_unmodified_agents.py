@@ -222,7 +222,7 @@ async def test_a_program_is_an_agent(tmp_path: Path) -> None:
     assert (answer.text, call.messages[0]["content"]) == ("SELECT name FROM singer", "Which singers?")
     with pytest.raises(ValueError, match="there is no program 'no-such-program'"):
         CommandBackend(agent="no-such-program x")
-    with pytest.raises(AgentError, match=r"ended with status 1: urllib\.error\.URLError: "):
+    with pytest.raises(AgentError, match=r"the agent ended with status 1: urllib\.error\.URLError: "):
         await backend.run(Question(id="2", text="", database=""), Endpoint(base_url="http://127.0.0.1:9/v1", model="m"))
 
 

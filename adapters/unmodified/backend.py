@@ -164,6 +164,7 @@ class UnmodifiedAgent:
         """Leave the context manager that made the agent."""
         if isinstance(self._agent, AgentInTheMaking):
             await self._agent.close()
+            self._driver = None
 
     async def _made(self) -> Driver:
         try:

@@ -56,16 +56,17 @@ class CommandBackend:
             start_new_session=True,
         )
         task = json.dumps(agent_task(question), ensure_ascii=False, default=str).encode()
+        name = f"agent {question.id}"
+        ends = in_thread(lambda: process.communicate(task + b"\n"), name=name)  # some programs read a line
         try:
-            output, errors = await asyncio.wrap_future(
-                in_thread(lambda: process.communicate(task), name=f"agent {question.id}")
-            )
-        finally:  # also what the agent left running, and an agent whose rollout was cancelled
+            await asyncio.wrap_future(in_thread(process.wait, name=name))
+        finally:  # also what the agent left running, with its output open, and an agent whose rollout was cancelled
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        output, errors = await asyncio.wrap_future(ends)
         if process.returncode:
             last = [*output.split(b"\n"), *errors.strip().split(b"\n")][-1].decode("utf-8", "replace")[:_SHOWN]
-            raise AgentError(f"{shlex.join(self._command)} ended with status {process.returncode}: {last}")
+            raise AgentError(f"the agent ended with status {process.returncode}: {last} ({shlex.join(self._command)})")
         text = output[:_MAX_ANSWER].decode("utf-8", "replace").strip()
         answer, field = judged_answer(text, question.form, Conversation(), {})
         shown = f"{shlex.join(self._command)} with {task.decode():.{_SHOWN}} as standard input"

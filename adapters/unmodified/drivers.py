@@ -147,6 +147,11 @@ class _SdkAgent:
         self._agent, self._name = agent, name
 
     def describe(self, task: AgentTask) -> str:
+        if any(getattr(each, "session", self) is None for each in getattr(self._agent, "mcp_servers", ())):
+            raise ValueError(
+                f"agent {self._name!r} has mcp_servers that are not connected: give the name of a function without "
+                "parameters, an asynccontextmanager that connects them with `async with` and yields the agent"
+            )
         return f"Runner.run({self._name}, the question, context=the task)"
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:

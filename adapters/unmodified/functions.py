@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -139,25 +140,38 @@ def is_async(function: Any) -> bool:
 
 
 class AgentInTheMaking:
-    """The agent that ``make`` returns, awaits or enters; made once, on the event loop of the rollouts."""
+    """The agent that ``make`` returns, awaits or enters: once, on the event loop of the rollouts, in a task of its own,
+    which also leaves what it has entered.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._lock, self._open = make, asyncio.Lock(), AsyncExitStack()
-        self._agent: Any = None
+        self._make = make
+        self._made: asyncio.Future[Any] | None = None
 
     async def get(self) -> Any:
-        """The agent."""
-        async with self._lock:
-            if self._agent is None:
+        """The agent. Raises what ``make`` raises."""
+        if self._made is None:
+            self._made, self._ended = asyncio.get_running_loop().create_future(), asyncio.Event()
+            self._task = Context().run(asyncio.create_task, self._keep(self._made))  # it is of no single rollout
+        return await asyncio.shield(self._made)
+
+    async def _keep(self, agent: asyncio.Future[Any]) -> None:
+        async with AsyncExitStack() as entered:
+            try:
                 made = self._make()
                 made = await made if inspect.isawaitable(made) else made
                 if isinstance(made, AbstractAsyncContextManager):
-                    made = await self._open.enter_async_context(made)
+                    made = await entered.enter_async_context(made)
                 elif isinstance(made, AbstractContextManager):
-                    made = self._open.enter_context(made)
-                self._agent = made
-            return self._agent
+                    made = entered.enter_context(made)
+                agent.set_result(made)
+            except Exception as error:
+                agent.set_exception(error)
+            await self._ended.wait()
 
     async def close(self) -> None:
-        """Leave the context manager."""
-        await self._open.aclose()
+        """Leave what was entered."""
+        if self._made is not None:
+            self._ended.set()
+            await self._task
+            self._made = None

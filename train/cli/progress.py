@@ -95,8 +95,9 @@ def show_summary(
             for value, part in result.get(f"before_by_{column}", {}).items():
                 text = f"    {labels.get(value, value)}: {_before_after(part, after_parts.get(value))}"
                 console.print(text, markup=False)  # the value comes from the data
+    silent = f" ({summary['without_calls']} without an LLM call)" if summary.get("without_calls") else ""
     console.print(
-        f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts; "
+        f"{summary['wall_time_s']:.0f} s, {summary['peak_memory_mb']:.0f} MB, {summary['rollouts']} rollouts{silent}; "
         f"everything is in {folder}"
     )
     for line in summary.get("resumed", ()):
