@@ -116,15 +116,13 @@ def check_rows(
 
 def _no_column(key: str, row: Mapping[str, Any]) -> str:
     """What is there in place of a column that is missing, and what to do."""
-    usual = [name for name in row if isinstance(name, str) and name.strip("\ufeff ").lower() in _USUAL]
-    same = [name for name in row if str(name).strip("\ufeff _").lower() == key]
-    other = next(iter([*same, *(usual if key == "question" else [])]), None)
-    if other is None:
-        remedy = f"Give each row one, or rename the column that has its {key}"
-    elif isinstance(row[other], str):
-        remedy = f"Rename {other!r} to {key!r}"
-    else:
-        remedy = f"Add one, with the text in {other!r} that the agent gets; its other columns stay as they are"
+    plain = {str(name).strip("\ufeff _").lower(): name for name in row}
+    names = (key, *(_USUAL if key == "question" else ()))
+    other = next((plain[name] for name in names if name in plain), None)
+    remedy = f"Give each row one, or rename the column that has its {key}"
+    if other is not None:
+        text = f"Rename {other!r} to {key!r}", f"Add one, with the text in {other!r} that the agent gets"
+        remedy = text[not isinstance(row[other], str)]
     there = f"its columns are {', '.join(map(str, row))}" if row else "it is empty"
     return f"there is no column {key!r}; {there}. {remedy}."
 

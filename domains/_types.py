@@ -82,11 +82,11 @@ def load_split(domain: Domain, split: str | None, data_dir: str | None = None) -
     Raises :class:`DataError`.
     """
     data = _load_split(domain, split, data_dir)
-    train, validation = valid_texts(data.train), valid_texts(data.validation)
-    tasks = [*train, *validation]
-    damaged = sum(map(is_damaged, tasks))
+    tasks = [*data.train, *data.validation]
+    if not (damaged := sum(map(is_damaged, tasks))):
+        return data
     note = f"{damaged:,} of {len(tasks):,} tasks have U+FFFD in place of a character that was cut or not decoded"
-    return replace(data, train=train, validation=validation, notes=(note,) if damaged else ())
+    return replace(data, train=valid_texts(data.train), validation=valid_texts(data.validation), notes=(note,))
 
 
 def _load_split(domain: Domain, split: str | None, data_dir: str | None) -> TaskData:

@@ -18,10 +18,10 @@ from groundwire.tools.files import shorten_repr
 
 __all__ = ["check_given", "group_columns", "hold_out", "question_key", "shared_notes"]
 
-_GROUPS = (
-    "dbid", "database", "databaseid", "db", "dbname", "dbpath",
-    "document", "documentid", "doc", "docid", "group", "groupid",
+_SUBJECTS = (
+    "dbid", "database", "databaseid", "db", "dbname", "dbpath", "document", "documentid", "doc", "docid",
 )  # fmt: skip
+_GROUPS = (*_SUBJECTS, "group", "groupid")
 """Names of columns, without case and punctuation, whose values are a database, a document or a group."""
 _QUESTION, _ROW = "question", "id"
 _END = "?!.,;:。؟। "
@@ -35,9 +35,7 @@ def group_columns(tasks: Iterable[Task], named: str | None = None) -> list[str]:
     present = {name: None for task in tasks for name in task if isinstance(name, str)}
     if named is not None and named not in present:
         raise DataError(f"group_column is {named!r}; the tasks have the columns {', '.join(present)}")
-    usual = {name: "".join(filter(str.isalnum, name)).lower() for name in present}
-    found = [each for group in _GROUPS for each, plain in usual.items() if plain == group]
-    return found if named is None else [named]
+    return [name for group in _GROUPS for name in present if _plain(name) == group] if named is None else [named]
 
 
 def hold_out(
@@ -69,12 +67,13 @@ def hold_out(
     return *parts, f"held out by {' and '.join(way)}" + (f" alone: {why}" if why else "")
 
 
-def check_given(train: Sequence[Task], validation: Sequence[Task], column: str | None = None) -> None:
+def check_given(train: Sequence[Task], validation: Sequence[Task]) -> None:
     """Raise :class:`DataError` if validation tasks that somebody gave have questions of training tasks.
 
-    The same question about another database, document or group is another one.
+    The same question about another database or document is another one.
     """
-    names = (_QUESTION, *group_columns([*train, *validation], column))
+    both = set(group_columns(train)) & set(group_columns(validation))
+    names = (_QUESTION, *(name for name in both if _plain(name) in _SUBJECTS))
     trained = {tuple(_value(task, name) for name in names) for task in train}
     shared = [task for task in validation if tuple(_value(task, name) for name in names) in trained]
     if shared:
@@ -95,6 +94,10 @@ def shared_notes(data: TaskData, column: str | None = None) -> list[str]:
         if count := sum(value in trained for value in judged):
             shared.append(f"{count:,} of {len(judged):,} {'questions' if name == _QUESTION else name}")
     return [f"validation shares with training: {', '.join(shared)}"] if shared else []
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def question_key(task: Task) -> str:
@@ -131,7 +134,11 @@ def _together(tasks: Sequence[Task], names: Sequence[str]) -> list[list[int]]:
     groups: dict[str, list[int]] = defaultdict(list)
     for index, first in enumerate(firsts):
         groups[root(first)].append(index)
-    return sorted(groups.values(), key=lambda group: _hash(min(firsts[index] for index in group)))
+
+    def key(group: Sequence[int]) -> bytes:
+        return hashlib.sha256(min(firsts[index] for index in group).encode("utf-8", "surrogatepass")).digest()
+
+    return sorted(groups.values(), key=key)
 
 
 def _choose(groups: Iterable[Sequence[int]], wanted: int) -> set[int]:
@@ -141,7 +148,3 @@ def _choose(groups: Iterable[Sequence[int]], wanted: int) -> set[int]:
         if abs(len(chosen) + len(group) - wanted) < abs(len(chosen) - wanted):
             chosen.update(group)
     return chosen
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -40,7 +40,7 @@ class TaskList:
         if not isinstance(held_out, list):
             train, held_out, how = hold_out(tasks, held_out, source=source, column=group_column)
         elif not allow_shared_questions:
-            check_given(tasks, held_out, group_column)
+            check_given(tasks, held_out)
         sizes = f"train {len(train):,} tasks, validation {len(held_out):,} tasks"
         self._data = TaskData(train=train, validation=held_out, source=f"{source}: {sizes}{', ' if how else ''}{how}")
 

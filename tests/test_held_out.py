@@ -117,6 +117,9 @@ def test_validation_tasks_with_questions_of_training_are_refused_unless_a_settin
         assert f"      validation shares with training: {count.replace('the ', '')} questions" in notes
     assert not any("shares" in note for note in _prepared(tasks, others).notes)
     on_another = [{**task, "db_id": "b"} for task in tasks]
+    for other in ([{**task, "group": "held out"} for task in tasks], on_another):
+        with pytest.raises(UserError, match="20 of the 20 validation tasks have questions of training tasks"):
+            _prepared([{**task, "group": "training"} for task in tasks], other)
     notes = _prepared([{**task, "db_id": "a"} for task in tasks], on_another).notes
     assert "      validation shares with training: 20 of 20 questions" in notes
 
