@@ -18,6 +18,7 @@ _GOLD = re.compile(
 )
 _THE_GOLD = ("gold", "truth", "expected", "answer", "solution", "reference", "target", "label", "query", "sql", "")
 """Words in the names of gold columns, those first that most surely name the answer itself."""
+_LISTED = 30
 _ALWAYS_SHOWN = frozenset({"id", "question", "database", "db_path"})
 
 
@@ -40,15 +41,20 @@ def columns_line(domain: Domain, tasks: Iterable[Task], *, read: Collection[str]
     Raises :class:`DataError` if one of the exceptions ``shown`` is no column.
     """
     seen, hidden, known = {"question": None}, dict[str, None](), set[str]()
-    for task in {(*task, *_inner_names(task)): task for task in tasks}.values():  # one of each kind
+    for task in {hash((*task, *_inner_names(task))): task for task in tasks}.values():  # one of each kind
         columns, lost = _divide(task, domain, read, shown)
         seen |= dict.fromkeys(columns)
         hidden |= dict.fromkeys(lost)
-        known |= task.keys()
+        known |= set(map(str, task))
     if unknown := [name for name in shown if not {name, name.partition(".")[0]} & known]:
         raise DataError(f"agent_columns names {unknown[0]!r}, and no task has it; they have {', '.join(sorted(known))}")
     seen.pop("id", None)
-    return f"the agent sees: {', '.join(seen)}; hidden: {', '.join(hidden) or 'nothing'}"
+    return f"the agent sees: {_listed(seen)}; hidden: {_listed(hidden) or 'nothing'}"
+
+
+def _listed(names: Iterable[Any]) -> str:
+    texts = list(map(str, names))
+    return ", ".join(texts[:_LISTED]) + (f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else "")
 
 
 def gold_answer(task: Task, first: Iterable[str] = (), *, read: Collection[str] = ()) -> str:

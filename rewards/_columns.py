@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import _lru_cache_wrapper, partial
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -35,7 +35,9 @@ def names_read(reward: Any) -> frozenset[str]:
     Its parameters, constants, defaults, attributes, and the constants of the user's functions that it calls. A reward
     of another environment has them as its attribute ``reads``.
     """
-    names, seen = set[str](getattr(reward, "reads", ())), set[int]()
+    names, seen = set[str](), dict[int, Any]()
+    if isinstance(reads := getattr(reward, "reads", None), list):
+        names.update(reads)
     package = _module(inspect.unwrap(getattr(reward, "func", reward))).partition(".")[0]
     found = [(reward, 0)]
     while found:
@@ -43,7 +45,7 @@ def names_read(reward: Any) -> frozenset[str]:
         if isinstance(value, str):
             names.add(value)
         elif id(value) not in seen and calls <= _CALLS:
-            seen.add(id(value))
+            seen[id(value)] = value  # kept, or another object could get its id
             found += [(part, calls) for part in _parts(value, package)]
             if isinstance(value, FunctionType) and _is_followed(value, package):
                 found += [(used, calls + 1) for used in _globals(value, package)]
@@ -61,10 +63,11 @@ def _parts(value: Any, package: str) -> Iterable[Any]:
         own = (value.__code__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
         return (getattr(value, "__wrapped__", None), *(own if _is_followed(value, package) else ()))
     if isinstance(value, dict | tuple | list | set | frozenset):
-        return gc.get_referents(value) if len(value) <= _MOST else ()
+        few = gc.get_referents(value) if len(value) <= _MOST else ()
+        return [each for each in few if not isinstance(each, dict)]  # those are rows of data
     if isinstance(value, type):
         return (*vars(value).values(), *value.__bases__) if _is_users(_module(value), package) else ()
-    wrappers = (partial, MethodType, CellType, staticmethod, classmethod, property)
+    wrappers = (partial, MethodType, CellType, staticmethod, classmethod, property, _lru_cache_wrapper)
     is_users = not isinstance(value, ModuleType) and _is_users(_module(type(value)), package)
     return gc.get_referents(value) if is_users or isinstance(value, wrappers) else ()
 
@@ -72,6 +75,8 @@ def _parts(value: Any, package: str) -> Iterable[Any]:
 def _constants(code: CodeType) -> Iterator[Any]:
     """The texts that the code loads, without the names of a call's arguments and a dict's keys, and its inner code."""
     instructions = list(dis.get_instructions(code))
+    if any(each.opname in ("DICT_MERGE", "DICT_UPDATE") for each in instructions):  # Row(**task).column
+        yield from code.co_names
     for instruction, after in zip(instructions, [*(each.opname for each in instructions[1:]), ""], strict=True):
         names = isinstance(instruction.argval, tuple) and after.startswith(("CALL", "BUILD_CONST_KEY_MAP"))
         if instruction.opname == "LOAD_CONST" and not names:

@@ -68,7 +68,7 @@ def answer_form(reward: Any) -> AnswerForm | None:
     """The form of the answers that ``reward`` judges, as far as it says so: see :func:`judges_sql`."""
     inner = inspect.unwrap(reward)
     forms = (getattr(each, "form", None) for each in (reward, inner, getattr(inner, "func", None)))
-    return next((form for form in forms if form), None)
+    return next((form for form in forms if form in ("sql", "prose")), None)
 
 
 def components(value: Any) -> dict[str, float]:

@@ -6,15 +6,17 @@ import asyncio
 import json
 import logging
 import operator
-from functools import partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from groundwire import rewards
+from groundwire.adapters import Question
 from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
+from groundwire.adapters.unmodified.drivers import agent_task
 from groundwire.domains import DataError, gold_answer, task_list, visible_columns
 from groundwire.rewards import JudgeSettings, names_read, reward_function
 from groundwire.train import evaluate
@@ -109,6 +111,8 @@ async def _asks(task: Any, answer: str, steps: Any) -> float:
         (_Grader("zone"), "zone"),
         (partial(_Grader.__call__, _Grader("zone")), "zone"),
         (reward_function(_with_constant), "level"),
+        (reward_function(lru_cache(_with_constant)), "level"),
+        (lambda task, answer: float(SimpleNamespace(**task).zone == answer), "zone"),
         (_asks, "zone"),
         (_named, "zone"),
         (reward_function(lambda completions, zones: [float(zones[0] in completions[0])]), "zone"),
@@ -119,6 +123,16 @@ def test_a_column_that_the_rewards_code_names_is_read_by_it(reward: Any, column:
     names = names_read(reward)
     assert column in names
     assert not {"role", "content", "indent", "answer", "steps", "completions"} & names  # what it writes, arguments
+
+
+ROWS = [{"zone": "a", "city": "Bonn"}]
+
+
+def test_rows_of_data_that_a_reward_holds_name_no_columns() -> None:
+    held = {"one": {"zone": "a", "city": "Bonn"}}
+    names = names_read(lambda task, answer: float(ROWS[int(task["number"])]["zone"] == held["one"]["zone"] == answer))
+    assert {"number", "zone"} <= names
+    assert "city" not in names
 
 
 def test_a_registered_reward_and_a_sum_read_what_their_code_names() -> None:
@@ -245,3 +259,11 @@ def test_golds_that_are_found_by_chance_are_no_warning(golds: list[str], prompt:
 def test_a_gold_that_is_in_its_question_is_no_warning() -> None:
     assert _leaks(["0", "1", "2"], lambda task: task["question"]) == ""
     assert _leaks(["secret one", "secret two"], lambda task: task["expected"]) != ""
+
+
+def test_an_agent_that_asks_for_a_hidden_column_reads_what_to_do() -> None:
+    question = Question(id="1", text="one", database="", columns={"city": "Bonn"})
+    message = "the agent sees no 'label' but city, id, question, database; agent_columns names what it needs"
+    with pytest.raises(KeyError, match=message):
+        agent_task(question)["label"]
+    assert agent_task(question).get("label") is None

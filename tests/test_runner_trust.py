@@ -228,6 +228,8 @@ def test_the_settings_of_a_trainer_with_the_same_options_are_accepted() -> None:
     check = _check(reward="executes+rule_judge_hybrid", judge=JudgeSettings(**own)).for_rollout(config.for_agents())
     assert (check.settings.max_turns, check.settings.judge.cache) == (5, "/on/the/runner")
     assert _check().for_rollout(resolve("fast").for_agents()).settings.reward == "spider_exec_match"
+    shows = resolve("fast", agent_columns=["hardness", "db_id"])
+    assert _check().for_rollout(shows.for_agents()).settings.agent_columns == "hardness,db_id"
 
 
 def _endpoint(check: RequestCheck, endpoint: str) -> str:

@@ -143,7 +143,7 @@ async def test_an_agent_without_a_call_names_the_hosts_that_it_called() -> None:
             assert answer.text == "SELECT 1"
             assert told in answer.no_call
         with pytest.raises(
-            AgentError, match=r"AttributeError: the task has no 'typo'; it has .* \(before any LLM call\)"
+            AgentError, match=r"AttributeError: the agent sees no 'typo' but .* \(before any LLM call\)"
         ):
             await policy.run(backend_of("mistyped"))
 

@@ -26,10 +26,15 @@ class AgentTask(dict[str, Any]):
     """
 
     def __getattr__(self, name: str) -> Any:
-        try:
+        if name in self:
             return self[name]
-        except KeyError:
-            raise AttributeError(f"the task has no {name!r}; it has {', '.join(self)}") from None
+        raise AttributeError(self._lacks(name))
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(self._lacks(name))
+
+    def _lacks(self, name: str) -> str:
+        return f"the agent sees no {name!r} but {', '.join(self)}; agent_columns names what it needs of the others"
 
 
 def agent_task(question: Question) -> AgentTask:
