@@ -60,7 +60,7 @@ def _line(name: str, before: Rows, after: Rows) -> str:
     for rows in (before, after):
         figures = compute_metrics(rows)
         low, high = figures["ci95"]
-        first = format_accuracy(next(iter(figures["by_turn"]), None))
+        first = format_accuracy(next(iter(figures["by_turn"]), figures["accuracy"]))
         cells += [first, f"{format_accuracy(figures['accuracy'])} [{low:.2f}, {high:.2f}]"]
     return f"| {' | '.join([*cells, format_change(compare(before, after))])} |"
 
