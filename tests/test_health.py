@@ -165,8 +165,8 @@ def test_right_answers_that_no_variant_of_their_database_checks_are_said_with_th
     ]
     figures = step_figures({}, reply_counts(rows))
     assert figures["unchecked_share"] == 0.5
-    [warning] = _warnings(*[figures] * 4)
-    assert warning.startswith("50.0% of the right answers in the last 3 steps were judged on their database alone")
+    [warning] = _warnings(figures, {}, {"unchecked_share": 0.0}, {"unchecked_share": 0.1}, figures)
+    assert warning.startswith("20.0% of the right answers of 3 steps were judged on their database alone")
 
 
 class _OwnSampling:

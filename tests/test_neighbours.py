@@ -243,6 +243,24 @@ async def test_a_sum_is_strict_in_training_too_and_a_users_columns_are_enough(pe
         assert total(await reward(task, GOLDS[0], ())) == 0.5
 
 
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (f"```sql\n{GOLDS[0]}\n```", True),
+        (f"The query is:\n```\n{GOLDS[0]};\n```", True),
+        (f"The query is: {GOLDS[0]}", False),
+        (GOLDS[0].replace(" ", "\u00a0"), False),
+    ],
+)
+@pytest.mark.parametrize("name", ["spider_exec_match", "bird_exec_match"])
+async def test_a_fenced_query_is_a_query_and_any_other_text_around_it_is_not(
+    pets: str, name: str, answer: str, right: bool
+) -> None:
+    for strict in (False, True):
+        with in_training(strict):
+            assert total(await get(name)({"query": GOLDS[0], "db_path": pets}, answer, ())) == right
+
+
 @pytest.mark.parametrize("name", ["bird_exec_match", "bird_soft_f1", "bird_efficiency"])
 async def test_the_rewards_of_bird_are_strict_in_training(name: str, pets: str) -> None:
     task = {"query": GOLDS[0], "db_path": pets}

@@ -240,11 +240,11 @@ def _sampling_ignored(lines: Sequence[Line]) -> str:
 
 
 def _answers_unchecked(lines: Sequence[Line]) -> str:
-    shares = _last(lines, "unchecked_share")
-    if not shares or not any(shares):
+    shares = [line["unchecked_share"] for line in lines if line.get("unchecked_share") is not None]
+    if len(shares) < _STEPS or not any(shares):
         return ""
     return (
-        f"{fmean(shares):.1%} of the right answers in the last {_STEPS} steps were judged on their database alone, "
+        f"{fmean(shares):.1%} of the right answers of {len(shares)} steps were judged on their database alone, "
         "where a memorised result wins, too: no variant can be made that tells their gold from a constant. groundwire "
         "audit lists the tasks"
     )
