@@ -183,7 +183,8 @@ class RolloutAgent:
             self._lit_agents = LitAgents(backend, store)
         policy, endpoint = _policy(resources, rollout)
         async with self._private(rollout.input) as (private, _):
-            value = await self._lit_agents.run(private, policy, rollout, endpoint)
+            with rewards.in_training(rollout.mode == "train"):
+                value = await self._lit_agents.run(private, policy, rollout, endpoint)
         try:
             return _reward_span(value)
         except rewards.RewardError as error:
