@@ -57,19 +57,24 @@ def names_read(reward: Any) -> frozenset[str]:
 
 def _parts(value: Any, package: str) -> Iterable[Any]:
     """What may have names that ``value`` asks for."""
+    parts: Iterable[Any] = ()
     if isinstance(value, CodeType):
-        return _constants(value)
-    if isinstance(value, FunctionType):
-        own = (value.__code__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
-        return (getattr(value, "__wrapped__", None), *(own if _is_followed(value, package) else ()))
-    if isinstance(value, dict | tuple | list | set | frozenset):
-        few = gc.get_referents(value) if len(value) <= _MOST else ()
-        return [each for each in few if not isinstance(each, dict)]  # those are rows of data
-    if isinstance(value, type):
-        return (*vars(value).values(), *value.__bases__) if _is_users(_module(value), package) else ()
-    wrappers = (partial, MethodType, CellType, staticmethod, classmethod, property, _lru_cache_wrapper)
-    is_users = not isinstance(value, ModuleType) and _is_users(_module(type(value)), package)
-    return gc.get_referents(value) if is_users or isinstance(value, wrappers) else ()
+        parts = _constants(value)
+    elif isinstance(value, FunctionType | _lru_cache_wrapper):
+        parts = (getattr(value, "__wrapped__", None),)
+        if isinstance(value, FunctionType) and _is_followed(value, package):
+            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+            parts = (*parts, value.__code__, *defaults, *(value.__closure__ or ()))
+    elif isinstance(value, dict | tuple | list | set | frozenset):
+        few = (*value, *(value.values() if isinstance(value, dict) else ())) if len(value) <= _MOST else ()
+        parts = (each for each in few if not isinstance(each, dict))  # those are rows of data
+    elif isinstance(value, partial | MethodType | CellType | staticmethod | classmethod | property):
+        parts = gc.get_referents(value)
+    elif isinstance(value, type) and _is_users(_module(value), package):
+        parts = (*vars(value).values(), *value.__bases__)
+    elif not isinstance(value, type | ModuleType) and _is_users(_module(type(value)), package):
+        parts = (type(value), *getattr(value, "__dict__", {}).values())
+    return parts
 
 
 def _constants(code: CodeType) -> Iterator[Any]:

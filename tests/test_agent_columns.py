@@ -10,6 +10,7 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 
 from groundwire import rewards
@@ -25,7 +26,7 @@ from groundwire.train.config.run_config import AgentSettings, RunConfig
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.rollouts.agent_view import AgentView
 
-LEVEL = "level"
+LEVEL, WEIGHTS = "level", {"zone": 1.0}
 
 
 def _visible(**columns: Any) -> dict[str, Any]:
@@ -111,6 +112,7 @@ async def _asks(task: Any, answer: str, steps: Any) -> float:
         (_Grader("zone"), "zone"),
         (partial(_Grader.__call__, _Grader("zone")), "zone"),
         (reward_function(_with_constant), "level"),
+        (lambda task, answer: sum(weight * (task[name] in answer) for name, weight in WEIGHTS.items()), "zone"),
         (reward_function(lru_cache(_with_constant)), "level"),
         (lambda task, answer: float(SimpleNamespace(**task).zone == answer), "zone"),
         (_asks, "zone"),
@@ -147,7 +149,6 @@ def test_a_column_that_the_reward_reads_is_hidden_from_the_first_rollout_on(tmp_
     seen = list[dict[str, Any]]()
 
     def agent(task: Any) -> str:
-        import openai
 
         seen.append(dict(task))
         message: Any = {"role": "user", "content": task["question"]}
@@ -214,7 +215,7 @@ def test_the_gold_answer_for_people_is_what_the_reward_reads_else_the_likeliest_
 
 def _leaks(golds: list[str], prompt: Any, *, copies: int = 1, **columns: Any) -> str:
     """The warning about rollouts whose first prompts are ``prompt`` of the task; the second prompts have each gold."""
-    tasks = [{"id": str(n), "question": f"{n}?", "expected": gold, **columns} for n, gold in enumerate(golds)]
+    tasks = [{"id": str(n), "question": f"Number {n}?", "expected": gold, **columns} for n, gold in enumerate(golds)]
     view = AgentView.of(task_list(tasks, validation=[{"question": "another"}]), _asks)
 
     def result(task: Any) -> Any:
@@ -238,7 +239,7 @@ def test_a_gold_in_first_prompts_is_a_warning_with_its_share() -> None:
     page = _leaks(["Lima, in Peru", "La Paz"], lambda task: f"{task['id']} {task['page']}", page="Lima, in Peru")
     assert page == ""
     own = _leaks(["the capital city"], lambda task: task["page"], page="It is the capital city.")
-    assert "It is in what the agent sees: page." in own
+    assert "It is in page, which the agent is given." in own
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_golds_that_are_found_by_chance_are_no_warning(golds: list[str], prompt:
 
 
 def test_a_gold_that_is_in_its_question_is_no_warning() -> None:
-    assert _leaks(["0", "1", "2"], lambda task: task["question"]) == ""
+    assert _leaks(["number 0", "number 1", "number 2"], lambda task: task["question"]) == ""
     assert _leaks(["secret one", "secret two"], lambda task: task["expected"]) != ""
 
 
@@ -267,3 +268,26 @@ def test_an_agent_that_asks_for_a_hidden_column_reads_what_to_do() -> None:
     with pytest.raises(KeyError, match=message):
         agent_task(question)["label"]
     assert agent_task(question).get("label") is None
+
+
+def test_an_evaluation_says_once_what_agents_see_and_that_prompts_have_golds(
+    tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tasks = [{"question": f"{n}?", "expected": f"code {n}{n}{n}", "page": f"It is code {n}{n}{n}."} for n in range(4)]
+
+    async def agent(task: Any) -> str:
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            message: Any = {"role": "user", "content": f"{task['question']} {task['page']}"}
+            return str(await client.chat.completions.create(model="m", messages=[message]))
+
+    async def run() -> None:
+        async with ScriptedPolicyServer(replies=lambda _: "fine") as server:
+            settings: dict[str, Any] = {"model": "m", "base_url": server.base_url, "output_dir": tmp_path}
+            reward = lambda task, answer: float(task["expected"] in answer)  # noqa: E731
+            await asyncio.to_thread(partial(evaluate, agent, tasks, reward, **settings))
+
+    asyncio.run(run())
+    shown = " ".join("".join(capfd.readouterr()).split())
+    assert shown.count("the agent sees: question, page; hidden: expected") == shown.count("the agent sees") == 1
+    assert "the gold answer is in the first prompt of 4 of 4 rollouts (100%; that of another task in 0)" in shown
+    assert "It is in page, which the agent is given." in shown

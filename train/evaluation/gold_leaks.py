@@ -38,7 +38,7 @@ def gold_in_prompts(results: Sequence[RolloutResult], view: AgentView) -> str:
     chance = sum(another[gold] in prompt for gold, prompt in pairs if another[gold] != gold)
     if sum(len(gold.replace(" ", "")) for gold in set(found)) < _EVIDENCE or len(found) <= _ABOVE_CHANCE * chance:
         return ""
-    where = f" It is in what the agent sees: {', '.join(columns)}." if columns else ""
+    where = f" It is in {', '.join(columns)}, which the agent is given." if columns else ""
     return (
         f"the gold answer is in the first prompt of {len(found)} of {len(pairs)} rollouts "
         f"({len(found) / len(pairs):.0%}; that of another task in {chance}), so the agent can copy it.{where} That is "
