@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -104,6 +105,16 @@ def test_an_agent_of_a_script_is_trained_while_an_event_loop_runs(fitted: Path) 
     assert {path.name for path in result.run_dir.iterdir()} >= {"summary.json", "curve.png", "rollouts.parquet"}
     errors = (fitted / "errors.txt").read_text().splitlines()
     assert [line for line in errors if not re.match("note: |an agent asks for temperature=", line)] == []
+
+
+def test_a_run_in_which_no_rewards_differed_says_that_nothing_was_trained(fitted: Path, tmp_path: Path) -> None:
+    found = RunDir.open(fitted / "runs" / "latest")
+    assert training_result(found).untrained == ""
+    shutil.copytree(found.path, tmp_path / "run")
+    run = RunDir.open(tmp_path / "run")
+    line = {name: value for name, value in run.metrics()[-1].items() if name != "learning_rate"}
+    run.replace_last_metrics({**line, "groups_used": 0})
+    assert str(training_result(run)).startswith("nothing was trained: in no group of 1 step(s) did the rewards")
 
 
 def test_the_rollouts_are_a_data_frame_and_an_agent_sees_no_gold(fitted: Path) -> None:

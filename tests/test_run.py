@@ -114,7 +114,9 @@ def test_a_killed_run_continues_from_its_last_step(tmp_path: Path) -> None:
     program.send_signal(signal.SIGKILL)
     assert program.wait(30).returncode == -signal.SIGKILL
     done = _run("--resume", str(run))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert "nothing was trained: in no group of 2 step(s) did the rewards of rollouts differ" in done.stdout
+    assert "before" not in done.stdout.partition("nothing was trained")[2]
     assert [line["step"] for line in RunDir.open(run).metrics()] == [0, 1, 2]
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["rollouts"]) == (2, 8)

@@ -17,6 +17,7 @@ from groundwire.train.api.dev import check_endpoint, find_endpoint, run_dev
 from groundwire.train.api.evaluation import Endpoint
 from groundwire.train.api.training import make_job, nothing_left, train
 from groundwire.train.artifacts.run_dir import RunDir
+from groundwire.train.artifacts.summary import untrained
 from groundwire.train.cli.options import given_settings, takes_settings, with_preset
 from groundwire.train.cli.prepare import Job, format_config
 
@@ -89,8 +90,8 @@ def main(
             _dev(job, endpoint, shown)
         elif run is not None and (message := nothing_left(job, run)):
             shown.print(message)
-        else:
-            train(job, run, shown, endpoint)
+        elif untrained(train(job, run, shown, endpoint).metrics()):
+            raise typer.Exit(1)
 
 
 def _dev(job: Job, endpoint: Endpoint | None, shown: Console) -> None:

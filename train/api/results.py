@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundwire.train.artifacts.run_dir import RunDir, RunDirError
+from groundwire.train.artifacts.summary import untrained
 from groundwire.train.cli.trained_model import trained_model
 from groundwire.train.evaluation.metrics import (
     baseline,
@@ -104,6 +105,8 @@ class TrainingResult(_Result):
     after: Accuracy
     change: Change | None = None
     """``after`` against ``before``, question by question; None if the run has only one full validation."""
+    untrained: str = ""
+    """Why the model is as it was before; empty if a step had a gradient."""
 
     def compare(self) -> dict[str, Any]:
         """After against before, question by question: ``difference``, ``difference_ci95``, ``p`` of McNemar's test, ….
@@ -116,6 +119,8 @@ class TrainingResult(_Result):
         return compare(baseline(before)[0], after)
 
     def __str__(self) -> str:
+        if self.untrained:
+            return f"{self.untrained}; {self.run_dir}"
         change = f" ({self.change})" if self.change else ""
         return f"{self.before} before, {self.after} after training{change}; {self.checkpoint or self.run_dir}"
 
@@ -154,4 +159,5 @@ def training_result(run: RunDir) -> TrainingResult:
         before=Accuracy.of(compute_accuracy(before)) if before else None,
         after=Accuracy.of(compute_accuracy(after)),
         change=change,
+        untrained=untrained(run.metrics()),
     )

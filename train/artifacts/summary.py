@@ -12,7 +12,7 @@ from groundwire.tools.step_timer import PHASES
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 
-__all__ = ["summarize"]
+__all__ = ["summarize", "untrained"]
 
 
 def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") -> dict[str, Any]:
@@ -44,9 +44,19 @@ def summarize(run: RunDir, config: RunConfig, source: str, *, note: str = "") ->
     }
     if best := run.checkpoints.best():
         summary["best_checkpoint"] = {name: best[name] for name in ("step", "accuracy", "n")}
+    if reason := untrained(lines):
+        summary["untrained"] = reason
     if note:
         summary["note"] = note
     return summary
+
+
+def untrained(lines: Sequence[Mapping[str, Any]]) -> str:
+    """That nothing was trained, if no step in the metrics of a run had a gradient; empty if one had."""
+    steps = [line for line in lines if "groups_used" in line]
+    if not steps or any(line["groups_used"] or "learning_rate" in line for line in steps):
+        return ""
+    return f"nothing was trained: in no group of {len(steps)} step(s) did the rewards of rollouts differ"
 
 
 def _before_after(lines: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:

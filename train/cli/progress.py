@@ -82,9 +82,11 @@ def show_summary(
 ) -> None:
     """Print a run's ``summary.json``; ``folder`` is the run's. Without ``domain``, it is the one of that name."""
     breakdowns = domains.breakdowns_of(domain or domains.get(summary["domain"]))
+    if "untrained" in summary:
+        console.print(f"[bold]{summary['untrained']}[/bold]; groundwire why {folder} says more")
     for name, way in VALIDATIONS.items():
         result = summary[name]
-        if "after" not in result:
+        if "after" not in result or "untrained" in summary:
             continue
         before, after = result["before"], result["after"]
         gain = "" if None in (before, after) else f" ({_change(result)})"
