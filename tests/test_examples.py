@@ -69,7 +69,7 @@ def test_the_command_of_a_recipe_trains(folder: str, tmp_path: Path) -> None:
         r"^groundwire run (.*)$", (ROOT / "examples" / folder / "README.md").read_text(), re.MULTILINE
     )
     done = run("-m", "groundwire.train.run", *command.split(), *SMALL, "--output-dir", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == int("nothing was trained" in done.stdout), done.stderr
     assert "step   1/1" in done.stdout
 
 

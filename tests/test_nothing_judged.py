@@ -17,13 +17,8 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.summary import summarize
 from groundwire.train.cli.progress import ProgressDisplay, show_summary
 from groundwire.train.config.resolve import resolve
-from groundwire.train.evaluation.diagnosis import (
-    FailureNotes,
-    all_failed,
-    is_transient,
-    lasting_failure,
-    nothing_judged,
-)
+from groundwire.train.evaluation.diagnosis import FailureNotes
+from groundwire.train.evaluation.failed_rollouts import all_failed, is_transient, lasting_failure, nothing_judged
 from groundwire.train.evaluation.metrics import compute_metrics
 from groundwire.train.evaluation.table import details, table
 from groundwire.train.report.build import build

@@ -17,25 +17,18 @@ from types import MappingProxyType
 from typing import Any
 
 from groundwire.train.evaluation.credits import group_key, row_credits, trained_calls
-from groundwire.train.evaluation.metrics import is_judged, made_no_call
+from groundwire.train.evaluation.failed_rollouts import MAX_MESSAGE, first_failure, rollouts_text, scored
+from groundwire.train.evaluation.metrics import made_no_call
 
 __all__ = [
     "KINDS",
     "CallNotes",
-    "FailedSteps",
     "FailureNotes",
     "Reason",
     "agent_notes",
-    "all_failed",
     "diagnose",
-    "failed_by_policy",
-    "is_transient",
-    "lasting_failure",
-    "mostly_unscored",
     "never_called",
-    "nothing_judged",
     "nothing_to_train",
-    "scored",
 ]
 
 Row = Mapping[str, Any]
@@ -69,21 +62,8 @@ KINDS = {
 }
 """The kinds of :class:`Reason` with their descriptions."""
 
-_TRANSIENT = ("tool", "timeout", "no_result", "not_stored", "endpoint")
-_ADVICE = {
-    "agent": "repair the agent (groundwire run --dev shows its calls)",
-    "setup": "repair the agent (groundwire run --dev shows its calls)",
-    "reward": "fix the reward (groundwire audit tries it without a model)",
-    "unreadable_answer": "return a reward for such answers, or raise RewardError where none can be computed",
-    "judge_abstained": "check the judge's endpoint, key and caps (docs/rewards.md)",
-}
-_GIVEN_TO_REWARD = ("succeeded", "reward", "unreadable_answer", "judge_abstained")
-"""The statuses of rollouts whose answer the reward got."""
-_MAX_FAILED_STEPS = 3
 _MIN_ANSWERS = 5
 """Fewer equal answers may be right."""
-_MAX_MESSAGE = 300  # characters of a failure's message in an error
-
 _ROUNDING = 1e-6  # of advantages
 _NO_CALL = (
     "no LLM call reached the proxy: the agent answered without one, or called another address than the base URL of its "
@@ -134,67 +114,11 @@ def nothing_to_train(rows: Sequence[Row], *, agent_match: str | None = None) -> 
     return f"no rollout gave anything to train on. {'; '.join(parts)}"
 
 
-def nothing_judged(rows: Sequence[Row]) -> str:
-    """Why no row (of a step, or a validation) could be judged, and what to do; empty if one could."""
-    if not rows or any(map(is_judged, rows)):
-        return ""
-    return f"none of {len(rows)} {_rollouts(rows)} could be judged; {_first_failure(rows)}"
-
-
-def all_failed(rows: Sequence[Row]) -> str:
-    """Why every row (of a step, or a validation) failed, and what to do; empty if one succeeded."""
-    if not rows or any(row["status"] == "succeeded" for row in rows):
-        return ""
-    return f"all {len(rows)} {_rollouts(rows)} failed; {_first_failure(rows)}"
-
-
 def never_called(rows: Sequence[Row]) -> str:
     """What is known if no row (of a validation) had an LLM call; empty if one had."""
     if not rows or not all(map(made_no_call, rows)):
         return ""
-    return f"none of {len(rows)} {_rollouts(rows)} made an LLM call: {rows[0]['message'] or _NO_CALL}; {_CACHES}"
-
-
-def mostly_unscored(rows: Sequence[Row]) -> str:
-    """Why the reward failed for more than half of the answers (of a step, or a validation), and what to do; empty if it
-    did not.
-
-    A reward that raises for certain answers, such as wrong ones, leaves a sample that says nothing of the policy.
-    """
-    given = [row for row in rows if row["status"] in _GIVEN_TO_REWARD]
-    failed = [row for row in given if row["status"] in ("reward", "unreadable_answer") and not is_judged(row)]
-    transient = sum(row["status"] in _TRANSIENT for row in rows)
-    if 2 * len(failed) <= len(given) or transient > len(failed):  # a step that mostly timed out gave it few answers
-        return ""
-    rest = len(given) - len(failed)
-    biased = f"; the other {rest} would be a biased sample" if rest else ""
-    return f"{len(failed)} of {len(given)} {_rollouts(rows)} have no reward; {_first_failure(failed)}{biased}"
-
-
-def lasting_failure(rows: Sequence[Row]) -> str:
-    """Why a run ends at these rows (of a step, or a validation), and what to do; empty if it goes on.
-
-    All failed for a reason that will persist, or the reward failed for most.
-    """
-    reason = nothing_judged(rows) or all_failed(rows)
-    return reason if reason and not is_transient(rows) else mostly_unscored(rows)
-
-
-def failed_by_policy(rows: Sequence[Row]) -> bool:
-    """Whether every row failed, and the policy caused one or more of them: what training may repair."""
-    return bool(all_failed(rows)) and any(map(is_judged, rows))
-
-
-class FailedSteps:
-    """Counts the training steps in a row that :func:`failed_by_policy`."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, rows: Sequence[Row]) -> str:
-        """Why training ends at these rows of a step, and what to do; empty if it goes on."""
-        self._count = self._count + 1 if failed_by_policy(rows) else 0
-        return f"in {self._count} steps in a row {all_failed(rows)}" if self._count >= _MAX_FAILED_STEPS else ""
+    return f"none of {len(rows)} {rollouts_text(rows)} made an LLM call: {rows[0]['message'] or _NO_CALL}; {_CACHES}"
 
 
 class CallNotes:
@@ -209,10 +133,12 @@ class CallNotes:
         self._asked |= {row["task_id"] for row in rows if row["status"] == "succeeded" and not made_no_call(row)}
         cached = sum(row["task_id"] in self._asked for row in silent)
         if silent:
-            share = f"{len(silent)} of {len(rows)} {_rollouts(rows)} made no LLM call"
+            share = f"{len(silent)} of {len(rows)} {rollouts_text(rows)} made no LLM call"
             self._once("silent", f"{share}: they are judged, and train nothing. {silent[0]['message'] or _NO_CALL}")
         if cached:
-            share = f"{cached} of {len(rows)} {_rollouts(rows)} made no LLM call, though others of their questions did"
+            share = (
+                f"{cached} of {len(rows)} {rollouts_text(rows)} made no LLM call, though others of their questions did"
+            )
             self._once("cached", f"{share}: {_CACHES}")
         pairs = (zip(row["calls"] or (), row_credits(row), strict=False) for row in rows if self._credit == "last")
         trained = [(call, credit) for of_row in pairs for call, credit in of_row if credit]
@@ -247,25 +173,9 @@ class FailureNotes:
             self._shown.add(status)
             failed = [row for row in rows if row["status"] == status]
             self._show_note(
-                f"{len(failed)} of {len(rows)} {_rollouts(rows)} failed ({scored(failed[0])}); "
-                f"{_first_failure(failed)}. More: groundwire why {self._run}"
+                f"{len(failed)} of {len(rows)} {rollouts_text(rows)} failed ({scored(failed[0])}); "
+                f"{first_failure(failed)}. More: groundwire why {self._run}"
             )
-
-
-def scored(row: Row) -> str:
-    """What a failed rollout counts as."""
-    return "left out" if row["reward"] is None else f"scored {row['reward']:g}"
-
-
-def _rollouts(rows: Sequence[Row]) -> str:
-    return "validation rollouts" if rows[0]["mode"] == "val" else "rollouts"
-
-
-def _first_failure(failed: Sequence[Row]) -> str:
-    statuses = {row["status"] for row in failed}
-    message = " ".join((failed[0]["message"] or "no message").split())[:_MAX_MESSAGE]
-    advice = (text for status, text in _ADVICE.items() if status in statuses)
-    return "; ".join([f"the first failed of {failed[0]['status']}: {message}", *advice])
 
 
 def agent_notes(rows: Sequence[Row], models: Iterable[str], served: str) -> list[str]:
@@ -282,7 +192,7 @@ def _answer_warning(rows: Sequence[Row]) -> str:
     if len(answers) < _MIN_ANSWERS or len(set(answers.values())) > 1:
         return ""
     [answer] = set(answers.values())
-    same = f"the same: {answer[:_MAX_MESSAGE]!r}" if answer else "empty"
+    same = f"the same: {answer[:MAX_MESSAGE]!r}" if answer else "empty"
     return (
         f"the answers to all {len(answers)} tasks are {same}. If the agent answers in another form, name a function "
         "that reads the answer from its result: --agent-output module:name"
@@ -294,16 +204,6 @@ def _models_note(models: Iterable[str], served: str) -> str:
     counts = Counter(model for model in models if model not in ("", served))
     names = ", ".join(f"{name} ({count} calls)" for name, count in counts.most_common())
     return f"the policy answered the calls to {names}; --train-model selects models" if names else ""
-
-
-def is_transient(rows: Sequence[Row]) -> bool:
-    """Whether failures may be gone in the next step: one is of a type for which that is so, or the policy caused them
-    and their messages differ by more than numbers.
-    """
-    if any(row["status"] in _TRANSIENT for row in rows):
-        return True
-    ways = {(row["status"], re.sub(r"\d+", "0", row["message"] or "")) for row in rows}
-    return any(map(is_judged, rows)) and len(ways) > 1
 
 
 def _reason(row: Row, group: Sequence[Row], agent_match: str | None) -> Reason:

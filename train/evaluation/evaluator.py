@@ -16,13 +16,8 @@ from groundwire.tools.step_timer import StepTimer
 from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import (
-    CallNotes,
-    agent_notes,
-    lasting_failure,
-    never_called,
-    nothing_judged,
-)
+from groundwire.train.evaluation.diagnosis import CallNotes, agent_notes, never_called
+from groundwire.train.evaluation.failed_rollouts import lasting_failure, nothing_judged
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, compute_metrics
 from groundwire.train.evaluation.starter_limits import starter_limits

@@ -28,15 +28,8 @@ from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.artifacts.tracking import open_trackers
 from groundwire.train.config.run_config import RunConfig
 from groundwire.train.evaluation.callback import ProgressCallback
-from groundwire.train.evaluation.diagnosis import (
-    FailedSteps,
-    FailureNotes,
-    agent_notes,
-    failed_by_policy,
-    lasting_failure,
-    nothing_judged,
-    nothing_to_train,
-)
+from groundwire.train.evaluation.diagnosis import FailureNotes, agent_notes, nothing_to_train
+from groundwire.train.evaluation.failed_rollouts import FailedSteps, failed_by_policy, lasting_failure, nothing_judged
 from groundwire.train.evaluation.gold_leaks import gold_in_prompts
 from groundwire.train.evaluation.metrics import compute_accuracy, few_questions, scores_by_question
 from groundwire.train.evaluation.run_reader import read_pass_rates
