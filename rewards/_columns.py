@@ -24,6 +24,7 @@ _CALLS = 3
 """How far functions are followed: to those that the reward calls, to those that these call, and so on."""
 _MOST = 100
 """Texts of a container; a larger one is data."""
+_WRAPPERS = (partial, MethodType, CellType, staticmethod, classmethod, property, _lru_cache_wrapper)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _NO_COLUMNS = frozenset({"judge", *(name for value in VALUES for name in value.names)})
 """Parameters that get no column."""
@@ -60,15 +61,13 @@ def _parts(value: Any, package: str) -> Iterable[Any]:
     parts: Iterable[Any] = ()
     if isinstance(value, CodeType):
         parts = _constants(value)
-    elif isinstance(value, FunctionType | _lru_cache_wrapper):
-        parts = (getattr(value, "__wrapped__", None),)
-        if isinstance(value, FunctionType) and _is_followed(value, package):
-            defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-            parts = (*parts, value.__code__, *defaults, *(value.__closure__ or ()))
+    elif isinstance(value, FunctionType):
+        own = (value.__code__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
+        parts = (getattr(value, "__wrapped__", None), *(own if _is_followed(value, package) else ()))
     elif isinstance(value, dict | tuple | list | set | frozenset):
         few = (*value, *(value.values() if isinstance(value, dict) else ())) if len(value) <= _MOST else ()
         parts = (each for each in few if not isinstance(each, dict))  # those are rows of data
-    elif isinstance(value, partial | MethodType | CellType | staticmethod | classmethod | property):
+    elif isinstance(value, _WRAPPERS):
         parts = gc.get_referents(value)
     elif isinstance(value, type) and _is_users(_module(value), package):
         parts = (*vars(value).values(), *value.__bases__)
@@ -88,18 +87,15 @@ def _constants(code: CodeType) -> Iterator[Any]:
             yield instruction.argval
 
 
-def _globals(function: FunctionType, package: str) -> Iterator[Any]:
+def _globals(function: FunctionType, package: str) -> list[Any]:
     """The values that the names in the code of a function stand for, those in the user's modules included."""
     codes = [function.__code__]
     codes += (each for code in codes for each in code.co_consts if isinstance(each, CodeType))
     names = {name for code in codes for name in code.co_names}
-    for scope in [function.__globals__, *map(vars, filter(_is_module, map(function.__globals__.get, names)))]:
-        if scope is function.__globals__ or _is_users(scope.get("__name__", ""), package):
-            yield from (scope[name] for name in names if name in scope)
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, ModuleType)
+    used = [function.__globals__[name] for name in names if name in function.__globals__]
+    for module in [each for each in used if isinstance(each, ModuleType) and _is_users(each.__name__, package)]:
+        used += [vars(module)[name] for name in names if name in vars(module)]
+    return used
 
 
 def _module(value: Any) -> str:
@@ -107,7 +103,9 @@ def _module(value: Any) -> str:
 
 
 def _is_followed(function: FunctionType, package: str) -> bool:
-    return _module(function).startswith("groundwire.rewards") or _is_users(_module(function), package)
+    """Whether a function may read a task: one of the user's, and of ours one that has it."""
+    ours = _module(function).startswith("groundwire.rewards") and "task" in function.__code__.co_varnames
+    return ours or _is_users(_module(function), package)
 
 
 def _is_users(module: str, package: str) -> bool:
