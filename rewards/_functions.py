@@ -17,6 +17,7 @@ from groundwire.tools.types import AgentStep
 __all__ = ["VALUES", "describe_call", "reward_function", "with_time_limit"]
 
 _BATCHES = ("completions", "solution_strs", "predictions", "responses", "generations")
+_VERL = ("solution_str", "solution_strs")
 _ANSWERS = (
     *("completion", "solution_str", "prediction", "response", "generation", "pred", "y_pred", "predicted", "generated"),
     *("hypothesis", "candidate", "reply", "model_output", "answer", "output", "outputs", "result", "text"),
@@ -127,8 +128,8 @@ def _columns(task: Mapping[str, Any]) -> Mapping[str, Any]:
 def _of_one(value: Any, binder: Binder, task: Mapping[str, Any]) -> Any:
     """The reward of one answer, where the function returns those of many, or verl's dict with its ``score``."""
     if isinstance(value, list | tuple) and len(value) == 1 and binder.bind(_columns(task)).batched:
-        return value[0]
-    if isinstance(value, Mapping) and "score" in value and "solution_str" in binder.signature.parameters:
-        metrics = {f"{METRIC}{name}": each for name, each in value.items() if isinstance(each, int | float)}
-        return {"score": value["score"], **{name: each for name, each in metrics.items() if name != f"{METRIC}score"}}
+        [value] = value
+    if isinstance(value, Mapping) and "score" in value and not binder.signature.parameters.keys().isdisjoint(_VERL):
+        others = {f"{METRIC}{name}": each for name, each in value.items() if isinstance(each, int | float)}
+        return others | {"score": others.pop(f"{METRIC}score", value["score"])}
     return value

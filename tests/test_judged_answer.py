@@ -152,6 +152,11 @@ async def test_a_graph_gets_the_question_once() -> None:
 
 
 async def test_the_agent_s_input_is_no_answer() -> None:
+    async def fills_in(task: Any) -> Any:
+        task["answer"], task["context"] = "4", "gold"
+        return task
+
+    assert (await agent_backend(fills_in).run(PROSE, ENDPOINT)).text == "4"
     async with traced(lambda _: "I do not know") as policy:
         with pytest.raises(AgentSetupError, match=r"returned the fields question, draft, output, and which"):
             await policy.run(agent_backend(build(draft)), output="gold")

@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 __all__ = ["Binder", "BindingError", "Value"]
 
-_KINDS = {
-    "list": re.compile(r"\b(list|sequence|iterable|tuple)\b", re.IGNORECASE),
-    "mapping": re.compile(r"\b(dict|mapping|agenttask)\b", re.IGNORECASE),
-    "text": re.compile(r"\bstr\b"),
-}
+_KINDS = re.compile(
+    r"\b(?:(?P<list>list|sequence|iterable|tuple)|(?P<mapping>dict|mapping|agenttask)|(?P<text>str))\b", re.I
+)
+"""What an annotation says of a value: the first of these words."""
 _GOLD = re.compile("gold|truth|true|expect|target|label|ref|solution|answer|want|correct", re.IGNORECASE)
 """Names that mean a gold answer: they get a column of their name, or nothing."""
 _SAYS_NOTHING = re.compile(r"_\w*|[^\W_]{1,2}|arg\d?", re.IGNORECASE)
@@ -125,7 +124,8 @@ class Binder:
         [value] = [each for each in self.values if each.name == name]
         parameters = self.signature.parameters.values()
         return any(
-            (each.name in value.names and _kind(each) in (None, value.kind)) or _class(each) == value.annotation != ""
+            (each.name in value.names and _kind(each) in (None, value.kind))
+            or _annotation(each) == value.annotation != ""
             for each in parameters
         )
 
@@ -148,7 +148,7 @@ class Binder:
         given = _Given(self, named)
         for value in self.values:
             meant = [name for name in value.names if name in named]
-            meant += [name for name in named if value.annotation and _class(named[name]) == value.annotation]
+            meant += [name for name in named if value.annotation and _annotation(named[name]) == value.annotation]
             for name in sorted(meant, key=lambda each: (optional[each], each in columns))[:1]:
                 given.give(name, value)
         batched = any(name in given.sources for value in self.values for name in value.batches)
@@ -207,7 +207,9 @@ class _Given:
         positional = self._binder.positional
         values = {each.name: each for each in self._binder.values}
         by_column = any(kind == "column" for kind, _ in self.sources.values())
-        free = [each for each in positional[:2] if not self.taken(each) and not (by_column and each == "task")]
+        free = [each for each in positional[:2] if not self.taken(each)]
+        if by_column or left[:1] != [*self._named][:1]:
+            free = [each for each in free if each != "task"]
         known = {name for each in values.values() for name in (*each.names, *each.aliases)}
         if len(left) == 1 and left[0] not in known and not _GOLD.search(left[0]):
             if (kind := _kind(self._named[left[0]])) and (value := self._of_kind(kind)):
@@ -224,11 +226,11 @@ class _Given:
 
 def _kind(parameter: inspect.Parameter) -> str | None:
     """What the annotation says of a value; None if nothing."""
-    text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
-    return next((kind for kind, names in _KINDS.items() if names.search(text)), None)
+    found = _KINDS.search(_annotation(parameter))
+    return found.lastgroup if found else None
 
 
-def _class(parameter: inspect.Parameter) -> str:
-    """The name of the class that an annotation is."""
+def _annotation(parameter: inspect.Parameter) -> str:
+    """The annotation of a parameter as text, without its quotes and its first modules."""
     text = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
-    return text.strip("'\"").rpartition(".")[2]
+    return re.sub(r"^[\w.]*\.", "", text.strip("'\""))

@@ -150,8 +150,9 @@ class UnmodifiedAgent:
                 source = task if self._make_input is None else self._make_input(task)
                 given = self._arguments(driver, source, question, endpoint)
                 called = driver.show(given)
+                known = _copy(given if isinstance(given, Mapping) else source)  # before the agent changes it
                 result = await driver.run(given, task)
-                answer = self._answer(result, given if isinstance(given, Mapping) else source, question, calls)
+                answer = self._answer(result, known, question, calls)
             except Exception as error:
                 failure = _own_failure(error, endpoint) if driver.own_calls else _typed(error, calls)
                 failure.steps = failure.steps or calls.conversation.steps()
@@ -179,18 +180,22 @@ class UnmodifiedAgent:
         except (ValueError, TypeError) as error:
             raise AgentSetupError(str(error)) from error
 
-    def _answer(self, result: Any, source: Any, question: Question, calls: AttemptCalls) -> Answer:
+    def _answer(self, result: Any, known: Mapping[str, Any], question: Question, calls: AttemptCalls) -> Answer:
         if isinstance(result, Answer):
             return result
         check_done(result)
         if self._read_output is None:
-            known = source if isinstance(source, Mapping) else {}
             text, name = judged_answer(result, question.form, calls.conversation, known)
             return Answer(text=text, judged_field=name, steps=calls.conversation.steps())
         text = self._read_output(result)
         if not isinstance(text, str):
             raise AgentSetupError(f"agent_output returned {text!r:.200}: it returns the answer as str")
         return Answer(text=text, judged_field="agent_output", steps=calls.conversation.steps())
+
+
+def _copy(given: Any) -> dict[str, Any]:
+    values = given.items() if isinstance(given, Mapping) else ()
+    return {name: list(value) if isinstance(value, list) else value for name, value in values}
 
 
 def _has_tools(agent: Any) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, get_type_hints
+from typing import Any, Literal, get_type_hints
 from uuid import uuid4
 
 from groundwire.adapters._types import AgentSetupError, Endpoint, Question
@@ -53,64 +53,48 @@ def framework_of(agent: Any) -> Literal["langgraph", "openai-agents", "function"
     return "function" if callable(agent) and not inspect.isclass(agent) else None
 
 
-class Driver(Protocol):
-    """Runs one agent. ``source`` is the task, or what ``agent_input`` made of it."""
+class Driver:
+    """Runs ``agent``. ``source`` is the task, or what ``agent_input`` made of it."""
 
-    threaded: bool
+    threaded = False
     """Whether each run has a thread."""
-    own_calls: bool
+    own_calls = False
     """Whether the agent sends its calls to the endpoint that it gets."""
+
+    def __init__(self, agent: Any, name: str) -> None:
+        self.agent, self.name = agent, name
 
     def describe(self, task: AgentTask) -> str:
         """How the agent is called for tasks like this one. Raises ``ValueError`` if it cannot be."""
-        ...
+        raise NotImplementedError
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
         """What the agent gets. Raises ``ValueError``."""
-        ...
+        raise NotImplementedError
 
     def show(self, given: Any) -> str:
         """The call in one line."""
-        ...
+        raise NotImplementedError
 
     async def run(self, given: Any, task: AgentTask) -> Any:
         """The agent's result."""
-        ...
+        raise NotImplementedError
 
     def result_types(self) -> Iterator[Any]:
         """The classes of its results, as far as they are declared."""
-        ...
+        raise NotImplementedError
 
 
-def driver_of(agent: Any, name: str) -> Driver:
-    """The driver of an agent's framework. Raises ``ValueError``."""
-    kinds: dict[str | None, Callable[[Any, str], Driver]]
-    kinds = {"langgraph": _Graph, "openai-agents": _SdkAgent, "function": _Function}
-    kind = framework_of(agent)
-    if kind not in kinds:
-        raise ValueError(
-            f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
-            "function of the task, or a LitAgent of Agent Lightning"
-        )
-    return kinds[kind](agent, name)
-
-
-class _Graph:
-    threaded = own_calls = False
-
-    def __init__(self, graph: Any, name: str) -> None:
-        self._graph, self._name = graph, name
-        self._builder = getattr(graph, "builder", None)
-
+class _Graph(Driver):
     def describe(self, task: AgentTask) -> str:
-        return f"{self._name}.ainvoke({', '.join(self._input(task))})"
+        return f"{self.name}.ainvoke({', '.join(self._input(task))})"
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
         return self._input(source) if isinstance(source, AgentTask) else source
 
     def _input(self, task: AgentTask) -> Mapping[str, Any]:
         """The fields of the input schema that the task has. ``messages`` has the question if no other field has it."""
-        names = field_names(getattr(self._builder, "input_schema", None))
+        names = field_names(getattr(getattr(self.agent, "builder", None), "input_schema", None))
         given = {name: task[name] for name in names if name in task} if names else task
         if not given.keys() & {"question", "messages"} and (others := [each for each in _ASKED if each in names]):
             message = [{"role": "user", "content": task["question"]}]
@@ -123,17 +107,14 @@ class _Graph:
         return given
 
     def show(self, given: Any) -> str:
-        return f"{self._name}.ainvoke({given!r:.{_SHOWN}})"
+        return f"{self.name}.ainvoke({given!r:.{_SHOWN}})"
 
     async def run(self, given: Any, task: AgentTask) -> Any:
         config = {"configurable": {"thread_id": uuid4().hex}}  # of this rollout alone, for a graph with a checkpointer
-        result = await self._graph.ainvoke(given, config)
-        stops = [
-            *getattr(self._graph, "interrupt_before_nodes", ()),
-            *getattr(self._graph, "interrupt_after_nodes", ()),
-        ]
-        if stops and hasattr(getattr(self._graph, "checkpointer", None), "aget_tuple"):
-            stops = (await self._graph.aget_state(config)).next  # those at which it stands
+        result = await self.agent.ainvoke(given, config)
+        stops = [each for when in ("before", "after") for each in getattr(self.agent, f"interrupt_{when}_nodes", ())]
+        if stops and hasattr(getattr(self.agent, "checkpointer", None), "aget_tuple"):
+            stops = (await self.agent.aget_state(config)).next  # those at which it stands
         if stops:
             raise AgentSetupError(
                 f"the graph was interrupted at {', '.join(stops)}, and nobody continues it in a rollout: compile "
@@ -142,49 +123,44 @@ class _Graph:
         return result
 
     def result_types(self) -> Iterator[Any]:
-        yield getattr(self._builder, "output_schema", None)
+        yield getattr(getattr(self.agent, "builder", None), "output_schema", None)
 
 
-class _SdkAgent:
-    threaded = own_calls = False
-
-    def __init__(self, agent: Any, name: str) -> None:
-        self._agent, self._name = agent, name
-
+class _SdkAgent(Driver):
     def describe(self, task: AgentTask) -> str:
-        if any(getattr(each, "session", self) is None for each in getattr(self._agent, "mcp_servers", ())):
+        if any(getattr(each, "session", self) is None for each in getattr(self.agent, "mcp_servers", ())):
             raise ValueError(
-                f"agent {self._name!r} has mcp_servers that are not connected: give the name of a function without "
+                f"agent {self.name!r} has mcp_servers that are not connected: give the name of a function without "
                 "parameters, an asynccontextmanager that connects them with `async with` and yields the agent"
             )
-        return f"Runner.run({self._name}, the question, context=the task)"
+        return f"Runner.run({self.name}, the question, context=the task)"
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> Any:
         return source["question"] if isinstance(source, AgentTask) else source
 
     def show(self, given: Any) -> str:
-        return f"Runner.run({self._name}, {given!r:.{_SHOWN}})"
+        return f"Runner.run({self.name}, {given!r:.{_SHOWN}})"
 
     async def run(self, given: Any, task: AgentTask) -> Any:
         from agents import RunConfig, Runner
 
         # Traces would be sent to OpenAI.
-        return await Runner.run(self._agent, given, context=task, run_config=RunConfig(tracing_disabled=True))
+        return await Runner.run(self.agent, given, context=task, run_config=RunConfig(tracing_disabled=True))
 
     def result_types(self) -> Iterator[Any]:
-        for each in (self._agent, *getattr(self._agent, "handoffs", ())):
+        for each in (self.agent, *getattr(self.agent, "handoffs", ())):
             kind = getattr(each, "output_type", None)
             yield getattr(kind, "output_type", kind)  # an AgentOutputSchema, or the class itself
 
 
-class _Function:
+class _Function(Driver):
     def __init__(self, function: Any, name: str) -> None:
-        self._function, self._name = function, name
+        super().__init__(function, name)
         self._binder, self.own_calls = agent_binder(function, name)
         self.threaded = not is_async(function)
 
     def describe(self, task: AgentTask) -> str:
-        return f"{self._name}{self._binder.describe(task)}"
+        return f"{self.name}{self._binder.describe(task)}"
 
     def arguments(self, source: Any, question: Question, endpoint: Endpoint) -> inspect.BoundArguments:
         if not isinstance(source, Mapping):
@@ -198,14 +174,25 @@ class _Function:
 
     def show(self, given: inspect.BoundArguments) -> str:
         parts = [f"{name}={value!r:.{_SHOWN}}" for name, value in given.arguments.items()]
-        return f"{self._name}({', '.join(parts)})"
+        return f"{self.name}({', '.join(parts)})"
 
     async def run(self, given: inspect.BoundArguments, task: AgentTask) -> Any:
-        call = partial(self._function, *given.args, **given.kwargs)
+        call = partial(self.agent, *given.args, **given.kwargs)
         return await run_function(call, threaded=self.threaded, name=f"agent {task['id']}")
 
     def result_types(self) -> Iterator[Any]:
         try:
-            yield get_type_hints(self._function).get("return")
+            yield get_type_hints(self.agent).get("return")
         except Exception:  # a name that only a type checker knows
             return
+
+
+def driver_of(agent: Any, name: str) -> Driver:
+    """The driver of an agent's framework. Raises ``ValueError``."""
+    kind = {"langgraph": _Graph, "openai-agents": _SdkAgent, "function": _Function}.get(framework_of(agent) or "")
+    if kind is None:
+        raise ValueError(
+            f"agent {name!r} is {agent!r:.200}: give a compiled LangGraph graph, an Agent of the OpenAI Agents SDK, a "
+            "function of the task, or a LitAgent of Agent Lightning"
+        )
+    return kind(agent, name)

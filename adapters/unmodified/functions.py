@@ -24,7 +24,7 @@ TEXT_NAMES = (
 _OTHERS = (
     Value("task", "the task", "mapping", ("task",), ("row", "item", "example", "sample", "record", "inputs", "state")),
     Value("database", "the database", "text", ("database",), ("db_path", "db", "database_path", "db_file")),
-    Value("messages", "a message with the question", "list", ("messages",)),
+    Value("messages", "a message with the question", "list", (), ("messages",)),
     Value("endpoint", "the endpoint", "object", ("endpoint",), annotation="Endpoint"),
 )
 _VALUES = (
@@ -79,7 +79,9 @@ def make_agent(function: Any, name: str) -> Any:
             f"agent {name!r} takes no task, so it was run to make the agent: it raised {error!r}"
         ) from error
     managed = isinstance(made, AbstractAsyncContextManager | AbstractContextManager)
-    return AgentInTheMaking(lambda: made) if managed or inspect.isawaitable(made) else made
+    if inspect.isawaitable(made):
+        return AgentInTheMaking(lambda: made)
+    return AgentInTheMaking(make) if managed else made
 
 
 def takes_a_task(function: Any) -> bool:
