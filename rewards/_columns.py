@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import gc
 import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +27,8 @@ _MOST = 100
 """Texts of a container; a larger one is data."""
 _WRAPPERS = (partial, MethodType, CellType, staticmethod, classmethod, property, _lru_cache_wrapper)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_FIELD = re.compile(r"[{(](\w+)[})]")
+"""In a template: ``{name}`` or ``%(name)s``."""
 _NO_COLUMNS = frozenset({"judge", *(name for value in VALUES for name in value.names)})
 """Parameters that get no column."""
 
@@ -44,7 +47,7 @@ def names_read(reward: Any) -> frozenset[str]:
     while found:
         value, calls = found.pop()
         if isinstance(value, str):
-            names.add(value)
+            names.update((value, *_FIELD.findall(value)))
         elif id(value) not in seen and calls <= _CALLS:
             seen[id(value)] = value  # kept, or another object could get its id
             found += [(part, calls) for part in _parts(value, package)]
@@ -79,8 +82,6 @@ def _parts(value: Any, package: str) -> Iterable[Any]:
 def _constants(code: CodeType) -> Iterator[Any]:
     """The texts that the code loads, without the names of a call's arguments and a dict's keys, and its inner code."""
     instructions = list(dis.get_instructions(code))
-    if any(each.opname in ("DICT_MERGE", "DICT_UPDATE") for each in instructions):  # Row(**task).column
-        yield from code.co_names
     for instruction, after in zip(instructions, [*(each.opname for each in instructions[1:]), ""], strict=True):
         names = isinstance(instruction.argval, tuple) and after.startswith(("CALL", "BUILD_CONST_KEY_MAP"))
         if instruction.opname == "LOAD_CONST" and not names:
@@ -95,17 +96,20 @@ def _globals(function: FunctionType, package: str) -> list[Any]:
     used = [function.__globals__[name] for name in names if name in function.__globals__]
     for module in [each for each in used if isinstance(each, ModuleType) and _is_users(each.__name__, package)]:
         used += [vars(module)[name] for name in names if name in vars(module)]
-    return used
+    unpacks = any(each.opname in ("DICT_MERGE", "DICT_UPDATE") for code in codes for each in dis.get_instructions(code))
+    return [*used, *names] if unpacks and _is_users(_module(function), package) else used  # Row(**task).column
 
 
 def _module(value: Any) -> str:
+    if isinstance(value, FunctionType):  # functools.wraps copies the name of another module
+        return str(value.__globals__.get("__name__"))
     return getattr(value, "__module__", None) or type(value).__module__
 
 
 def _is_followed(function: FunctionType, package: str) -> bool:
-    """Whether a function may read a task: one of the user's, and of ours one that has it."""
-    ours = _module(function).startswith("groundwire.rewards") and "task" in function.__code__.co_varnames
-    return ours or _is_users(_module(function), package)
+    """Whether a function may read a task: one of the user's, and of ours one that has it and wraps no other."""
+    ours = _module(function).startswith("groundwire.rewards") and not hasattr(function, "__wrapped__")
+    return (ours and "task" in function.__code__.co_varnames) or _is_users(_module(function), package)
 
 
 def _is_users(module: str, package: str) -> bool:

@@ -19,7 +19,7 @@ from groundwire.adapters.tracing import LLMCall
 from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.unmodified.drivers import agent_task
 from groundwire.domains import DataError, gold_answer, task_list, visible_columns
-from groundwire.rewards import JudgeSettings, names_read, reward_function
+from groundwire.rewards import JudgeSettings, names_read, reward_function, with_time_limit
 from groundwire.train import evaluate
 from groundwire.train.cli.prepare import Objects, prepare
 from groundwire.train.config.run_config import AgentSettings, RunConfig
@@ -115,6 +115,7 @@ async def _asks(task: Any, answer: str, steps: Any) -> float:
         (lambda task, answer: sum(weight * (task[name] in answer) for name, weight in WEIGHTS.items()), "zone"),
         (reward_function(lru_cache(_with_constant)), "level"),
         (lambda task, answer: float(SimpleNamespace(**task).zone == answer), "zone"),
+        (lambda task, answer: float("as {zone}".format(**task) == answer), "zone"),
         (_asks, "zone"),
         (_named, "zone"),
         (reward_function(lambda completions, zones: [float(zones[0] in completions[0])]), "zone"),
@@ -142,6 +143,8 @@ def test_a_registered_reward_and_a_sum_read_what_their_code_names() -> None:
     judged = names_read(rewards.get("rule_judge_hybrid", judge=JudgeSettings(model="paid")))
     assert {"question", "answer"} <= judged
     assert not {"paid", "input", "kind"} & judged  # of its settings and of an agent's steps
+    own = reward_function(lambda task, answer: float(answer == task["zone"]))
+    assert names_read(with_time_limit(own, 5.0)) == {"zone"}  # nothing of what it is wrapped in
 
 
 def test_a_column_that_the_reward_reads_is_hidden_from_the_first_rollout_on(tmp_path: Any) -> None:
