@@ -80,8 +80,8 @@ def _memorised(task: Mapping[str, Any]) -> str:
     rows = run_query(task["db_path"], task["query"], max_rows=_MOST_ROWS + 1).rows
     if not table or not 0 < len(rows) <= _MOST_ROWS:
         return ""
-    constants = exp.values([tuple(row) for row in rows]).sql(dialect="sqlite")
-    return f"SELECT * FROM {constants} WHERE EXISTS (SELECT 1 FROM {table})"
+    constants = ", ".join(f"({', '.join(exp.convert(value).sql(dialect='sqlite') for value in row)})" for row in rows)
+    return f"SELECT * FROM (VALUES {constants}) WHERE EXISTS (SELECT 1 FROM {table})"
 
 
 def _measure(folder: Path, predictions: Path, changed: Path) -> None:

@@ -29,7 +29,7 @@ from groundwire.tools.sql import DatabaseError, QueryError, run_query
 
 __all__ = ["Built", "Job", "Source", "build_neighbours", "build_of", "read_source"]
 
-_VERSION = 6
+_VERSION = 8
 _CANDIDATES = 48
 _PATIENCE = 10
 """Variants without a gain, one after the other, after which no more are made if one tells constants from each gold."""
@@ -43,8 +43,8 @@ _MAX_ROWS = 5000
 _MAX_COUNT = 300
 _SHARES = ((0.2, 0.6), (0.7, 0.3), (0.5, 0.5))
 _STYLES = tuple(Style(rows=rows, keep=keep, known=known) for rows in (25, 8, 40, 5) for keep, known in _SHARES)
-_RESULT = "the gold's result on the original"
-"""Stands for all wrong queries that return this result as constants."""
+_RESULT, _NO_ROWS = "the gold's result on the original", "no rows"
+"""Stand for all wrong queries that return this result as constants, and for those that return nothing elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _try_variants(
         found = sum(min(count, _ENOUGH) for gold in golds for count in _counts(gold).values())
         last_gain = variant if found > most else last_gain
         most = max(most, found)
-        if variant - last_gain >= _PATIENCE and all(_counts(gold)[_RESULT] for gold in golds):
+        if variant - last_gain >= _PATIENCE and all(_counts(gold).keys() >= {_RESULT, _NO_ROWS} for gold in golds):
             break
     if not files:
         raise DatabaseError(f"no variant of {database} can be made: {problem}")
@@ -234,13 +234,12 @@ def _separated(path: str, gold: _Gold) -> set[str] | None:
     """The wrong queries with another result than the gold's on a variant; None if this gold cannot use the variant."""
     ordered = _is_ordered(gold.sql)
     expected = _outcome(path, gold.sql, ordered)
-    if expected is None or (_is_nothing(expected) and not _is_nothing(gold.result)):
-        return None  # where nothing is found, MAX has a row with NULL, and ORDER BY with LIMIT 1 has none
-    if depends_on_ties(path, gold.probes, equal_rows=True):
+    if expected is None or _is_nothing(expected, gold) or depends_on_ties(path, gold.probes, equal_rows=True):
         return None
     counts = _counts(gold)
     outcomes = {each: _outcome(path, each, ordered) for each in gold.misses if counts[each] < _ENOUGH}
-    outcomes[_RESULT] = gold.result if gold.result is not None else type(expected)()
+    nothing = type(expected)()
+    outcomes |= {_RESULT: nothing if gold.result is None else gold.result, _NO_ROWS: nothing}
     return {each for each, outcome in outcomes.items() if outcome is not None and outcome != expected}
 
 
@@ -266,9 +265,9 @@ def _is_ordered(gold: str) -> bool:
     return "order by" in gold.lower()
 
 
-def _is_nothing(outcome: Any) -> bool:
-    """Whether a result has no rows, or NULL only."""
-    return outcome is not None and all(value is None for row in outcome for value in row)
+def _is_nothing(outcome: Any, gold: _Gold) -> bool:
+    """Whether the largest or first of no rows was asked for: MAX has a row with NULL then, and LIMIT 1 has none."""
+    return all(value is None for row in outcome for value in row) and (bool(outcome) or " limit " in gold.sql.lower())
 
 
 def _outcome(path: str, sql: str, ordered: bool, *, timeout_s: float = _TIMEOUT_S) -> Any:

@@ -8,6 +8,7 @@ the table it points to: queries that mean the same for such data still agree.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sqlite3
 import time
@@ -23,6 +24,8 @@ from groundwire.tools.sql import connections
 __all__ = ["Style", "make_rows", "write_database"]
 
 _WRITE_S = 5.0
+_MEETING = 0.5
+"""The share of tables with a row that has known values in all its columns."""
 _PAGE_BYTES = 512
 """SQLite's smallest: each table takes a page or more, and a neighbour's tables have a few rows."""
 _ORPHAN_ROUNDS, _ORPHANS = 10, 0.6
@@ -50,6 +53,8 @@ def make_rows(
             _column_values(column, [row[i] if row else None for row in base], values, known, style, rng)
             for i, column in enumerate(table.columns)
         ]
+        if rng.random() < _MEETING:
+            _let_meet(table, columns, known, rng)
         rows = _without_repeated_keys(table, list(zip(*columns, strict=False)))
         made[table.name] = rows
         for i, column in enumerate(table.columns):
@@ -84,10 +89,24 @@ def _column_values(
         if wanted and rng.random() < style.known:
             result.append(rng.choice(wanted if rng.random() < 0.6 else near or wanted))
         elif kept is not None and rng.random() < style.keep:
-            result.append(kept)
+            result.append(_short(kept))
         else:
-            result.append(rng.choice(pool))
+            result.append(_short(rng.choice(pool)))
     return _with_nulls(result, column, rng)
+
+
+def _let_meet(table: Table, columns: list[list[Any]], known: Mapping[str, Sequence[Any]], rng: random.Random) -> None:
+    """Move or write known values of all columns into one row, or few rows would fulfil two conditions."""
+    for column, values in zip(table.columns, columns, strict=True):
+        wanted = [value for value in known.get(column.name.lower(), ()) if _fits(value, column)]
+        if not wanted or column.link is not None or not values:
+            continue
+        value = _as_stored(rng.choice(wanted), column)
+        if value in values:
+            at = values.index(value)
+            values[0], values[at] = value, values[0]
+        else:
+            values[0] = value
 
 
 def _with_nulls(values: list[Any], column: Column, rng: random.Random) -> list[Any]:
@@ -131,11 +150,19 @@ def _fits(value: Any, column: Column) -> bool:
     return numeric or all(str(each).lstrip("-").replace(".", "", 1).isdigit() for each in column.values[:20])
 
 
+def _short(value: Any) -> Any:
+    """A float with few digits: the sum of such numbers does not depend on the order in which a query adds them."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(mantissa * 4096), exponent - 12)
+
+
 def _near(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [value + 1, value - 1] if value else [1]
     if isinstance(value, float):
-        return [value + 0.5, value - 0.5]
+        return [_short(value + 0.5), _short(value - 0.5)]
     bare = value.strip("%")
     if bare != value:  # a pattern of LIKE
         return [bare, f"{bare} x", f"x {bare}", f"x {bare} x"]
