@@ -73,6 +73,11 @@ def test_a_database_document_or_group_is_on_one_side(column: str) -> None:
         (_rows(50, db_id=lambda n: "one"), "held out by question alone: db_id has 1 value", ["1 of 1 db_id"]),
         (_rows(50, db_id=lambda n: n % 2), "held out by question alone: db_id has 2 values", ["2 of 2 db_id"]),
         (
+            [{"question": f"Question {n}?", "db": max(n, 47)} for n in range(50)],  # one database with most tasks
+            "held out by question alone: db has 3 values",
+            ["1 of 1 db"],
+        ),
+        (
             [{"question": "Summarise.", "document": n // 2} for n in range(50)],
             "held out by document alone: several of them have the same questions",
             ["10 of 10 questions"],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ import torch
 from groundwire import rewards
 from groundwire.rewards import RewardError, reward_function, with_time_limit
 from groundwire.rewards._compose import combine
+from groundwire.train.cli.prepare import Objects, prepare
+from groundwire.train.config.resolve import resolve
+from groundwire.train.rollouts.factory import make_reward
 from groundwire.train.rollouts.runner.agent import _reward_span
 
 
@@ -118,6 +122,21 @@ async def test_a_reward_that_takes_too_long_is_a_failure_that_names_its_limit() 
         with pytest.raises(RewardError, match=r"no value within reward_timeout_s, 0\.1 s: make it faster"):
             await with_time_limit(reward_function(function), 0.1)({}, "", [])
     released.set()
+
+
+async def test_the_limit_is_that_of_the_run_for_functions_and_for_names(tmp_path: Path) -> None:
+    async def never(task: Any, answer: str) -> float:
+        await asyncio.Event().wait()
+        return 1.0
+
+    file = tmp_path / "slow.py"
+    file.write_text("import threading\ndef slow(task, answer): threading.Event().wait(30)")
+    config = resolve("fast", backend="custom", reward_timeout_s=0.1)
+    job = prepare(config, objects=Objects(agent={"agent": lambda task: ""}, reward=reward_function(never)))
+    named = make_reward(config.model_copy(update={"reward": f"{file}:slow"}), job.domain)
+    for reward in (job.reward, named):
+        with pytest.raises(RewardError, match="no value within reward_timeout_s"):
+            await asyncio.wait_for(reward({}, "", []), 20)
 
 
 async def test_a_timeout_of_the_rewards_own_stays_its_own_and_an_exit_ends_no_run() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groundwire import rewards
 from groundwire.adapters import Answer
 from groundwire.adapters.tracing.calls import to_json
+from groundwire.adapters.tracing.scripted_server import ScriptedPolicyServer
 from groundwire.adapters.tracing.spans import SpanRecord
 from groundwire.adapters.tracing.wire.exchange import parse_reply, read_request
 from groundwire.domains import load_split, task_list
@@ -21,6 +25,8 @@ from groundwire.tools.errors import UserError
 from groundwire.tools.files import parse_json
 from groundwire.tools.secrets import masked_values
 from groundwire.tools.text import valid_text, valid_texts
+from groundwire.train import evaluate
+from groundwire.train.artifacts.run_dir import RunDir
 from groundwire.train.config.prompts import read_prompts
 from groundwire.train.config.resolve import resolve
 from groundwire.train.store.spans import lightning_span
@@ -88,3 +94,29 @@ def test_what_was_replaced_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog:
     assert [record.getMessage() for record in caplog.records] == [
         "half of a character (a surrogate without its pair) becomes U+FFFD; first here: 'cut \\ud83d'"
     ]
+
+
+async def test_such_text_ends_no_run_wherever_it_is(tmp_path: Path) -> None:
+    async def agent(task: Any) -> str:
+        async with openai.AsyncOpenAI(api_key="none") as client:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": task["question"]}])
+        if "fails" in task["question"]:
+            raise RuntimeError(BAD)
+        return BAD
+
+    def reward(task: Any, answer: str) -> dict[str, float]:
+        if "no reward" in task["question"]:
+            raise rewards.RewardError(BAD)
+        return {BAD: float(answer == GOOD == task[GOOD])}
+
+    tasks = [{"question": f"{what} {BAD}?", BAD: BAD} for what in ("answers", "fails", "no reward")]
+    async with ScriptedPolicyServer(replies=lambda body: body["messages"][-1]["content"]) as server:
+        policy = {"base_url": server.base_url, "model": "scripted", "api_key": "none"}
+        where = {"output_dir": str(tmp_path), "quiet": True, "retries": 0}
+        result = await asyncio.to_thread(evaluate, agent, tasks, reward, **policy, **where)
+    rows, unreadable = RunDir.open(result.run_dir).rollouts()
+    assert unreadable == []
+    found = {row["status"]: (row["answer"], row["message"], json.loads(row["reward_components"])) for row in rows}
+    assert found["succeeded"] == (GOOD, "", {GOOD: 1.0})
+    assert GOOD in found["agent"][1]
+    assert found["reward"][:2] == (GOOD, GOOD)
